@@ -1,0 +1,123 @@
+"""Arithmetic that one formula shares between an int, an int64 array and a symbol.
+
+A formula uses ``+ - * //`` and the functions here, so the same lines give bytes for one plan (``int``),
+for a stratum of plans (array) and their own algebra (``Term``). Nothing here imports numpy: an array is
+recognised by its array namespace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+Count = int
+"""An ``int`` to the type checker; an int64 array or a ``Term`` where formulas are swept or printed."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """A symbol that prints the formula it went through. It has no truth value, so no formula can branch on it."""
+
+    text: str
+    binding: int = 3  # 1 sum, 2 product, 3 atom
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"a count may not drive a branch: {self.text}")
+
+    def __add__(self, other: Any) -> Term:
+        return self if _is(other, 0) else Term(f"{self.text} + {_text(other, 1)}", 1)
+
+    def __radd__(self, other: Any) -> Term:
+        return self if _is(other, 0) else Term(f"{_text(other, 1)} + {self.text}", 1)
+
+    def __sub__(self, other: Any) -> Term:
+        return self if _is(other, 0) else Term(f"{self.text} - {_text(other, 2)}", 1)
+
+    def __rsub__(self, other: Any) -> Term:
+        return Term(f"{_text(other, 1)} - {_text(self, 2)}", 1)
+
+    def __mul__(self, other: Any) -> Term:
+        return self if _is(other, 1) else Term(f"{_text(self, 2)}·{_text(other, 2)}", 2)
+
+    def __rmul__(self, other: Any) -> Term:
+        return self if _is(other, 1) else Term(f"{_text(other, 2)}·{_text(self, 2)}", 2)
+
+    def __floordiv__(self, other: Any) -> Term:
+        return self if _is(other, 1) else Term(f"⌊{self.text} / {_text(other, 3)}⌋")
+
+    def __rfloordiv__(self, other: Any) -> Term:
+        return Term(f"⌊{_text(other, 2)} / {_text(self, 3)}⌋")
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def _is(value: Any, number: int) -> bool:
+    return type(value) is int and value == number
+
+
+def _text(value: Any, binding: int) -> str:
+    if not isinstance(value, Term):
+        return str(value)
+    return value.text if value.binding >= binding else f"({value.text})"
+
+
+def _namespace(*values: Any) -> Any:
+    """The array namespace of the first array among ``values``; None when all are plain numbers."""
+    for value in values:
+        found = getattr(value, "__array_namespace__", None)
+        if found is not None:
+            return found()
+    return None
+
+
+def _call(name: str, *values: Any) -> Any:
+    return Term(f"{name}({', '.join(str(v) for v in values)})")
+
+
+def ceil_div(a: Count, b: Count) -> Count:
+    """``a / b`` rounded up, for non-negative ``a`` and positive ``b``."""
+    if type(b) is int and b == 1:
+        return a
+    if isinstance(a, Term) or isinstance(b, Term):
+        return Term(f"⌈{_text(a, 2)} / {_text(b, 3)}⌉")  # type: ignore[return-value]
+    return (a + b - 1) // b
+
+
+def round_up(a: Count, multiple: Count) -> Count:
+    """The smallest multiple of ``multiple`` that is at least ``a``."""
+    return ceil_div(a, multiple) * multiple
+
+
+def maximum(a: Count, b: Count) -> Count:
+    """The larger of two counts, element by element for arrays."""
+    if type(a) is int and type(b) is int:
+        return a if a >= b else b
+    if isinstance(a, Term) or isinstance(b, Term):
+        return _call("max", a, b)  # type: ignore[no-any-return]
+    return _namespace(a, b).maximum(a, b)  # type: ignore[no-any-return]
+
+
+def minimum(a: Count, b: Count) -> Count:
+    """The smaller of two counts, element by element for arrays."""
+    if type(a) is int and type(b) is int:
+        return a if a <= b else b
+    if isinstance(a, Term) or isinstance(b, Term):
+        return _call("min", a, b)  # type: ignore[no-any-return]
+    return _namespace(a, b).minimum(a, b)  # type: ignore[no-any-return]
+
+
+def at_least(a: Count, b: Count) -> Any:
+    """Whether ``a >= b``: a bool, an array of them, or a symbol; only ``where`` may read it."""
+    if isinstance(a, Term) or isinstance(b, Term):
+        return Term(f"{_text(a, 1)} ≥ {_text(b, 1)}")
+    return a >= b
+
+
+def where(condition: Any, a: Count, b: Count) -> Count:
+    """``a`` where the condition holds, else ``b``; both sides are evaluated."""
+    if isinstance(condition, bool):
+        return a if condition else b
+    if isinstance(condition, Term):
+        return _call("where", condition, a, b)  # type: ignore[no-any-return]
+    return _namespace(condition).where(condition, a, b)  # type: ignore[no-any-return]

@@ -1,0 +1,57 @@
+"""What a person is told when an input cannot be used.
+
+InputError
+└─ every problem of one input at once, each a Problem(field, value, reason, hint)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+MAX_SHOWN = 120
+
+
+def printable(value: object) -> str:
+    """``value`` as one short line without control characters: names in files are a stranger's text."""
+    try:
+        text = value if isinstance(value, str) else repr(value)
+    except ValueError:  # an int of more digits than Python prints
+        text = f"a number of about {value.bit_length() * 3 // 10} digits" if isinstance(value, int) else "…"
+    text = "".join(c if c.isprintable() else "�" for c in text[: MAX_SHOWN * 4])
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with an input: where it stands, what stands there, why it cannot be, what to do."""
+
+    field: str
+    value: object = None
+    reason: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        shown = "" if self.value is None else f" = {printable(self.value)}"
+        hint = f"\n  hint: {self.hint}" if self.hint else ""
+        return f"{printable(self.field)}{shown}: {self.reason}{hint}"
+
+
+class InputError(ValueError):
+    """A question that cannot be answered as asked; carries every problem found."""
+
+    def __init__(self, problems: Problem | Iterable[Problem]) -> None:
+        self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+
+def refuse(field: str, value: object, reason: str, hint: str = "") -> InputError:
+    """An InputError with a single problem, ready to raise."""
+    return InputError(Problem(field=field, value=value, reason=reason, hint=hint))
+
+
+def require(problems: Iterable[Problem]) -> None:
+    """Raise one InputError with all ``problems``, if there are any."""
+    found = tuple(problems)
+    if found:
+        raise InputError(found)

@@ -1,0 +1,340 @@
+"""What a model is made of, as data: every parameter tensor once, and the shapes its operations work on.
+
+A reader writes a ModelSpec; formulas only read it. Shapes are those of the model's own code
+(``out, in`` for a linear layer), paths are its own module names with layer indices folded to ``*``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from math import prod
+
+
+class Role(Enum):
+    """What a parameter tensor is used for; decides quantization, adapters and sharding."""
+
+    LINEAR = "linear"  # the matrix of a linear layer (or convolution used as one)
+    EXPERT = "expert"  # matrices of routed experts, dimension 0 counts the experts
+    EMBEDDING = "embedding"
+    HEAD = "head"  # output projection to the vocabulary
+    NORM = "norm"
+    BIAS = "bias"
+    EXPERT_BIAS = "expert_bias"
+    ROUTER = "router"
+    OTHER = "other"  # anything else that trains: state-space parameters, sinks, gates
+    BUFFER = "buffer"  # kept on the device, never trained, not counted as a parameter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weight:
+    """One parameter tensor.
+
+    ``cut``: the dimension that tensor parallelism may split (expert tensor parallelism for experts), or
+    None where every rank keeps a copy (norms, routers, latent down-projections). ``units``: how many
+    indivisible pieces lie along that dimension (heads); 0 when elements may be split freely. ``padded``: a vocabulary
+    dimension that an engine may pad.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    role: Role
+    cut: int | None = None
+    units: int = 0
+    padded: bool = False
+    copies: int = 1
+    dtype: str | None = None  # fixed by the model's code whatever the run's precision
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape) * self.copies
+
+
+class NormKind(Enum):
+    """How a norm is computed, which decides what it saves for backward."""
+
+    RMS = "rms"  # x in fp32, normalised, cast back, then times the weight
+    RMS_OFFSET = "rms_offset"  # times (1 + weight) in fp32, then cast back
+    RMS_FP32_SCALE = "rms_fp32_scale"  # times the weight in fp32, then cast back
+    LAYER = "layer"  # torch's fused layer norm
+    LAYER_NO_AFFINE = "layer_no_affine"
+    LAYER_UNFUSED = "layer_unfused"  # written out in elementwise operations (cohere)
+    GATED_RMS = "gated_rms"  # multiplied by an activated gate (state-space models)
+    L2 = "l2"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm:
+    """A normalisation over the last ``size`` elements. ``path`` is its module's name inside the block."""
+
+    path: str
+    kind: NormKind
+    size: int
+    weights: tuple[Weight, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """Softmax attention over grouped keys and values; ``window`` is a sliding window in tokens, ``chunk`` a chunk length."""
+
+    path: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    rotary_dim: int = 0
+    causal: bool = True
+    window: int | None = None
+    chunk: int | None = None
+    qk_norm: Norm | None = None  # size is head_dim (per head) or the whole projection width
+    fused_qkv: bool = False
+    softcap: float | None = None
+    sinks: bool = False
+    position_bias: bool = False  # relative (T5) or linear (ALiBi) bias added to the scores
+    gated_output: bool = False  # output multiplied by a sigmoid gate from the query projection
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CrossAttention:
+    """Attention whose keys and values come from another sequence (encoder output, image tokens) of width ``memory_hidden``."""
+
+    path: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+    memory_hidden: int
+    qk_norm: Norm | None = None
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention: keys and values come from one latent of ``kv_lora_rank`` and a shared rotary key."""
+
+    path: str
+    heads: int
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpace:
+    """A selective state-space mixer. State kept for a sequence: ``state_elements`` plus ``conv_elements``."""
+
+    path: str
+    kind: str  # mamba, mamba2
+    inner: int
+    state: int
+    conv_kernel: int
+    heads: int = 0
+    groups: int = 0
+    state_elements: int
+    conv_elements: int
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention:
+    """Attention with a matrix state in place of a cache (gated delta net, lightning)."""
+
+    path: str
+    kind: str
+    key_heads: int
+    value_heads: int
+    key_head_dim: int
+    value_head_dim: int
+    state_elements: int
+    conv_elements: int
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recurrent:
+    """A recurrent mixer with a vector state (RG-LRU, RWKV time mix)."""
+
+    path: str
+    kind: str
+    width: int
+    state_elements: int
+    conv_elements: int = 0
+    weights: tuple[Weight, ...]
+
+
+Mixer = Attention | CrossAttention | LatentAttention | StateSpace | LinearAttention | Recurrent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A feed-forward layer; ``gated`` ones have two input projections, ``fused`` ones keep them in one matrix."""
+
+    path: str
+    intermediate: int
+    activation: str
+    gated: bool
+    fused: bool = False
+    weights: tuple[Weight, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moe:
+    """Routed experts: each token goes to ``experts_per_token`` of ``experts``, and through ``shared`` always."""
+
+    path: str
+    experts: int
+    experts_per_token: int
+    intermediate: int
+    activation: str
+    gated: bool = True
+    shared: Dense | None = None
+    weights: tuple[Weight, ...]  # router and routed experts; the shared expert carries its own
+
+    @property
+    def routed(self) -> tuple[Weight, ...]:
+        return tuple(w for w in self.weights if w.role in (Role.EXPERT, Role.EXPERT_BIAS))
+
+
+FeedForward = Dense | Moe
+
+
+class Arrangement(Enum):
+    """How a block joins mixer, feed-forward, norms and residuals."""
+
+    PRE = "pre"  # x + mix(norm(x)); x + ff(norm(x))
+    POST = "post"  # norm(x + mix(x)); norm(x + ff(x))                      (bert, the first gpt)
+    SANDWICH = "sandwich"  # x + norm(mix(norm(x))), the same for ff         (gemma2)
+    POST_BRANCH = "post_branch"  # x + norm(mix(x)); x + norm(ff(x))         (olmo2)
+    PARALLEL = "parallel"  # x + mix(norm(x)) + ff(norm(x)), one norm        (phi, gptj, cohere)
+    PARALLEL_TWO_NORMS = "parallel_two_norms"  # the same with a norm each   (gpt_neox, falcon-40b)
+    MIXER_ONLY = "mixer_only"  # x + mix(norm(x))                            (mamba)
+    FEED_FORWARD_ONLY = "feed_forward_only"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One layer. ``kind`` names the code that runs it (usually the model_type), which decides what it saves."""
+
+    kind: str
+    hidden: int
+    arrangement: Arrangement
+    mixers: tuple[Mixer, ...] = ()
+    feed_forward: FeedForward | None = None
+    norms: tuple[Norm, ...] = ()
+    extras: tuple[Weight, ...] = ()  # tensors of the block that belong to none of its parts
+    residual_scale: bool = False  # branches multiplied by a constant before the residual (granite)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """Every parameter tensor of the block, once."""
+        ff = self.feed_forward
+        shared = ff.shared.weights if isinstance(ff, Moe) and ff.shared else ()
+        qk = tuple(w for m in self.mixers if isinstance(m, Attention | CrossAttention) and m.qk_norm for w in m.qk_norm.weights)
+        return (
+            *(w for m in self.mixers for w in m.weights),
+            *qk,
+            *(ff.weights if ff else ()),
+            *shared,
+            *(w for n in self.norms for w in n.weights),
+            *self.extras,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """``pattern`` repeated ``count`` times. Runs of a stack that name the same ``shared`` key hold the same tensors, counted once."""
+
+    pattern: tuple[Block, ...]
+    count: int
+    shared: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Layers in order of execution. ``path`` is the module list's name (``model.layers``)."""
+
+    path: str
+    hidden: int
+    runs: tuple[Run, ...]
+    final_norms: tuple[Norm, ...] = ()
+    final_path: str = ""  # the module that owns the final norms (``model``)
+    role: str = "decoder"  # decoder, encoder, vision
+
+    @property
+    def layers(self) -> int:
+        return sum(len(run.pattern) * run.count for run in self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What turns the last hidden state into logits. A tied head has no matrix of its own."""
+
+    kind: str  # causal_lm, masked_lm, classification, sequence_to_sequence, none
+    width: int  # vocabulary, or number of labels
+    tied: bool = False
+    softcap: float | None = None
+    scaled: bool = False  # logits multiplied by a constant
+    weights: tuple[Weight, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """A vision (or audio) encoder and the projector that feeds its tokens to the language model."""
+
+    path: str
+    stack: Stack
+    embeddings: tuple[Weight, ...]
+    projector: tuple[Weight, ...]
+    tokens_per_image: int | None = None  # None: depends on the image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embeddings:
+    """Token and position tables and what is applied to them. Paths are full module names."""
+
+    weights: tuple[Weight, ...]
+    norms: tuple[Norm, ...] = ()
+    scaled: bool = False  # multiplied by a constant after look-up
+    dropout: bool = False  # the model's code applies dropout to them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredQuantization:
+    """How a released checkpoint stores its linear weights."""
+
+    method: str
+    weights: str  # a dtype's name
+    group_size: int | None = None
+    skip: tuple[str, ...] = ()  # module names kept in the model's dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a model description came from."""
+
+    kind: str  # bundled, file, dict, hub, safetensors, gguf
+    path: str = ""
+    revision: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpec:
+    """A whole model: embeddings, stacks of blocks, a head and towers."""
+
+    name: str
+    model_type: str
+    hidden: int
+    vocab: int
+    embeddings: Embeddings
+    stacks: tuple[Stack, ...]
+    head: Head
+    towers: tuple[Tower, ...] = ()
+    max_positions: int | None = None
+    dtype: str | None = None  # dtype of the released weights
+    quantization: StoredQuantization | None = None
+    extras: tuple[Weight, ...] = ()  # tensors that belong to none of the parts above (poolers, multi-token heads); full paths
+    source: Source = field(default=Source(kind="dict"))
