@@ -1,0 +1,1 @@
+"""Strangers' files read as data: config.json, safetensors and GGUF headers → ModelSpec."""

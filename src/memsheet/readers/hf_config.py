@@ -1,0 +1,36 @@
+"""A Hugging Face config.json → ModelSpec. Read as data: nothing in it is imported, called or looked up."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+from memsheet.errors import refuse
+from memsheet.readers.families import FAMILIES
+from memsheet.readers.fields import Fields
+from memsheet.spec.model import ModelSpec, Source
+
+
+def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | None = None) -> ModelSpec:
+    """The model that ``data`` (a parsed config.json) describes.
+
+    Raises InputError with every problem at once: an unknown model_type (with the nearest known one), a missing
+    or absurd size, a value of the wrong type.
+    """
+    model_type = data.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise refuse("model_type", model_type, "a config.json names its model_type as text", "is this a model's config.json?")
+    if model_type not in FAMILIES:
+        near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.0)
+        hint = f"the nearest known one is {near[0]}; `memsheet trace` runs any model that transformers can build" if near else ""
+        raise refuse("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
+    config = Fields(data)
+    spec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
+    dtype = config.text("dtype", "torch_dtype", default="") or None
+    config.done()
+    notes = ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
+    where = source or Source(kind="dict")
+    return replace(spec, name=name or model_type, dtype=dtype, source=replace(where, notes=where.notes + notes))
