@@ -13,8 +13,8 @@ _MODULES = {
     "latent": "deepseek_v2 deepseek_v3",
     "hybrid": "qwen3_next jamba zamba2 bamba recurrent_gemma",
     "state_space": "mamba mamba2 falcon_mamba rwkv",
-    "multimodal": "gemma3 llava mllama qwen2_vl qwen2_5_vl llama4 llama4_text",
-    "encoder": "bert roberta t5 vit",
+    "multimodal": "gemma3 llava mllama qwen2_vl qwen2_5_vl llama4 llama4_text mistral3",
+    "encoder": "bert roberta t5 mt5 vit",
 }
 FAMILIES = {model_type: module for module, names in _MODULES.items() for model_type in names.split()}
 """model_type → module of this package that reads it."""
