@@ -1,0 +1,228 @@
+"""What is resident on one rank, item by item, at each instant of a step: one type for all three witnesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from memsheet.arith import Count
+from memsheet.references import Reference
+
+
+class Component(Enum):
+    """What memory is used for. A storage counts once, under the first of these that owns it."""
+
+    PARAMETERS = "parameters"
+    MASTER_WEIGHTS = "master_weights"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATES = "optimizer_states"
+    BUFFERS = "buffers"
+    INPUTS = "inputs"
+    SAVED_ACTIVATIONS = "saved_activations"
+    TEMPORARIES = "temporaries"
+    AUTOGRAD_DETAIL = "autograd_detail"
+    UNSHARDED_PARAMETERS = "unsharded_parameters"
+    COMMUNICATION = "communication"
+    KV_CACHE = "kv_cache"
+    CUDA_GRAPHS = "cuda_graphs"
+    WORKSPACES = "workspaces"
+    ALLOCATOR_SLACK = "allocator_slack"
+    CONTEXT = "context"
+    UNEXPLAINED = "unexplained"
+
+
+STATES = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES)
+OUTSIDE_TENSORS = (Component.ALLOCATOR_SLACK, Component.CONTEXT)
+OUTSIDE_ALLOCATOR = (Component.CONTEXT,)
+
+
+class Instant(Enum):
+    """The named instants of a step, in order."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    LOSS = "loss"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Witness(Enum):
+    PREDICTED = "predicted"
+    TRACED = "traced"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """A size with its range; exactly known sizes have low = value = high."""
+
+    low: Count
+    value: Count
+    high: Count
+
+    @classmethod
+    def exact(cls, value: Count) -> Bytes:
+        return cls(value, value, value)
+
+    def __add__(self, other: Bytes) -> Bytes:
+        return Bytes(self.low + other.low, self.value + other.value, self.high + other.high)
+
+
+NOTHING = Bytes(0, 0, 0)
+
+
+def total(sizes: Iterable[Bytes]) -> Bytes:
+    """The sum of sizes, ranges added end to end."""
+    result = NOTHING
+    for size in sizes:
+        result = result + size
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Cited:
+    """A formula from a paper or documentation."""
+
+    reference: Reference
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FromCode:
+    """A fact read from a project's source."""
+
+    project: str
+    commit: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """Follows from other facts; ``why`` says how."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Measured or simulated elsewhere and carried over, with its spread."""
+
+    runs: str
+    hardware: str
+    date: str
+    spread: str
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    op: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    record: str
+
+
+Evidence = Cited | FromCode | Derived | Fitted | Traced | Measured
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Bytes of one component under one module path, at each instant's high-water mark."""
+
+    component: Component
+    path: str
+    at: Mapping[Instant, Bytes]
+    evidence: Evidence
+
+    @property
+    def largest(self) -> Bytes:
+        """The largest over instants (by value)."""
+        return max(self.at.values(), key=lambda b: b.value, default=NOTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """What one rank holds. Items of an instant add up to its high-water mark; the peak is the largest instant."""
+
+    rank: int
+    stage: int = 0
+    same_as: tuple[int, ...] = ()
+    witness: Witness = Witness.PREDICTED
+    items: tuple[Item, ...]
+    host_bytes: int = 0  # host memory the rank needs (offload)
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def instants(self) -> tuple[Instant, ...]:
+        present = {i for item in self.items for i in item.at}
+        return tuple(i for i in Instant if i in present)
+
+    def at(self, instant: Instant, *, without: tuple[Component, ...] = OUTSIDE_TENSORS) -> Bytes:
+        """Bytes at an instant; by default those of tensors (allocated)."""
+        return total(i.at[instant] for i in self.items if instant in i.at and i.component not in without)
+
+    @property
+    def peak_instant(self) -> Instant:
+        return max(self.instants, key=lambda i: self.at(i).value)
+
+    @property
+    def allocated(self) -> Bytes:
+        """Tensors, as the caching allocator counts them, at the peak."""
+        return self.at(self.peak_instant)
+
+    peak = allocated
+
+    @property
+    def reserved(self) -> Bytes:
+        """The allocator's segments at the peak: tensors and slack."""
+        return self.at(self.peak_instant, without=OUTSIDE_ALLOCATOR)
+
+    @property
+    def device(self) -> Bytes:
+        """What the driver shows at the peak: reserved, context and libraries."""
+        return self.at(self.peak_instant, without=())
+
+    def by(self, depth: int = 0) -> dict[tuple[str, ...], Bytes]:
+        """Bytes at the peak by component and the first ``depth`` parts of the path, largest first."""
+        instant, sums = self.peak_instant, dict[tuple[str, ...], Bytes]()
+        for item in self.items:
+            if instant in item.at:
+                key = (item.component.value, *item.path.split(".")[:depth])
+                sums[key] = sums.get(key, NOTHING) + item.at[instant]
+        return dict(sorted(sums.items(), key=lambda pair: -pair[1].value))
+
+    def of(self, *components: Component, instant: Instant | None = None) -> Bytes:
+        """Bytes of some components at an instant (the peak by default)."""
+        when = self.peak_instant if instant is None else instant
+        return total(i.at[when] for i in self.items if i.component in components and when in i.at)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One row of a diff: what two sheets hold under a component and path."""
+
+    component: Component
+    path: str
+    left: Bytes
+    right: Bytes
+
+    @property
+    def bytes(self) -> Any:
+        return self.right.value - self.left.value
+
+
+def diff(left: Sheet, right: Sheet, instant: Instant | None = None) -> tuple[Difference, ...]:
+    """Two sheets joined on (component, path) at an instant (each one's peak by default), largest difference first."""
+    sides = []
+    for sheet in (left, right):
+        when = sheet.peak_instant if instant is None else instant
+        sides.append({(i.component, i.path): i.at[when] for i in sheet.items if when in i.at})
+    keys = dict.fromkeys((*sides[0], *sides[1]))
+    rows = [Difference(c, p, sides[0].get((c, p), NOTHING), sides[1].get((c, p), NOTHING)) for c, p in keys]
+    return tuple(sorted(rows, key=lambda row: -abs(row.bytes)))

@@ -1,0 +1,171 @@
+"""How a job is run, whole and legal: every choice made, nothing left to a default. ``resolve.py`` makes these."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memsheet.arith import Count
+from memsheet.spec.dtypes import DType
+
+
+class RecomputeMode(Enum):
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class AttentionKind(Enum):
+    EAGER = "eager"
+    SDPA = "sdpa"
+    FLASH = "flash"
+
+
+class Loss(Enum):
+    PLAIN = "plain"
+    FUSED = "fused"
+    CHUNKED = "chunked"
+
+
+class OptimizerName(Enum):
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw_8bit"
+    SGD = "sgd"
+    SGD_MOMENTUM = "sgd_momentum"
+    LION = "lion"
+
+
+class Implementation(Enum):
+    FOREACH = "foreach"
+    FUSED = "fused"
+    LOOP = "loop"
+    BNB = "bnb"
+
+
+class Schedule(Enum):
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Degrees of parallelism; dp_replicate · dp_shard · cp · tp · pp ranks. ep and etp reuse those ranks."""
+
+    dp_replicate: Count = 1
+    dp_shard: Count = 1
+    cp: Count = 1
+    tp: Count = 1
+    pp: int = 1
+    vpp: int = 1
+    ep: Count = 1
+    etp: Count = 1
+
+    @property
+    def gpus(self) -> Count:
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def data_parallel(self) -> Count:
+        return self.dp_replicate * self.dp_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Declared dtypes. ``autocast``: parameters stay as they are and operations run in ``compute`` with cached casts."""
+
+    parameters: DType
+    compute: DType
+    gradients: DType
+    reduce: DType
+    master_weights: DType | None
+    moments: DType
+
+    @property
+    def casts(self) -> bool:
+        """Whether the parameters are computed with in another dtype than they are kept in."""
+        return self.compute is not self.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """``every``: k-th layers are recomputed; ``segments``: the stack cut into k segments, each recomputed whole."""
+
+    mode: RecomputeMode = RecomputeMode.NONE
+    every: int = 1
+    layers: int | None = None
+    segments: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    name: OptimizerName
+    implementation: Implementation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """LoRA matrices of ``rank`` on the linear layers whose last name is in ``targets``."""
+
+    rank: Count
+    targets: tuple[str, ...]
+    dtype: DType
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype."""
+
+    weights: DType
+    skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Shares kept in host memory."""
+
+    optimizer: float = 0.0
+    parameters: float = 0.0
+    activations: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run a job on a cluster."""
+
+    task: str
+    engine: str
+    engine_version: str | None
+    mesh: Mesh
+    zero: int
+    reshard_after_forward: bool
+    schedule: Schedule | None
+    layers_per_stage: tuple[int, ...] | None
+    microbatch: Count
+    global_batch: Count | None
+    seq_len: Count
+    vocab_multiple: int
+    precision: Precision
+    optimizer: Optimizer | None
+    recompute: Recompute
+    attention: AttentionKind
+    loss: Loss
+    dropout: float
+    adapter: Adapter | None = None
+    quantization: Quantization | None = None
+    offload: Offload = Offload()
+    expandable_segments: bool = False
+    kv_dtype: DType | None = None
+    max_model_len: Count | None = None
+    max_sequences: Count | None = None
+    prompt_tokens: Count | None = None
+    phase: str | None = None
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches per optimizer step on one data-parallel rank."""
+        if self.global_batch is None:
+            return 1
+        per_pass = self.microbatch * self.mesh.data_parallel
+        return max(1, -(-int(self.global_batch) // int(per_pass)))
