@@ -8,8 +8,9 @@ Each function mirrors the order of operations of the model's own code, because t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from memsheet.formulas.tape import Axis, Recorder, Tape, Tensor
 from memsheet.spec.dtypes import FP32, INT64, DType
@@ -163,10 +164,17 @@ def _with_adapter(r: Recorder, x: Tensor, base: Tensor, name: str, out: Axis, wi
     return r.cast(total, base.dtype, f"{name}/output")
 
 
-def rotary(r: Recorder, x: Tensor, stream: DType, path: str, *, part: Axis | None) -> Tensor:
-    """Rotary positions: x * cos + rotate_half(x) * sin; ``part`` is the rotated share of a head, None for all of it."""
-    if part is not None:
-        return _partial_rotary(r, x, stream, path, part)
+def rotary(r: Recorder, x: Tensor, at: Attention, stream: DType, path: str) -> Tensor:
+    """Rotary positions on all of a head, or on its first ``rotary_dim`` elements."""
+    if at.rotary_dim == at.head_dim:
+        return _rotate(r, x, stream, path)
+    turned = r.slice(x, (*x.shape[:-1], at.rotary_dim))
+    passed = r.slice(x, (*x.shape[:-1], at.head_dim - at.rotary_dim))
+    return r.cat((_rotate(r, turned, stream, path), passed), x.shape, path + "/rotary")
+
+
+def _rotate(r: Recorder, x: Tensor, stream: DType, path: str) -> Tensor:
+    """x * cos + rotate_half(x) * sin, against tables that all layers share."""
     table = Tensor(None, ("s", x.shape[-1]), stream)
     direct = r.mul(x, table, path + "/cos", reduces=True)
     turned = r.mul(_rotate_half(r, x, path), table, path + "/sin", reduces=True)
@@ -174,15 +182,10 @@ def rotary(r: Recorder, x: Tensor, stream: DType, path: str, *, part: Axis | Non
 
 
 def _rotate_half(r: Recorder, x: Tensor, path: str) -> Tensor:
-    half = (*x.shape[:-1], f"{x.shape[-1]}/2")
+    last = x.shape[-1]
+    half = (*x.shape[:-1], last // 2 if isinstance(last, int) else f"{last}/2")
     first, second = r.slice(x, half), r.slice(x, half)
     return r.cat((r.scale(second, path + "/neg"), first), x.shape, path + "/rotated")
-
-
-def _partial_rotary(r: Recorder, x: Tensor, stream: DType, path: str, part: Axis) -> Tensor:
-    turned = r.slice(x, (*x.shape[:-1], part))
-    passed = r.slice(x, (*x.shape[:-1], f"{x.shape[-1]}-{part}"))
-    return r.cat((rotary(r, turned, stream, path, part=None), passed), x.shape, path + "/rotary")
 
 
 def repeat_kv(r: Recorder, x: Tensor, path: str, *, grouped: bool) -> Tensor:
@@ -246,9 +249,8 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     weights = {w.path: w for w in at.weights}
     q, k, v = _queries_keys_values(r, x, at, weights, how)
     if at.rotary_dim:
-        part = None if at.rotary_dim == at.head_dim else at.rotary_dim
-        q = rotary(r, q, how.stream, at.path + "/q", part=part)
-        k = rotary(r, k, how.stream, at.path + "/k", part=part)
+        q = rotary(r, q, at, how.stream, at.path + "/q")
+        k = rotary(r, k, at, how.stream, at.path + "/k")
     core = eager_attention if how.attention is AttentionKernel.EAGER else fused_attention
     context = core(r, q, k, v, at, how)
     merged = r.view(context, ("b", "s", "a·d"))
@@ -336,9 +338,10 @@ def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> T
     return r.scale(y, path + "/scaled") if block.residual_scale else y
 
 
-def record(block: Block, how: Numerics) -> Tape:
-    """The tape of one block."""
-    r = Recorder(compute=how.autocast)
+@lru_cache(maxsize=512)
+def record(block: Block, how: Numerics, *, saving: bool = True) -> Tape:
+    """The tape of one block. ``saving``: False for a forward whose activations will be recomputed."""
+    r = Recorder(compute=how.autocast, saving=saving)
     x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
     return r.finish(forward(r, x, block, how), (x,))
 
@@ -346,7 +349,10 @@ def record(block: Block, how: Numerics) -> Tape:
 def unmodelled(block: Block) -> str | None:
     """Why a block cannot be recorded here, or None when it can."""
     if len(block.mixers) != 1 or not isinstance(block.mixers[0], Attention):
-        return f"its mixers ({', '.join(type(m).__name__ for m in block.mixers) or 'none'}) are not plain attention"
+        return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
+    at = block.mixers[0]
+    if at.sinks or at.gated_output or at.position_bias or at.chunk:
+        return "its attention has sinks, gates or biases"
     if not isinstance(block.feed_forward, Dense):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
     if block.feed_forward.activation not in ACTIVATIONS:
@@ -354,7 +360,3 @@ def unmodelled(block: Block) -> str | None:
     if block.arrangement in (Arrangement.OTHER, Arrangement.MIXER_ONLY, Arrangement.FEED_FORWARD_ONLY):
         return "its residual arrangement is not modelled"
     return None
-
-
-def without_grad(how: Numerics) -> Numerics:
-    return replace(how, trains=False, input_grad=False)

@@ -41,17 +41,49 @@ class Entry:
     weight_cast: bool = False  # an autocast copy of a parameter
 
 
-@dataclass(frozen=True, slots=True)
+Log = tuple[tuple[Event, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Tape:
     """One part of a model (a block, an end), recorded. Indices point into ``entries``."""
 
     entries: tuple[Entry, ...]
-    forward: tuple[tuple[Event, int], ...]
-    backward: tuple[tuple[Event, int], ...]
+    forward: Log
+    backward: Log
     saved: frozenset[int]  # alive after forward because backward needs them
     cached: frozenset[int]  # alive after forward because the autocast cache holds them until the model's forward ends
-    outputs: frozenset[int]  # handed to the next part
-    inputs: frozenset[int]  # made by the part before, saved by this one
+    outputs: frozenset[int]  # handed to the part after
+    inputs: frozenset[int]  # made by the part before and saved by this one
+
+    @property
+    def gradients(self) -> tuple[int, ...]:
+        """Parameters' gradients, in the order they are made."""
+        return tuple(i for event, i in self.backward if event is Event.GRADIENT)
+
+    @property
+    def recomputed(self) -> Log:
+        """The forward as far as recompute runs it: it stops as soon as the last tensor to save is there."""
+        last = max((n for n, (event, i) in enumerate(self.forward) if event is Event.ALLOC and i in self.saved), default=-1)
+        return self.forward[: last + 1]
+
+
+def high_points(log: Log, alive: frozenset[int] = frozenset(), *, release_gradients: bool = False) -> tuple[tuple[int, ...], ...]:
+    """The storages alive at each local maximum of a log: right before a free that follows an allocation, and at its end.
+
+    ``alive``: storages that exist before. ``release_gradients``: a parameter's gradient goes as soon as it is made, because it
+    is added to one that is already there.
+    """
+    live, points, rising = dict.fromkeys(sorted(alive)), [], True
+    for event, index in log:
+        if event is Event.ALLOC:
+            live[index], rising = None, True
+        elif event is Event.FREE or release_gradients:
+            if rising:
+                points.append(tuple(live))
+            live.pop(index, None)
+            rising = False
+    return tuple(dict.fromkeys((*points, tuple(live)))) if rising or not points else tuple(dict.fromkeys(points))
 
 
 class Storage:
@@ -118,9 +150,10 @@ class Grad:
 
 
 class Recorder:
-    """Records one part of a model. ``compute`` is the autocast dtype, or None without autocast."""
+    """Records one part of a model. ``compute``: the autocast dtype, or None. ``saving``: False for a forward that will be recomputed."""
 
-    def __init__(self, *, compute: DType | None = None) -> None:
+    def __init__(self, *, compute: DType | None = None, saving: bool = True) -> None:
+        self.saving = saving
         self.entries: list[Entry] = []
         self.log: list[tuple[Event, int]] = []
         self.compute = compute
@@ -155,7 +188,7 @@ class Recorder:
     ) -> Tensor:
         """Give ``out`` its place in the graph. ``backward(g)`` returns a gradient for each input (None where not needed)."""
         edges = tuple((t.node, t.port) if t.node else None for t in inputs)
-        if any(edges):
+        if any(edges) and self.saving:
             self._nodes += 1
             out.node = Node(self._nodes, edges, [t.storage for t in saved], backward)
         return out
@@ -348,9 +381,11 @@ class Recorder:
         index = {t.storage.index for t in inputs if t.storage}
         made = output.storage.index if output.storage else -1
         cached = frozenset(t.storage.index for t in self._cache.values() if t.storage)
+        cache = list(self._cache.values())
+        self._cache.clear()
         root = (output.node, output.port) if output.node else None
         shape, dtype = output.shape, output.dtype
-        for t in (*inputs, *self._cache.values(), output):
+        for t in (*inputs, *cache, output):
             t.storage = t.node = None
         forward = tuple(self.log)
         saved = frozenset(range(len(self.entries))) - {i for event, i in forward if event is Event.FREE}

@@ -11,6 +11,7 @@ from typing import Any
 from memsheet.errors import refuse
 from memsheet.readers.families import FAMILIES
 from memsheet.readers.fields import Fields
+from memsheet.readers.quantization import stored_quantization
 from memsheet.spec.model import ModelSpec, Source
 
 
@@ -28,9 +29,10 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
         hint = f"the nearest known one is {near[0]}; `memsheet trace` runs any model that transformers can build" if near else ""
         raise refuse("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
     config = Fields(data)
-    spec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
+    spec: ModelSpec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
+    stored = stored_quantization(config)
     dtype = config.text("dtype", "torch_dtype", default="") or None
     config.done()
     notes = ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
     where = source or Source(kind="dict")
-    return replace(spec, name=name or model_type, dtype=dtype, source=replace(where, notes=where.notes + notes))
+    return replace(spec, name=name or model_type, dtype=dtype, quantization=stored, source=replace(where, notes=where.notes + notes))

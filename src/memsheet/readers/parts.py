@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from memsheet.spec.model import Attention, Block, Dense, Norm, NormKind, Role, Run, Weight
+
+Key = TypeVar("Key")
 
 
 def linear(
@@ -34,21 +37,53 @@ def layer_norm(path: str, size: int, *, weight: bool = True, bias: bool = True, 
     return Norm(path=path, kind=kind or (NormKind.LAYER if weight else NormKind.LAYER_NO_AFFINE), size=size, weights=tuple(weights))
 
 
+def norm(path: str, size: int, kind: NormKind, *, bias: bool = True) -> Norm:
+    """A norm of any kind; ``bias`` is asked only of torch's layer norm, the others have none."""
+    match kind:
+        case NormKind.LAYER:
+            return layer_norm(path, size, bias=bias)
+        case NormKind.LAYER_UNFUSED:
+            return layer_norm(path, size, bias=False, kind=kind)
+        case NormKind.LAYER_NO_AFFINE | NormKind.L2:
+            return layer_norm(path, size, weight=False, bias=False, kind=kind)
+        case NormKind.RMS | NormKind.RMS_OFFSET | NormKind.RMS_FP32_SCALE | NormKind.GATED_RMS:
+            return rms_norm(path, size, kind)
+
+
 def attention(
     path: str, hidden: int, heads: int, kv_heads: int, head_dim: int, *,
     qkv_bias: bool = False, out_bias: bool = False, names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj"),
     rotary_dim: int | None = None, window: int | None = None, qk_norm: Norm | None = None, causal: bool = True,
+    softcap: float | None = None,
 ) -> Attention:  # fmt: skip
     """Attention with separate q, k, v and output projections. ``rotary_dim`` defaults to ``head_dim``."""
     q, k, v, o = (f"{path}.{name}" for name in names)
     return Attention(
-        path=path, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, qk_norm=qk_norm, causal=causal,
+        path=path, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, qk_norm=qk_norm, causal=causal, softcap=softcap,
         rotary_dim=head_dim if rotary_dim is None else rotary_dim,
         weights=(
             *linear(q, heads * head_dim, hidden, bias=qkv_bias, cut="out", units=heads),
             *linear(k, kv_heads * head_dim, hidden, bias=qkv_bias, cut="out", units=kv_heads),
             *linear(v, kv_heads * head_dim, hidden, bias=qkv_bias, cut="out", units=kv_heads),
             *linear(o, hidden, heads * head_dim, bias=out_bias, cut="in", units=heads),
+        ),
+    )  # fmt: skip
+
+
+def fused_attention(
+    path: str, hidden: int, heads: int, kv_heads: int, head_dim: int, *,
+    qkv_bias: bool = False, out_bias: bool = False, names: tuple[str, str] = ("qkv_proj", "o_proj"),
+    rotary_dim: int = 0, window: int | None = None, position_bias: bool = False,
+) -> Attention:  # fmt: skip
+    """Attention whose q, k and v come out of one matrix."""
+    qkv, out = (f"{path}.{name}" for name in names)
+    pieces = heads + 2 * kv_heads
+    return Attention(
+        path=path, heads=heads, kv_heads=kv_heads, head_dim=head_dim, window=window, fused_qkv=True,
+        rotary_dim=rotary_dim, position_bias=position_bias,
+        weights=(
+            *linear(qkv, pieces * head_dim, hidden, bias=qkv_bias, cut="out", units=pieces),
+            *linear(out, hidden, heads * head_dim, bias=out_bias, cut="in", units=heads),
         ),
     )  # fmt: skip
 
@@ -69,7 +104,18 @@ def gated_mlp(
     )  # fmt: skip
 
 
-def plain_mlp(path: str, hidden: int, intermediate: int, activation: str, *, bias: bool, names: tuple[str, str] = ("up_proj", "down_proj")) -> Dense:
+def fused_gated_mlp(
+    path: str, hidden: int, intermediate: int, activation: str, *, names: tuple[str, str] = ("gate_up_proj", "down_proj")
+) -> Dense:
+    """The same with gate and up in one matrix."""
+    both, down = (f"{path}.{name}" for name in names)
+    weights = (*linear(both, 2 * intermediate, hidden, cut="out"), *linear(down, hidden, intermediate, cut="in"))
+    return Dense(path=path, intermediate=intermediate, activation=activation, gated=True, fused=True, weights=weights)
+
+
+def plain_mlp(
+    path: str, hidden: int, intermediate: int, activation: str, *, bias: bool, names: tuple[str, str] = ("up_proj", "down_proj")
+) -> Dense:
     """Two linear layers with an activation between them."""
     up, down = (f"{path}.{name}" for name in names)
     weights = (*linear(up, intermediate, hidden, bias=bias, cut="out"), *linear(down, hidden, intermediate, bias=bias, cut="in"))
@@ -98,3 +144,34 @@ def run_length(blocks: Iterable[Block]) -> tuple[Run, ...]:
         else:
             runs.append(Run(pattern=(block,), count=1))
     return tuple(runs)
+
+
+def repeated(keys: Sequence[Key], make: Callable[[Key], Block]) -> tuple[Run, ...]:
+    """Layers that ``keys`` tell apart, as few runs as an exact repetition allows; ``make`` is called once a distinct key.
+
+    ``s s f s s f s`` becomes ``(s s f) x 2`` and ``s``, so that cost grows with distinct layers.
+    """
+    made: dict[Key, Block] = {}
+    for key in keys:
+        if key not in made:
+            made[key] = make(key)
+    period = _period(keys)
+    whole = len(keys) // period if period else 0
+    runs = (Run(pattern=tuple(made[key] for key in keys[:period]), count=whole),) if whole > 1 else ()
+    rest = keys[period * whole :] if whole > 1 else keys
+    return (*runs, *run_length(made[key] for key in rest))
+
+
+def _period(keys: Sequence[Key]) -> int:
+    """The shortest prefix that the whole sequence repeats (the last time perhaps in part), 0 where there is none.
+
+    Linear in the length: the period is the length less the longest border (Knuth, Morris and Pratt 1977).
+    """
+    border = [0] * len(keys)
+    for i in range(1, len(keys)):
+        length = border[i - 1]
+        while length and keys[i] != keys[length]:
+            length = border[length - 1]
+        border[i] = length + (keys[i] == keys[length])
+    period = len(keys) - border[-1] if keys else 0
+    return period if period <= len(keys) // 2 else 0

@@ -52,6 +52,7 @@ BOOL = DType("bool", 8, source="torch stores one byte a bool")
 NF4_SINGLE = DType("nf4-single", 4, scales=(Scale(64, 32),), source=BNB)
 NF4 = DType("nf4", 4, scales=(Scale(64, 8), Scale(64 * 256, 32)), source=BNB)
 FP4_BNB = DType("fp4", 4, scales=(Scale(64, 32),), source=BNB)
+FP4_BNB_DOUBLE = DType("fp4-double", 4, scales=(Scale(64, 8), Scale(64 * 256, 32)), source=BNB)
 MXFP8 = DType("mxfp8", 8, scales=(Scale(32, 8),), source=OCP)
 MXFP4 = DType("mxfp4", 4, scales=(Scale(32, 8),), source=OCP)
 NVFP4 = DType("nvfp4", 4, scales=(Scale(16, 8),), source="NVIDIA NVFP4: one e4m3 scale a block of 16, one fp32 a tensor")
@@ -62,7 +63,9 @@ INT16_REMAINDER = DType("int16-remainder", 16, source="low half of fp32 beside a
 
 def grouped_int(bits: int, group: int, *, zero_bits: int, name: str) -> DType:
     """GPTQ and AWQ storage: packed ints, one fp16 scale and one packed zero point a group."""
-    return DType(name, bits, scales=(Scale(group, 16), Scale(group, zero_bits)), source="GPTQ/AWQ checkpoint layout: qweight, scales, qzeros")
+    return DType(
+        name, bits, scales=(Scale(group, 16), Scale(group, zero_bits)), source="GPTQ/AWQ checkpoint layout: qweight, scales, qzeros"
+    )
 
 
 GPTQ_INT4 = grouped_int(4, 128, zero_bits=4, name="gptq-int4")
@@ -82,7 +85,7 @@ _GGUF_BLOCKS: dict[str, tuple[int, int]] = {
 GGUF = {name: DType(f"gguf:{name}", size * 8, block, source=GGML) for name, (block, size) in _GGUF_BLOCKS.items()}
 
 _ALL = (
-    FP32, TF32, FP16, BF16, FP8, INT64, INT32, INT8, INT4, UINT8, BOOL, NF4, NF4_SINGLE, FP4_BNB, MXFP8, MXFP4, NVFP4, FP8_BLOCK,
+    FP32, TF32, FP16, BF16, FP8, INT64, INT32, INT8, INT4, UINT8, BOOL, NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, MXFP8, MXFP4, NVFP4, FP8_BLOCK,
     INT8_ADAM, INT16_REMAINDER, GPTQ_INT4, GPTQ_INT8, AWQ_INT4, *GGUF.values(),
 )  # fmt: skip
 BY_NAME = {dtype.name: dtype for dtype in _ALL}

@@ -11,10 +11,16 @@ _MODULES = {
     "gpt": "gpt2 gpt_neo gptj gpt_neox gpt_bigcode opt bloom falcon mpt phi",
     "moe": "mixtral qwen2_moe qwen3_moe phimoe olmoe granitemoe glm4_moe gpt_oss ernie4_5_moe",
     "latent": "deepseek_v2 deepseek_v3",
-    "hybrid": "qwen3_next jamba zamba2 bamba recurrent_gemma",
+    "hybrid": "qwen3_next jamba bamba recurrent_gemma",
+    "zamba": "zamba2",
     "state_space": "mamba mamba2 falcon_mamba rwkv",
-    "multimodal": "gemma3 llava mllama qwen2_vl qwen2_5_vl llama4 llama4_text mistral3",
-    "encoder": "bert roberta t5 mt5 vit",
+    "multimodal": "gemma3 llava mistral3",
+    "qwen_vl": "qwen2_vl qwen2_5_vl",
+    "mllama": "mllama",
+    "llama4": "llama4 llama4_text",
+    "encoder": "bert roberta",
+    "t5": "t5 mt5",
+    "vit": "vit",
 }
 FAMILIES = {model_type: module for module, names in _MODULES.items() for model_type in names.split()}
 """model_type → module of this package that reads it."""

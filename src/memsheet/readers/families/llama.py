@@ -1,37 +1,90 @@
-"""Dense decoders built like Llama: pre-norm blocks, rotary positions, grouped attention, a gated or plain feed-forward."""
+"""Dense decoders built like Llama: rotary positions, grouped attention, a gated or plain feed-forward; one line of differences each.
+
+Defaults and tensor names are those of the configuration and modeling classes in transformers 5.23.0.
+"""
 
 from __future__ import annotations
 
+from memsheet.readers.dense import Ask, QkNorm, Recipe, Sizes, read_dense
 from memsheet.readers.fields import Fields
-from memsheet.readers.parts import attention, embedding, gated_mlp, rms_norm, run_length, vocabulary_head
-from memsheet.spec.model import Arrangement, Block, Embeddings, Head, ModelSpec, Stack
+from memsheet.readers.positions import every_nth_full, everywhere_sliding, exaone4, sliding_after, smollm3
+from memsheet.spec.model import Arrangement, ModelSpec, NormKind
+
+_BIAS = Ask("attention_bias")
+_USE_BIAS = Ask("use_bias")
+_BRANCH_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+_GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+
+RECIPES: dict[str, Recipe] = {
+    #                           hidden   vocab heads  kv    head_dim  ffn  layers positions
+    "llama": Recipe(sizes=Sizes(4096, 32000, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias")),
+    "mistral": Recipe(sizes=Sizes(4096, 32000, 32, 8, None, 14336, 32, 131072), positions=everywhere_sliding(4096)),
+    "qwen2": Recipe(sizes=Sizes(4096, 151936, 32, 32, None, 22016, 32, 32768), qkv_bias=True, positions=sliding_after),
+    "qwen3": Recipe(
+        sizes=Sizes(4096, 151936, 32, 32, 128, 22016, 32, 32768),
+        qkv_bias=_BIAS, out_bias=_BIAS, qk_norm=QkNorm(over="head"), positions=sliding_after,
+    ),
+    "smollm3": Recipe(
+        sizes=Sizes(2048, 128256, 16, 4, None, 11008, 36, 32768),
+        qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), positions=smollm3, tied=True,
+    ),
+    "granite": Recipe(
+        sizes=Sizes(4096, 32000, 32, None, None, 11008, 32, 2048),
+        qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), residual_scale=True, embeddings_scaled=True, head_scaled=True,
+    ),
+    "olmo": Recipe(
+        sizes=Sizes(4096, 50304, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS, norm=NormKind.LAYER_NO_AFFINE,
+    ),
+    "olmo2": Recipe(
+        sizes=Sizes(4096, 50304, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS,
+        norm=NormKind.RMS_FP32_SCALE, norms=_BRANCH_NORMS, arrangement=Arrangement.POST_BRANCH, qk_norm=QkNorm(over="width"),
+    ),
+    "phi3": Recipe(
+        sizes=Sizes(3072, 32064, 32, None, None, 8192, 32, 4096),
+        fused_qkv=True, mlp="fused", rotary_share=1.0, positions=everywhere_sliding(None),
+    ),
+    "stablelm": Recipe(
+        sizes=Sizes(2560, 50304, 32, 32, None, 6912, 32, 4096), qkv_bias=Ask("use_qkv_bias"), norm=NormKind.LAYER,
+        fixed_head_dim=True, rotary_share=0.25, parallel=Ask("use_parallel_residual"),
+        qk_norm=QkNorm(over="each_head", names=("q_layernorm", "k_layernorm"), when=Ask("qk_layernorm")),
+    ),
+    "starcoder2": Recipe(
+        sizes=Sizes(3072, 49152, 24, 2, None, 12288, 30, 4096), norm=NormKind.LAYER, mlp="plain", mlp_names=("c_fc", "c_proj"),
+        qkv_bias=Ask("use_bias", default=True), out_bias=Ask("use_bias", default=True), mlp_bias=Ask("use_bias", default=True),
+        positions=everywhere_sliding(None), activation="gelu_pytorch_tanh", embeddings_dropout=True, tied=True,
+    ),
+    "nemotron": Recipe(
+        sizes=Sizes(6144, 256000, 48, None, None, 24576, 32, 4096), norm=NormKind.LAYER, mlp="plain",
+        qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), rotary_share=0.5, activation="relu2",
+    ),
+    "glm": Recipe(
+        sizes=Sizes(4096, 151552, 32, 2, 128, 13696, 40, 131072),
+        qkv_bias=Ask("attention_bias", default=True), mlp="fused", rotary_share=0.5,
+    ),
+    "glm4": Recipe(
+        sizes=Sizes(4096, 151552, 32, 2, 128, 13696, 40, 131072), qkv_bias=Ask("attention_bias", default=True), mlp="fused",
+        rotary_share=0.5, norms=_GLM_NORMS, arrangement=Arrangement.SANDWICH,
+    ),
+    "exaone4": Recipe(
+        sizes=Sizes(4096, 102400, 32, 32, None, 16384, 32, 2048),
+        norms=_BRANCH_NORMS, arrangement=Arrangement.POST_BRANCH, qk_norm=QkNorm(over="head"), positions=exaone4,
+    ),
+    "ernie4_5": Recipe(
+        sizes=Sizes(1024, 103424, 16, 2, 128, 3072, 18, 131072),
+        qkv_bias=_USE_BIAS, out_bias=_USE_BIAS, mlp_bias=_USE_BIAS, tied=True,
+    ),
+    "cohere": Recipe(
+        sizes=Sizes(8192, 256000, 64, None, None, 22528, 40, 8192), qkv_bias=_BIAS, out_bias=_BIAS, norm=NormKind.LAYER_UNFUSED,
+        norms=("input_layernorm",), arrangement=Arrangement.PARALLEL, qk_norm=QkNorm(over="matrix", when=Ask("use_qk_norm")),
+        head_scaled=True, tied=True,
+    ),
+    "cohere2": Recipe(
+        sizes=Sizes(8192, 256000, 64, None, None, 22528, 40, 8192), qkv_bias=_BIAS, out_bias=_BIAS, norm=NormKind.LAYER_UNFUSED,
+        norms=("input_layernorm",), arrangement=Arrangement.PARALLEL, positions=every_nth_full(4, 4096, rotate_full=False),
+        head_scaled=True, tied=True,
+    ),
+}  # fmt: skip
 
 
-def read(config: Fields) -> ModelSpec:
-    hidden = config.count("hidden_size", default=4096)
-    vocab = config.count("vocab_size", default=32000)
-    heads = config.count("num_attention_heads", default=32)
-    kv_heads = config.count("num_key_value_heads", default=heads)
-    head_dim = config.count("head_dim", default=hidden // heads)
-    config.divides(kv_heads, "num_attention_heads", heads, "each key/value head serves the same number of query heads")
-    bias = config.flag("attention_bias", default=False)
-    block = Block(
-        kind="llama", hidden=hidden, arrangement=Arrangement.PRE,
-        mixers=(attention("self_attn", hidden, heads, kv_heads, head_dim, qkv_bias=bias, out_bias=bias),),
-        feed_forward=gated_mlp(
-            "mlp", hidden, config.count("intermediate_size", default=11008),
-            config.text("hidden_act", default="silu"), bias=config.flag("mlp_bias", default=False),
-        ),
-        norms=(rms_norm("input_layernorm", hidden), rms_norm("post_attention_layernorm", hidden)),
-    )  # fmt: skip
-    tied = config.flag("tie_word_embeddings", default=False)
-    return ModelSpec(
-        name="", model_type="llama", hidden=hidden, vocab=vocab,
-        embeddings=Embeddings(weights=(embedding("model.embed_tokens", vocab, hidden, vocabulary=True),)),
-        stacks=(Stack(
-            path="model.layers", hidden=hidden, runs=run_length([block] * config.layers(default=32)),
-            final_norms=(rms_norm("norm", hidden),), final_path="model",
-        ),),
-        head=Head(kind="causal_lm", width=vocab, tied=tied, weights=() if tied else vocabulary_head("lm_head", vocab, hidden)),
-        max_positions=config.optional("max_position_embeddings"),
-    )  # fmt: skip
+def read(config: Fields, prefix: str = "model") -> ModelSpec:
+    return read_dense(config, RECIPES[config.text("model_type", default="llama")], prefix)

@@ -1,0 +1,79 @@
+# make demo | test | test-all | check | format | bench | docs | clean
+# Everything is installed into .venv; a stamp file there keeps a second run from installing again.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# The package is installed in place, so that sources edited later need no new install.
+CORE   := $(VENV)/.installed-core
+DEV    := $(VENV)/.installed-dev
+DOCS   := $(VENV)/.installed-docs
+
+DEMO   := memsheet train llama-3-70b --gpus 8xA100-80GB --engine fsdp2 --zero 3 --seq-len 2048 --microbatch 4
+PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check format bench docs clean
+
+help:
+	@echo "make demo      does Llama-3 70B train on 8 A100? (the core only, no torch)"
+	@echo "make test      the tests that need no GPU and no patience"
+	@echo "make test-all  the slow sweeps too"
+	@echo "make check     ruff, mypy, import-linter"
+	@echo "make format    let ruff rewrite the layout"
+	@echo "make bench     accuracy and speed, printed"
+	@echo "make docs      the documentation, into docs/_build/html"
+	@echo "Choose an interpreter with PYTHON=python3.12; it must be 3.11 or newer."
+
+# 10 (does not fit) and 11 (uncertain) are answers, not failures.
+demo: $(CORE)
+	@echo '$$ $(DEMO)'
+	@$(BIN)/$(DEMO); code=$$?; echo "(exit code $$code: 0 fits, 10 does not fit, 11 uncertain)"; \
+	case $$code in 0|10|11) ;; *) exit $$code ;; esac
+
+test: $(DEV)
+	$(PYTEST) -m "not slow and not gpu"
+
+test-all: $(DEV)
+	$(PYTEST) -m "not gpu"
+
+check: $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(DEV)
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: $(DEV)
+	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/speed.py
+
+docs: $(DOCS)
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs/_build/html/index.html"
+
+clean:
+	rm -rf $(VENV) docs/_build
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "memsheet needs Python 3.11 or newer; '$(PYTHON)' is $$($(PYTHON) --version 2>&1 || true)." >&2; \
+	  echo "  hint: make $(or $(MAKECMDGOALS),demo) PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(CORE): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[trace,dev]'
+	@touch $(CORE) $@
+
+$(DOCS): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	@touch $(CORE) $@

@@ -1,0 +1,29 @@
+"""fully_shard on every decoder layer and on the root, as accelerate and torchtitan apply it."""
+
+from __future__ import annotations
+
+from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TRANSFORMERS
+from memsheet.sheet import Cited
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.plan import Implementation, OptimizerName
+
+ENGINE = Engine(
+    name="fsdp2",
+    tested="torch 2.13.0",
+    tasks=("train",),
+    axes=("dp_replicate", "dp_shard"),
+    zero=(2, 3),
+    default_zero=3,
+    sharding=Sharding.FSDP2,
+    default_precision="fsdp2-mixed",
+    precisions=("fp32", "fsdp2-mixed", "bf16-pure"),
+    autocast=False,
+    optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
+    default_implementation=Implementation.FUSED,
+    offload=("optimizer", "parameters"),
+    evidence={
+        "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
+        "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
+        "optimizer": Cited(TORCH_OPTIM),
+    },
+)

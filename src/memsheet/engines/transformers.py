@@ -1,0 +1,29 @@
+"""transformers on one GPU, replicated over several by DistributedDataParallel; generation with its own caches."""
+
+from __future__ import annotations
+
+from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
+from memsheet.sheet import Cited
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.plan import Implementation, OptimizerName
+
+ENGINE = Engine(
+    name="transformers",
+    tested="5.23.0 (torch 2.13.0)",
+    tasks=("train", "infer"),
+    axes=("dp_replicate", "tp", "pp"),
+    zero=(0,),
+    default_zero=0,
+    sharding=Sharding.REPLICATED,
+    default_precision="bf16-autocast",
+    precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"),
+    autocast=True,
+    optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
+    default_implementation=Implementation.FUSED,
+    offload=(),
+    evidence={
+        "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
+        "optimizer": Cited(TORCH_OPTIM),
+        "buckets": Cited(TORCH_DDP, "one bucket view a gradient"),
+    },
+)

@@ -1,0 +1,99 @@
+"""The two ends of a model: embeddings before the blocks; final norm, output projection and loss after them.
+
+Axes besides those of ``blocks.py``: ``V`` vocabulary (a rank's share under tensor parallelism), ``c`` tokens of one chunk of a fused loss.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from memsheet.formulas.blocks import Numerics, normalise
+from memsheet.formulas.tape import Grad, Recorder, Tape, Tensor
+from memsheet.spec.dtypes import FP32, DType
+from memsheet.spec.model import Embeddings, Head, Norm
+from memsheet.spec.plan import Loss
+
+
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics) -> Tensor:
+    """Token and position look-ups, their sum, scaling, norms and dropout. Indices are inputs; tables get dense gradients."""
+    tables = embeddings.weights
+    x = _look_up(r, tables[0].path, how)
+    for table in tables[1:]:
+        x = r.add(x, _look_up(r, table.path, how), "embeddings/sum")
+    if embeddings.scaled:
+        x = r.scale(x, "embeddings/scaled")
+    for norm in embeddings.norms:
+        x = normalise(r, x, norm, how)
+    return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout)
+
+
+def _look_up(r: Recorder, path: str, how: Numerics) -> Tensor:
+    table = r.parameter(path, ("V0", "h"), how.parameters, trains=how.trains)
+    dtype = how.parameters
+    name = path.removesuffix(".weight")
+    return r.apply(r.tensor(f"{name}/output", ("b", "s", "h"), dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
+
+
+@lru_cache(maxsize=64)
+def record_embeddings(embeddings: Embeddings, how: Numerics) -> Tape:
+    r = Recorder(compute=how.autocast)
+    return r.finish(embed(r, embeddings, how), ())
+
+
+def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics) -> Tensor:
+    trains = how.trains
+    weight = r.parameter("lm_head", ("V", "h"), how.parameters, trains=trains)
+    logits = r.linear(x, weight, "V", "lm_head")
+    if head.scaled:
+        logits = r.scale(logits, "lm_head/scaled")
+    if head.softcap:
+        logits = r.scale(r.unary(r.scale(logits, "lm_head/softcap"), "lm_head/softcap", saves="output"), "lm_head/softcap")
+    return logits
+
+
+def cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
+    """Upcast to fp32, log-softmax (saves its output), negative log-likelihood (saves it again, the same storage)."""
+    wide = r.view(r.cast(logits, FP32, "loss/fp32"), ("b", "s", "V"))
+    shape = wide.shape
+    logged = r.unary(wide, "loss/log_softmax", saves="output")
+    return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(shape, FP32)])
+
+
+def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
+    """Liger's kernel: gradients of input and head made in forward, one chunk of logits at a time (LIGER, section 3.2)."""
+    x = r.autocast(x, "lm_head/input")
+    weight = r.autocast(r.parameter("lm_head", ("V", "h"), how.parameters, trains=how.trains), "lm_head")
+    grads = [r.tensor("loss/grad_input", x.shape, x.dtype)]
+    if weight.needs_grad:
+        grads.append(r.tensor("loss/grad_weight", ("V", "h"), weight.dtype))
+    logits = r.tensor("loss/chunk_logits", ("c", "V"), x.dtype)
+    product = r.tensor("loss/chunk_grad_weight", ("V", "h"), weight.dtype) if weight.needs_grad else None
+    del logits, product
+    shape, dtype, back = x.shape, x.dtype, weight.dtype
+
+    def backward(_: Grad) -> list[Grad | None]:
+        return [r.grad(shape, dtype), r.grad(("V", "h"), back)]
+
+    return r.apply(r.tensor("loss/value", (1,), FP32), (x, weight), grads, backward)
+
+
+@lru_cache(maxsize=64)
+def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss) -> Tape:
+    """Final norms, logits and loss. The logits stay until the model's forward returns."""
+    r = Recorder(compute=how.autocast)
+    x = arriving = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
+    for norm in norms:
+        x = normalise(r, x, norm, how)
+    if loss is Loss.FUSED:
+        value = fused_linear_cross_entropy(r, x, how)
+    else:
+        logits = project_to_vocabulary(r, x, head, how)
+        value = cross_entropy(r, logits)
+        del logits
+    del x
+    return r.finish(value, (arriving,), gradient=False)
+
+
+def stream_dtype(how: Numerics) -> DType:
+    """The residual stream has the dtype of the embedding table."""
+    return how.parameters

@@ -1,0 +1,142 @@
+"""Tapes with numbers: what a recorded part holds when its axes have values, and which of several moments holds most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from memsheet.arith import Count, maximum, where
+from memsheet.formulas.tape import Entry, Log, Tape, high_points
+from memsheet.sheet import Component
+
+Key = tuple[Component, str]
+Axes = Mapping[str, Count]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bag:
+    """Bytes by component and path, with their sum."""
+
+    held: dict[Key, Count]
+    total: Count
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Key, Count]]) -> Bag:
+        held: dict[Key, Count] = {}
+        for key, size in pairs:
+            held[key] = held[key] + size if key in held else size
+        return cls(held, sum(held.values()))
+
+
+EMPTY = Bag({}, 0)
+Moment = Sequence[tuple[Count, Bag]]
+"""What is resident at one moment: bags, each taken some number of times."""
+
+
+def weigh(moment: Moment) -> Count:
+    """Bytes of a moment."""
+    return sum(times * bag.total for times, bag in moment)
+
+
+def merge(moment: Moment) -> Bag:
+    """A moment as one bag."""
+    return Bag.of((key, times * size) for times, bag in moment for key, size in bag.held.items())
+
+
+def largest(moments: Sequence[Moment]) -> Bag:
+    """The moment with the most bytes, as one bag; element by element where counts are arrays."""
+    totals = [weigh(m) for m in moments]
+    if all(type(t) is int for t in totals):
+        return merge(moments[max(range(len(totals)), key=totals.__getitem__)])
+    best = totals[0]
+    chosen = merge(moments[0]).held
+    for moment, size in zip(moments[1:], totals[1:], strict=True):
+        wins, bag = size > best, merge(moment).held
+        chosen = {key: where(wins, bag.get(key, 0), chosen.get(key, 0)) for key in {**chosen, **bag}}
+        best = maximum(best, size)
+    return Bag(chosen, best)
+
+
+def entry_bytes(entry: Entry, axes: Axes) -> Count:
+    """Bytes of one storage."""
+    elements: Count = 1
+    for axis in entry.shape:
+        elements = elements * (axis if isinstance(axis, int) else axes[axis])
+    return entry.dtype.nbytes(elements)
+
+
+def with_products(axes: dict[str, Count]) -> dict[str, Count]:
+    """The axes and the products of them that shapes name."""
+    a, k, d, f = (axes.get(name, 1) for name in "akdf")
+    return {**axes, "a·d": a * d, "k·d": k * d, "(a+2k)·d": (a + 2 * k) * d, "d/2": d // 2, "2·f": 2 * f}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One recorded part of the model with its sizes."""
+
+    retained: Bag  # held from its forward to its backward
+    cached: Bag  # held by the autocast cache alone, until the model's forward ends
+    forward: Bag  # at its forward's high-water mark, its input included
+    backward: Bag  # at its backward's, with what it retained and the arriving gradient
+    gradients: Bag  # parameters' gradients it makes
+    output: Count  # bytes handed to the part after
+
+
+@lru_cache(maxsize=1024)
+def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int, ...], ...]:
+    logs: dict[str, tuple[Log, frozenset[int]]] = {
+        "forward": (tape.forward, frozenset()),
+        "recomputed": (tape.recomputed, frozenset()),
+        "backward": (tape.backward, tape.saved - tape.outputs),
+    }
+    log, alive = logs[kind]
+    return high_points(log, alive, release_gradients=release)
+
+
+def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> Bag:
+    points = _points(tape, kind, release=release)
+    totals = [sum([sizes[i] for i in point]) for point in points]
+    if all(type(t) is int for t in totals):
+        best = points[max(range(len(totals)), key=totals.__getitem__)]
+        return Bag.of((keys[i], sizes[i]) for i in best)
+    return largest([[(1, Bag.of((keys[i], sizes[i]) for i in point))] for point in points])
+
+
+def _keys(tape: Tape, prefix: str) -> list[Key]:
+    gradients = set(tape.gradients)
+    keys = []
+    for index, entry in enumerate(tape.entries):
+        component = Component.TEMPORARIES
+        if index in gradients:
+            component = Component.GRADIENTS
+        elif index in tape.saved or entry.weight_cast:
+            component = Component.SAVED_ACTIVATIONS
+        path = f"{prefix}{entry.path}" + ("/cast" if entry.weight_cast else "")
+        keys.append((component, path))
+    return keys
+
+
+def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tape | None = None) -> Part:
+    """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is recomputed on its own."""
+    sizes = [entry_bytes(entry, axes) for entry in tape.entries]
+    keys = _keys(tape, prefix)
+    saved = tape.saved - tape.outputs
+    retained = Bag.of((keys[i], sizes[i]) for i in sorted(saved))
+    backward = _high_water(tape, "backward", sizes, keys, release=release)
+    gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
+    output = sum(sizes[i] for i in tape.outputs)
+    if forward is None:
+        return Part(retained, EMPTY, _high_water(tape, "forward", sizes, keys), backward, gradients, output)
+    light = [entry_bytes(entry, axes) for entry in forward.entries]
+    light_keys = _keys(forward, prefix)
+    again = _high_water(tape, "recomputed", sizes, keys)
+    arriving = Bag.of([((Component.TEMPORARIES, prefix + "gradient"), output)])
+    kept = Bag.of([((Component.SAVED_ACTIVATIONS, prefix + "input"), light[0])])
+    cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
+    # the input is in both the kept checkpoint and the recomputed forward: one storage
+    again = Bag.of([*again.held.items(), ((Component.SAVED_ACTIVATIONS, prefix + "input"), 0)])
+    return Part(kept, cached, _high_water(forward, "forward", light, light_keys), largest([[(1, backward)], [(1, again), (1, arriving)]]), gradients, output)
+
+

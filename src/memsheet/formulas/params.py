@@ -1,0 +1,97 @@
+"""Which parameter tensors a model has, and how many elements: exact, from the description alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from memsheet.spec.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Weight
+
+_INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def fold(path: str) -> str:
+    """A module or tensor name with its indices replaced by ``*``, so that all layers share one name."""
+    return _INDEX.sub("*", path)
+
+
+def stacks(spec: ModelSpec) -> Iterator[Stack]:
+    """Every stack of layers: the model's own, then those of its towers."""
+    yield from spec.stacks
+    yield from (tower.stack for tower in spec.towers)
+
+
+def blocks(stack: Stack) -> Iterator[tuple[Block, int]]:
+    """Each distinct block with the number of copies whose tensors exist; runs that share their tensors appear once."""
+    seen: set[str] = set()
+    for run in stack.runs:
+        if run.shared is not None and run.shared in seen:
+            continue
+        if run.shared is not None:
+            seen.add(run.shared)
+        yield from ((block, run.count) for block in run.pattern)
+
+
+def tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    """Each parameter tensor of the model once, as (path with indices folded, weight, how many layers have one).
+
+    A path comes more than once where layers differ. Buffers are left out (see ``buffers``); a tied head has no tensor.
+    The elements of an entry are ``weight.elements * multiplicity``.
+    """
+    return (entry for entry in _everything(spec) if entry[1].role is not Role.BUFFER)
+
+
+def buffers(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    """Tensors kept on the device and never trained, listed as ``tensors`` lists parameters."""
+    return (entry for entry in _everything(spec) if entry[1].role is Role.BUFFER)
+
+
+def parameter_count(spec: ModelSpec) -> int:
+    """Parameters of the model, tied and shared ones once."""
+    return sum(weight.elements * times for _, weight, times in tensors(spec))
+
+
+def active_parameter_count(spec: ModelSpec) -> int:
+    """Parameters that one token passes through: of the routed experts, only ``experts_per_token``."""
+    idle = sum(_idle(block) * times for stack in stacks(spec) for block, times in blocks(stack))
+    return parameter_count(spec) - idle
+
+
+def _idle(block: Block) -> int:
+    moe = block.feed_forward
+    if not isinstance(moe, Moe):
+        return 0
+    routed = sum(weight.elements for weight in moe.routed)
+    return routed - routed * min(moe.experts_per_token, moe.experts) // moe.experts
+
+
+def _everything(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    yield from _whole(_embedding_weights(spec.embeddings))
+    for stack in spec.stacks:
+        yield from _stack(stack)
+    for tower in spec.towers:
+        yield from _whole(tower.embeddings)
+        yield from _stack(tower.stack)
+        yield from _whole(tower.projector)
+    yield from _whole(spec.head.weights)
+    yield from _whole(spec.extras)
+
+
+def _whole(weights: tuple[Weight, ...]) -> Iterator[tuple[str, Weight, int]]:
+    """Tensors whose path is already the full name."""
+    return ((fold(weight.path), weight, 1) for weight in weights)
+
+
+def _embedding_weights(embeddings: Embeddings) -> tuple[Weight, ...]:
+    return (*embeddings.weights, *_norm_weights(embeddings.norms))
+
+
+def _norm_weights(norms: tuple[Norm, ...]) -> tuple[Weight, ...]:
+    return tuple(weight for norm in norms for weight in norm.weights)
+
+
+def _stack(stack: Stack) -> Iterator[tuple[str, Weight, int]]:
+    for block, times in blocks(stack):
+        yield from ((fold(f"{stack.path}.*.{weight.path}"), weight, times) for weight in block.weights)
+    prefix = f"{stack.final_path}." if stack.final_path else ""
+    yield from ((fold(prefix + weight.path), weight, 1) for weight in _norm_weights(stack.final_norms))

@@ -1,0 +1,145 @@
+"""Llama 3.2 Vision: image tokens stay outside the text and are read by cross-attention layers between the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsheet.readers.fields import Fields
+from memsheet.readers.nested import architecture, causal_head, patches, tensor
+from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, plain_mlp, repeated, rms_norm, run_length
+from memsheet.readers.sparse_parts import key_value_heads, norm_pair
+from memsheet.readers.vision import convolution, even_heads
+from memsheet.spec.model import Arrangement, Attention, Block, CrossAttention, Embeddings, ModelSpec, Role, Stack, Tower, Weight
+
+TEXT = "model.language_model"
+VISION = "model.vision_model"
+_CROSS = (3, 8, 13, 18, 23, 28, 33, 38)  # MllamaTextConfig.cross_attention_layers
+_IMAGE_TOKENS = 8  # rows of the embedding beyond the vocabulary (MllamaTextModel.embed_tokens)
+
+
+def read(config: Fields) -> ModelSpec:
+    """Head and embeddings are never tied: the model's code has no such entry."""
+    architecture(config, ("MllamaForConditionalGeneration",), "MllamaForConditionalGeneration")
+    text = config.sub("text_config")
+    hidden = text.count("hidden_size", default=4096)
+    vocab = text.count("vocab_size", default=128256)
+    return ModelSpec(
+        name="", model_type="mllama", hidden=hidden, vocab=vocab, stacks=(_text_stack(text, hidden),),
+        embeddings=Embeddings(weights=(embedding(f"{TEXT}.embed_tokens", vocab + _IMAGE_TOKENS, hidden, vocabulary=True),)),
+        head=causal_head(vocab, hidden, tied=False), towers=_towers(config.sub("vision_config"), hidden),
+        max_positions=text.count("max_position_embeddings", default=131072),
+    )  # fmt: skip
+
+
+def _text_stack(config: Fields, hidden: int) -> Stack:
+    crossing = set(config.counts("cross_attention_layers", _CROSS))
+    heads = even_heads(config, hidden, "num_attention_heads", default=32)
+    kv_heads = key_value_heads(config, heads, default=8)
+    runs = repeated(
+        [layer in crossing for layer in range(config.layers(default=40))],
+        lambda cross: (_cross_block if cross else _self_block)(config, hidden, heads, kv_heads),
+    )
+    return Stack(path=f"{TEXT}.layers", hidden=hidden, runs=runs, final_norms=(rms_norm("norm", hidden),), final_path=TEXT)
+
+
+def _self_block(config: Fields, hidden: int, heads: int, kv_heads: int) -> Block:
+    mixer = attention("self_attn", hidden, heads, kv_heads, hidden // heads)
+    return _block(config, "mllama_self", hidden, mixer)
+
+
+def _cross_block(config: Fields, hidden: int, heads: int, kv_heads: int) -> Block:
+    """Both branches pass a learned gate."""
+    head_dim = hidden // heads
+    mixer = CrossAttention(
+        path="cross_attn", heads=heads, kv_heads=kv_heads, head_dim=head_dim, memory_hidden=hidden,
+        qk_norm=norm_pair("cross_attn", ("q_norm", "k_norm"), (head_dim, head_dim)),
+        weights=attention("cross_attn", hidden, heads, kv_heads, head_dim).weights,
+    )  # fmt: skip
+    gates = (tensor("cross_attn_attn_gate", 1, role=Role.OTHER), tensor("cross_attn_mlp_gate", 1, role=Role.OTHER))
+    return _block(config, "mllama_cross", hidden, mixer, gates)
+
+
+def _block(config: Fields, kind: str, hidden: int, mixer: Attention | CrossAttention, extras: tuple[Weight, ...] = ()) -> Block:
+    mlp = gated_mlp("mlp", hidden, config.count("intermediate_size", default=14336), config.text("hidden_act", default="silu"))
+    norms = (rms_norm("input_layernorm", hidden), rms_norm("post_attention_layernorm", hidden))
+    return Block(kind=kind, hidden=hidden, arrangement=Arrangement.PRE, mixers=(mixer,), feed_forward=mlp, norms=norms, extras=extras)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Image:
+    """The sizes of the vision encoder. An image is cut into at most ``tiles`` tiles; ``ratios`` counts the allowed layouts and none."""
+
+    hidden: int
+    heads: int
+    intermediate: int
+    activation: str
+    patch: tuple[int, int]
+    tokens: int  # of one tile, the class token among them
+    tiles: int
+    ratios: int
+
+
+def _image(config: Fields) -> _Image:
+    hidden = config.count("hidden_size", default=1280)
+    patch, count = patches(config, image=448, patch=14)
+    ratios = config.raw("supported_aspect_ratios", default=[None] * 8)
+    if not isinstance(ratios, list):
+        config.wrong("supported_aspect_ratios", ratios, "is not a list of aspect ratios")
+        ratios = []
+    return _Image(
+        hidden=hidden, heads=even_heads(config, hidden, "attention_heads", "num_attention_heads", default=16),
+        intermediate=config.count("intermediate_size", default=5120), activation=config.text("hidden_act", default="gelu"),
+        patch=patch, tokens=count + 1, tiles=config.count("max_num_tiles", default=4), ratios=len(ratios) + 1,
+    )  # fmt: skip
+
+
+def _towers(config: Fields, text_hidden: int) -> tuple[Tower, Tower]:
+    """The encoder of tiles, then a second one over all tiles at once, whose outputs and chosen inner ones are projected."""
+    image = _image(config)
+    local, final = config.layers(default=32), config.layers("num_global_layers", default=8)
+    first = Tower(
+        path=f"{VISION}.transformer", embeddings=_embeddings(config, image), projector=(),
+        stack=Stack(
+            path=f"{VISION}.transformer.layers", hidden=image.hidden, role="vision", runs=run_length([_vision_block(image)] * local),
+            final_norms=(layer_norm("layernorm_post", image.hidden),), final_path=VISION,
+        ),
+    )  # fmt: skip
+    second = Tower(
+        path=f"{VISION}.global_transformer", embeddings=_tile_position("post_tile_positional_embedding", image),
+        projector=linear("model.multi_modal_projector", text_hidden, config.count("vision_output_dim", default=7680), bias=True),
+        stack=Stack(
+            path=f"{VISION}.global_transformer.layers", hidden=image.hidden, role="vision",
+            runs=run_length([_vision_block(image, gated=True)] * final),
+        ),
+        tokens_per_image=image.tiles * image.tokens,
+    )  # fmt: skip
+    return first, second
+
+
+def _embeddings(config: Fields, image: _Image) -> tuple[Weight, ...]:
+    gated = f"{VISION}.gated_positional_embedding"
+    return (
+        tensor(f"{VISION}.class_embedding", image.hidden),
+        *convolution(f"{VISION}.patch_embedding", image.hidden, config.count("num_channels", default=3), image.patch, bias=False),
+        tensor(f"{gated}.gate", 1, role=Role.OTHER),
+        tensor(f"{gated}.embedding", image.tokens, image.hidden),
+        embedding(f"{gated}.tile_embedding", image.ratios, image.tiles * image.tokens * image.hidden),
+        *_tile_position("pre_tile_positional_embedding", image),
+        *layer_norm(f"{VISION}.layernorm_pre", image.hidden).weights,
+    )
+
+
+def _tile_position(name: str, image: _Image) -> tuple[Weight, ...]:
+    path = f"{VISION}.{name}"
+    return tensor(f"{path}.gate", 1, role=Role.OTHER), embedding(f"{path}.embedding", image.ratios, image.tiles * image.hidden)
+
+
+def _vision_block(image: _Image, *, gated: bool = False) -> Block:
+    hidden, heads = image.hidden, image.heads
+    gates = (tensor("gate_attn", 1, role=Role.OTHER), tensor("gate_ffn", 1, role=Role.OTHER)) if gated else ()
+    return Block(
+        kind="mllama_vision_gated" if gated else "mllama_vision", hidden=hidden, arrangement=Arrangement.PRE,
+        mixers=(attention("self_attn", hidden, heads, heads, hidden // heads, causal=False, rotary_dim=0),),
+        feed_forward=plain_mlp("mlp", hidden, image.intermediate, image.activation, bias=True, names=("fc1", "fc2")),
+        norms=(layer_norm("input_layernorm", hidden), layer_norm("post_attention_layernorm", hidden)), extras=gates,
+    )  # fmt: skip

@@ -1,0 +1,118 @@
+"""Language models that see: a text model of another family, a vision tower, and the projector between them.
+
+The tower and the text model read their own nested configs; a key missing there takes the default of that config's class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from memsheet.readers.fields import Fields
+from memsheet.readers.nested import architecture, causal_head, moved, tensor, text_model
+from memsheet.readers.parts import linear, rms_norm
+from memsheet.readers.vision import Vision, vision_model
+from memsheet.spec.model import ModelSpec, NormKind, Role, Tower, Weight
+
+PROJECTOR = "model.multi_modal_projector"
+TOWER = "model.vision_tower"
+
+# What the family's configuration class passes where a nested config is missing as a whole (configuration_llava.py, configuration_mistral3.py).
+_LLAVA_VISION = {
+    "model_type": "clip_vision_model", "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 336,
+    "num_hidden_layers": 24, "num_attention_heads": 16,
+}  # fmt: skip
+_MISTRAL3_TEXT: dict[str, Any] = {
+    "model_type": "mistral", "head_dim": 128, "hidden_size": 5120, "intermediate_size": 32768, "max_position_embeddings": 131072,
+    "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8, "vocab_size": 131072, "sliding_window": None,
+}  # fmt: skip
+_MISTRAL3_VISION = {
+    "model_type": "pixtral", "intermediate_size": 4096, "hidden_size": 1024, "patch_size": 14, "image_size": 1540,
+    "num_hidden_layers": 24, "num_attention_heads": 16,
+}  # fmt: skip
+
+
+def read(config: Fields) -> ModelSpec:
+    match config.text("model_type", default="llava"):
+        case "gemma3":
+            return _gemma3(config)
+        case "mistral3":
+            return _mistral3(config)
+        case _:
+            return _llava(config)
+
+
+def _assemble(
+    config: Fields, text: ModelSpec, vision: Vision, projector: tuple[Weight, ...], *, tied: bool, tokens: int | None
+) -> ModelSpec:
+    """One model of both; its head has neither the text family's soft cap nor its scale."""
+    tower = Tower(path=TOWER, stack=vision.stack, embeddings=vision.embeddings, projector=projector, tokens_per_image=tokens)
+    return replace(
+        moved(text, {"model": "model.language_model"}), model_type=config.text("model_type", default=""),
+        head=causal_head(text.vocab, text.hidden, tied=tied), towers=(tower,), extras=vision.extras,
+    )  # fmt: skip
+
+
+def _gemma3(config: Fields) -> ModelSpec:
+    architecture(config, ("Gemma3ForConditionalGeneration",), "Gemma3ForConditionalGeneration")
+    text = text_model(config.sub("text_config"), "gemma3_text")
+    vision = vision_model(config, TOWER, "siglip_vision_model")
+    projector = (
+        tensor(f"{PROJECTOR}.mm_input_projection_weight", vision.hidden, text.hidden, role=Role.LINEAR),
+        *rms_norm(f"{PROJECTOR}.mm_soft_emb_norm", vision.hidden, NormKind.RMS_OFFSET).weights,
+    )
+    return _assemble(
+        config, text, vision, projector, tokens=config.count("mm_tokens_per_image", default=256),
+        tied=config.flag("tie_word_embeddings", default="tie_word_embeddings" not in config.data),  # a null unties
+    )  # fmt: skip
+
+
+def _llava(config: Fields) -> ModelSpec:
+    architecture(config, ("LlavaForConditionalGeneration",), "LlavaForConditionalGeneration")
+    text = text_model(config.sub("text_config"), "llama")
+    vision = vision_model(config, TOWER, "clip_vision_model", _LLAVA_VISION)
+    projector = _two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=True)
+    return _assemble(
+        config, text, vision, projector, tokens=_llava_tokens(config, vision),
+        tied=config.flag("tie_word_embeddings", default=False) or text.head.tied,
+    )  # fmt: skip
+
+
+def _mistral3(config: Fields) -> ModelSpec:
+    architecture(config, ("Mistral3ForConditionalGeneration",), "Mistral3ForConditionalGeneration")
+    text = text_model(config.sub("text_config", _MISTRAL3_TEXT), "mistral")
+    vision = vision_model(config, TOWER, "pixtral", _MISTRAL3_VISION)
+    merge = config.count("spatial_merge_size", default=2)
+    projector = (
+        *rms_norm(f"{PROJECTOR}.norm", vision.hidden).weights,
+        *linear(f"{PROJECTOR}.patch_merger.merging_layer", vision.hidden, vision.hidden * merge * merge),
+        *_two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=False),
+    )
+    return _assemble(config, text, vision, projector, tied=config.flag("tie_word_embeddings", default=True), tokens=None)
+
+
+def _two_layers(config: Fields, hidden: int, width: int, *, bias: bool) -> tuple[Weight, ...]:
+    """The projector's two linear layers; ``bias`` is the family's default."""
+    biased = config.flag("multimodal_projector_bias", default=bias)
+    return (
+        *linear(f"{PROJECTOR}.linear_1", hidden, width, bias=biased, cut="out"),
+        *linear(f"{PROJECTOR}.linear_2", hidden, hidden, bias=biased, cut="in"),
+    )
+
+
+def _feature_layers(config: Fields) -> int:
+    """How many vision layers' outputs are joined side by side: one, or as many as a list names."""
+    layers = config.raw("vision_feature_layer", default=-1)
+    if isinstance(layers, list) and layers:
+        return len(layers)
+    if isinstance(layers, bool) or not isinstance(layers, int):
+        config.wrong("vision_feature_layer", layers, "is neither a layer's number nor a list of them")
+    return 1
+
+
+def _llava_tokens(config: Fields, vision: Vision) -> int | None:
+    """Tokens an image takes in the text: ``default`` drops the first vision token, whatever it stands for."""
+    strategy = config.text("vision_feature_select_strategy", default="default", choices=("default", "full"))
+    if vision.patches is None:
+        return None
+    return vision.patches + (1 if vision.class_token else 0) - (1 if strategy == "default" else 0)

@@ -1,0 +1,102 @@
+"""Qwen2-VL and Qwen2.5-VL: images of any size cut into patches, 2 x 2 of them merged into one token of a Qwen2 decoder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.readers.fields import Fields
+from memsheet.readers.nested import architecture, causal_head, moved, of_kind, sides, text_model
+from memsheet.readers.parts import fused_attention, gated_mlp, layer_norm, linear, plain_mlp, repeated, rms_norm
+from memsheet.readers.vision import convolution, even_heads
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
+
+VISUAL = "model.visual"
+# Qwen2VLTextConfig and Qwen2_5_VLTextConfig, where they differ from Qwen2Config
+_TEXT = {
+    "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "max_position_embeddings": 32768, "max_window_layers": 80, "sliding_window": 4096,
+}  # fmt: skip
+_FULL_ATTENTION = (7, 15, 23, 31)  # Qwen2_5_VLVisionConfig.fullatt_block_indexes
+
+
+def read(config: Fields) -> ModelSpec:
+    kind = config.text("model_type", default="qwen2_vl", choices=("qwen2_vl", "qwen2_5_vl"))
+    name = {"qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration"}.get(kind, "Qwen2VLForConditionalGeneration")
+    architecture(config, (name,), name)
+    nested = config.sub("text_config")
+    tied = config.flag("tie_word_embeddings", default=False) or nested.flag("tie_word_embeddings", default=False)
+    text = text_model(_text_fields(config, nested), "qwen2")
+    vision = config.sub("vision_config")
+    return replace(
+        of_kind(moved(text, {"model": "model.language_model"}), kind), model_type=kind,
+        head=causal_head(text.vocab, text.hidden, tied=tied), towers=(_qwen2(vision) if kind == "qwen2_vl" else _qwen2_5(vision),),
+    )  # fmt: skip
+
+
+def _text_fields(config: Fields, nested: Fields) -> Fields:
+    """The text part: nested, or in older files flat beside everything else. Its code takes hidden over heads as head_dim."""
+    flat = config.raw("text_config") is None
+    given = {key: value for key, value in (config if flat else nested).data.items() if key != "head_dim"}
+    return Fields({**_TEXT, **given, "model_type": "qwen2"}, "" if flat else nested.where, config.problems)
+
+
+def _block(kind: str, hidden: int, heads: int, *, norms: tuple[Norm, ...], mlp: Dense, chunk: int | None = None) -> Block:
+    """``chunk``: tokens of a window, where attention stays inside windows."""
+    head_dim = hidden // heads
+    mixer: Attention = fused_attention(
+        "attn", hidden, heads, heads, head_dim, qkv_bias=True, out_bias=True, names=("qkv", "proj"), rotary_dim=head_dim
+    )
+    mixers = (replace(mixer, causal=False, chunk=chunk),)
+    return Block(kind=kind, hidden=hidden, arrangement=Arrangement.PRE, mixers=mixers, feed_forward=mlp, norms=norms)
+
+
+def _tower(config: Fields, hidden: int, runs: tuple[Run, ...], merger_norm: Norm, out: int) -> Tower:
+    """Patches in, merged tokens of width ``out`` out. How many depends on the image."""
+    kernel = (sides(config, "temporal_patch_size", 2)[0], *sides(config, "patch_size", 14))
+    merged = hidden * config.count("spatial_merge_size", default=2) ** 2
+    projector: tuple[Weight, ...] = (
+        *merger_norm.weights,
+        *linear(f"{VISUAL}.merger.mlp.0", merged, merged, bias=True, cut="out"),
+        *linear(f"{VISUAL}.merger.mlp.2", out, merged, bias=True, cut="in"),
+    )
+    return Tower(
+        path=VISUAL, stack=Stack(path=f"{VISUAL}.blocks", hidden=hidden, runs=runs, role="vision"), projector=projector,
+        embeddings=convolution(f"{VISUAL}.patch_embed.proj", hidden, config.count("in_channels", default=3), kernel, bias=False),
+    )  # fmt: skip
+
+
+def _qwen2(config: Fields) -> Tower:
+    """Defaults: Qwen2VLVisionConfig. Its hidden_size is the text model's width."""
+    hidden = config.count("embed_dim", default=1280)
+    heads = even_heads(config, hidden, "num_heads", "num_attention_heads", default=16, width="embed_dim")
+    mlp = plain_mlp(
+        "mlp", hidden, hidden * config.count("mlp_ratio", default=4), config.text("hidden_act", default="quick_gelu"), bias=True,
+        names=("fc1", "fc2"),
+    )  # fmt: skip
+    block = _block("qwen2_vl_vision", hidden, heads, norms=(layer_norm("norm1", hidden), layer_norm("norm2", hidden)), mlp=mlp)
+    runs = (Run(pattern=(block,), count=config.layers("depth", "num_hidden_layers", default=32)),)
+    return _tower(config, hidden, runs, layer_norm(f"{VISUAL}.merger.ln_q", hidden), config.count("hidden_size", default=3584))
+
+
+def _qwen2_5(config: Fields) -> Tower:
+    """Defaults: Qwen2_5_VLVisionConfig. A few layers see the whole image, the others windows of it."""
+    hidden = config.count("hidden_size", default=3584)
+    heads = even_heads(config, hidden, "num_heads", "num_attention_heads", default=16)
+    intermediate = config.count("intermediate_size", default=3420)
+    mlp = gated_mlp("mlp", hidden, intermediate, config.text("hidden_act", default="silu"), bias=True)
+    norms = (rms_norm("norm1", hidden), rms_norm("norm2", hidden))
+    window = _window(config)
+    full = set(config.counts("fullatt_block_indexes", _FULL_ATTENTION))
+    layers = config.layers("depth", "num_hidden_layers", default=32)
+    runs = repeated(
+        [None if layer in full else window for layer in range(layers)],
+        lambda chunk: _block("qwen2_5_vl_vision", hidden, heads, norms=norms, mlp=mlp, chunk=chunk),
+    )
+    return _tower(config, hidden, runs, rms_norm(f"{VISUAL}.merger.ln_q", hidden), config.count("out_hidden_size", default=3584))
+
+
+def _window(config: Fields) -> int:
+    """Patches of one window: its side is a whole number of merged tokens."""
+    merge = config.count("spatial_merge_size", default=2)
+    side = config.count("window_size", default=112) // merge // sides(config, "patch_size", 14)[0]
+    return (max(side, 1) * merge) ** 2

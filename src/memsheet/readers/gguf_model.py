@@ -1,0 +1,243 @@
+"""A GGUF header → ModelSpec, by way of the config.json that the same model has on the hub.
+
+The keys are llama.cpp's (``<architecture>.block_count`` …); what they mean for each architecture is a row of ``ARCHITECTURES``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memsheet.errors import printable, refuse
+from memsheet.readers.fields import MAX_LAYERS, Fields
+from memsheet.readers.gguf import Array, Header, Tensor, Value, read_header
+from memsheet.readers.guard import is_file
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.spec.model import ModelSpec, Source, StoredQuantization
+
+KEYS = "gguf-py/gguf/constants.py, Keys; llama.cpp src/models, load_arch_hparams of each architecture"
+MAX_PARTS = 1_000
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+_FLOATS = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")  # families spell it differently; the value is one
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """The keys of one model without their architecture's prefix, and its tensors by name."""
+
+    architecture: str
+    keys: Fields
+    tensors: Mapping[str, Tensor]
+
+    def has(self, *names: str) -> bool:
+        return any(f"blk.0.{name}" in self.tensors for name in names)
+
+
+def _plain(model: Contents) -> dict[str, Any]:
+    """A decoder with rotary positions and grouped attention; a missing key_length means hidden over heads, as in llama.cpp."""
+    keys = model.keys
+    hidden, heads = keys.count("embedding_length"), keys.count("attention.head_count")
+    head_dim = keys.count("attention.key_length", default=max(hidden // heads, 1))
+    rotary = keys.count("rope.dimension_count", default=head_dim)
+    config: dict[str, Any] = {
+        "hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": keys.count("attention.head_count_kv", default=heads),
+        "head_dim": head_dim, "intermediate_size": keys.count("feed_forward_length"),
+        "sliding_window": keys.optional("attention.sliding_window"),
+    }  # fmt: skip
+    if rotary < head_dim:
+        config |= {"partial_rotary_factor": rotary / head_dim, "rotary_pct": rotary / head_dim}
+    return config
+
+
+def _llama(model: Contents) -> dict[str, Any]:
+    """Llama, Mistral and Mixtral share one architecture name; only the tensors say whether there are biases."""
+    biases = {"attention_bias": model.has("attn_q.bias"), "mlp_bias": model.has("ffn_up.bias")}
+    if model.keys.count("expert_count", default=0, low=0):
+        return {**_moe(model), "model_type": "mixtral"}
+    return {**_plain(model), **biases}
+
+
+def _biased(model: Contents) -> dict[str, Any]:
+    """Families whose biases are one flag, under either name."""
+    bias = model.has("attn_q.bias", "attn_qkv.bias")
+    return {**_plain(model), "attention_bias": bias, "use_bias": bias}
+
+
+def _soft_capped(model: Contents) -> dict[str, Any]:
+    keys = model.keys
+    given = [f"{name}_logit_softcapping" for name in ("attn", "final") if keys.raw(f"{name}_logit_softcapping") is not None]
+    caps = {key: keys.number(key, default=0.0) or None for key in given}  # 0 switches a cap off, a missing key keeps the family's
+    return {**_plain(model), **caps}
+
+
+def _moe(model: Contents) -> dict[str, Any]:
+    """Routed experts; a dense feed_forward_length may be missing where every layer is routed."""
+    keys = model.keys
+    width = keys.optional("expert_feed_forward_length")
+    if width is not None and keys.raw("feed_forward_length") is None:
+        keys = Fields({**keys.data, "feed_forward_length": width}, keys.where, keys.problems)
+    config = _plain(replace(model, keys=keys)) | dict.fromkeys(_EXPERT_KEYS, keys.count("expert_count"))
+    config["num_experts_per_tok"] = keys.count("expert_used_count")
+    if width is not None:
+        config["moe_intermediate_size"] = width
+    if shared := keys.optional("expert_shared_feed_forward_length"):
+        config["shared_expert_intermediate_size"] = shared
+    return config
+
+
+def _latent(model: Contents) -> dict[str, Any]:
+    """DeepSeek. Since llama.cpp caches the latent, key_length is the cached row and key_length_mla the head; before, key_length was the head."""
+    keys = model.keys
+    rope = keys.count("rope.dimension_count")
+    head = keys.count("attention.key_length_mla", "attention.key_length")
+    if head <= rope:
+        keys.wrong("attention.key_length", head, f"is not above rope.dimension_count, {rope}")
+    heads = keys.count("attention.head_count")
+    return dict.fromkeys(_EXPERT_KEYS, keys.count("expert_count")) | {
+        "model_type": "deepseek_v3" if any(".exp_probs_b" in name for name in model.tensors) else "deepseek_v2",
+        "hidden_size": keys.count("embedding_length"), "num_attention_heads": heads, "num_key_value_heads": heads,
+        "intermediate_size": keys.count("feed_forward_length"), "moe_intermediate_size": keys.count("expert_feed_forward_length"),
+        "num_experts_per_tok": keys.count("expert_used_count"), "n_shared_experts": keys.count("expert_shared_count", default=0, low=0),
+        "first_k_dense_replace": keys.count("leading_dense_block_count", default=0, low=0),
+        "q_lora_rank": keys.optional("attention.q_lora_rank"), "kv_lora_rank": keys.count("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rope, "qk_nope_head_dim": max(head - rope, 1),
+        "v_head_dim": keys.count("attention.value_length_mla", "attention.value_length"),
+    }  # fmt: skip
+
+
+def _gpt2(model: Contents) -> dict[str, Any]:
+    keys = model.keys
+    return {
+        "n_embd": keys.count("embedding_length"), "n_head": keys.count("attention.head_count"), "n_layer": keys.layers("block_count"),
+        "n_inner": keys.count("feed_forward_length"), "n_positions": keys.count("context_length"),
+    }  # fmt: skip
+
+
+def _mamba(model: Contents) -> dict[str, Any]:
+    keys = model.keys
+    return {
+        "hidden_size": keys.count("embedding_length"), "intermediate_size": keys.count("ssm.inner_size"), "state_size": keys.count("ssm.state_size"),
+        "conv_kernel": keys.count("ssm.conv_kernel"), "time_step_rank": keys.count("ssm.time_step_rank"),
+    }  # fmt: skip
+
+
+# general.architecture: (model_type, how its keys become a config)
+ARCHITECTURES: dict[str, tuple[str, Callable[[Contents], dict[str, Any]]]] = {
+    "llama": ("llama", _llama), "qwen2": ("qwen2", _plain), "qwen3": ("qwen3", _plain), "phi3": ("phi3", _plain),
+    "smollm3": ("smollm3", _plain), "granite": ("granite", _biased), "starcoder2": ("starcoder2", _biased),
+    "olmo2": ("olmo2", _plain), "exaone4": ("exaone4", _plain), "nemotron": ("nemotron", _plain), "ernie4_5": ("ernie4_5", _biased),
+    "gemma": ("gemma", _plain), "gemma2": ("gemma2", _soft_capped), "gemma3": ("gemma3_text", _plain),
+    "qwen2moe": ("qwen2_moe", _moe), "qwen3moe": ("qwen3_moe", _moe), "olmoe": ("olmoe", _moe), "gpt-oss": ("gpt_oss", _moe),
+    "deepseek2": ("deepseek_v2", _latent), "gpt2": ("gpt2", _gpt2), "mamba": ("mamba", _mamba),
+}  # fmt: skip
+
+
+def model_from_gguf(path: Path) -> ModelSpec:
+    """The model in a GGUF file, or in the first of a split one. Source of the keys: ``KEYS``.
+
+    Raises InputError when the architecture is not one memsheet knows, a size is missing or absurd, or the keys and the
+    tensors contradict each other.
+    """
+    header = read_header(path)
+    parts = (header, *(read_header(other) for other in _other_parts(path, header)))
+    tensors = {t.name: t for part in parts for t in part.tensors}
+    if len(tensors) != sum(len(part.tensors) for part in parts):
+        raise refuse(path.name, None, "has parts that store the same tensor twice")
+    config = gguf_config(header, tensors)
+    kinds = _types(tensors)
+    notes = (f"stored as {', '.join(f'{kind} {share:.0%}' for kind, share in kinds.items())} of the bytes",) if kinds else ()
+    name = header.values.get("general.name")
+    spec = read_hf_config(
+        config,
+        name=printable(name) if isinstance(name, str) and name else path.stem,
+        source=Source(kind="gguf", path=str(path), notes=notes),
+    )
+    main = next(iter(kinds), "F32")
+    return spec if main in _FLOATS else replace(spec, quantization=StoredQuantization(method="gguf", weights=f"gguf:{main}"))
+
+
+def gguf_config(header: Header, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The config.json that describes the same model."""
+    architecture = header.values.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        near = difflib.get_close_matches(str(architecture), ARCHITECTURES, n=1, cutoff=0.0)
+        hint = f"the nearest known one is {near[0]}; give the model's config.json instead"
+        raise refuse("general.architecture", architecture, "is not one memsheet knows; nothing is guessed", hint)
+    model_type, translate = ARCHITECTURES[architecture]
+    prefix = f"{architecture}."
+    values = {key.removeprefix(prefix): _scalar(value) for key, value in header.values.items() if key.startswith(prefix)}
+    model = Contents(architecture, Fields(values, architecture), tensors)
+    config = {
+        "model_type": model_type, "num_hidden_layers": _layers(model), "vocab_size": _vocabulary(model, header),
+        "max_position_embeddings": model.keys.optional("context_length"), **translate(model),
+    }  # fmt: skip
+    if tensors:
+        config["tie_word_embeddings"] = "output.weight" not in tensors
+    main = next(iter(_types(tensors)), "")
+    model.keys.done()
+    return config | ({"dtype": _FLOATS[main]} if main in _FLOATS else {})
+
+
+def _scalar(value: Value) -> object:
+    """One value for all layers where an array says the same of each; other arrays stay, and are refused where a count belongs."""
+    if isinstance(value, Array) and value.values and len(set(value.values)) == 1:
+        return value.values[0]
+    return list(value.values or ()) if isinstance(value, Array) else value
+
+
+def _layers(model: Contents) -> int:
+    """Layers of the model proper; those that predict further tokens stand after them and are not counted."""
+    total = model.keys.layers("block_count")
+    found = 1 + max((int(m[1]) for name in model.tensors if (m := re.match(r"blk\.(\d{1,6})\.", name))), default=total - 1)
+    if found != total:
+        model.keys.wrong("block_count", total, f"does not agree with the file, which stores {found} blocks")
+    return max(total - model.keys.count("nextn_predict_layers", default=0, low=0, high=MAX_LAYERS), 1)
+
+
+def _vocabulary(model: Contents, header: Header) -> int:
+    """Rows of the stored embedding (it may be padded), else the length of the token list."""
+    table = model.tensors.get("token_embd.weight")
+    hidden = model.keys.data.get("embedding_length")
+    if table is not None and len(table.dims) == 2:
+        if table.dims[0] != hidden:
+            model.keys.wrong("embedding_length", hidden, f"does not agree with token_embd.weight, which is {table.dims[0]} wide")
+        return table.dims[1]
+    tokens = header.values.get("tokenizer.ggml.tokens")
+    return tokens.length if isinstance(tokens, Array) else model.keys.count("vocab_size")
+
+
+def _types(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Shares of the stored bytes by ggml type, the largest first."""
+    sizes: Counter[str] = Counter()
+    for tensor in tensors.values():
+        sizes[tensor.type] += tensor.nbytes
+    total = sizes.total()
+    return {kind: size / total for kind, size in sizes.most_common() if size}
+
+
+def _other_parts(path: Path, header: Header) -> list[Path]:
+    """The files besides the first that a split model is stored in."""
+    count = header.values.get("split.count", 1)
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_PARTS:
+        raise refuse("split.count", count, f"is not a whole number up to {MAX_PARTS}")
+    if count <= 1:
+        return []
+    named = _PART.fullmatch(path.name)
+    if named is None or int(named[2]) != 1 or int(named[3]) != count:
+        raise refuse(
+            path.name,
+            count,
+            "parts make up this model, and this is not the name of the first",
+            "give the file that ends in -00001-of-….gguf",
+        )
+    parts = [path.with_name(f"{named[1]}-{i:05}-of-{count:05}.gguf") for i in range(2, count + 1)]
+    missing = [part.name for part in parts if not is_file(part)]
+    if missing:
+        raise refuse(path.name, missing[0], f"is one of {len(missing)} missing parts of {count}", "was the download finished?")
+    return parts

@@ -1,0 +1,299 @@
+"""The door that every stranger's file comes through: JSON and YAML read as plain data, with limits before anything is built.
+
+Every refusal is one InputError. Why each limit is here: a parser that trusts its input can be made to recurse without end, to
+build gigabytes from kilobytes (aliases, counts), or to hand on numbers that break arithmetic later (NaN, 1e999, 10^5000).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from memsheet.errors import printable, refuse
+
+MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
+MAX_YAML_BYTES = 256 * 2**10  # engine configurations are a few KiB, and YAML parses a hundred times slower than JSON
+MAX_DEPTH = 64
+MAX_VALUES = 500_000  # a value takes up to some 200 bytes once built, so this is about 100 MB
+MAX_INT = 2**63
+_INT_DIGITS = 20  # 2^63 has 19 digits; longer texts never reach int()
+
+# A whole string, escapes included; an unterminated one runs to the end, so that the scan is linear on any input.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+_NOT_BRACKETS = bytes(b for b in range(256) if b not in b"[]{}")
+_STEPS = bytes.maketrans(b"[]{}", b"\x01\xff\x01\xff")  # read as signed bytes: +1 and -1
+_HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
+def parse_json(
+    data: bytes | str, field: str, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES, max_depth: int = MAX_DEPTH
+) -> Any:
+    """The value that JSON text describes: objects with distinct keys, finite floats, ints within ±2^63.
+
+    ``field`` names the input in errors. Raises InputError, and nothing else, on anything that is not such JSON.
+    """
+    raw = _utf8(data, field, max_bytes)
+    _check_shape(raw, field, max_values, max_depth)
+
+    def whole(text: str) -> int:
+        return _whole(text, field)
+
+    def decimal(text: str) -> float:
+        return _finite(float(text), text, field)
+
+    def constant(text: str) -> float:
+        raise refuse(field, text, "is not a number that JSON knows", "NaN and Infinity have no place in a configuration; use null")
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return _distinct(pairs, field)
+
+    try:
+        found = json.loads(raw, parse_int=whole, parse_float=decimal, parse_constant=constant, object_pairs_hook=distinct)
+    except json.JSONDecodeError as error:
+        raise refuse(field, None, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
+    if _HALF_PAIR.search(raw):
+        _check_pairs(found, field)
+    return found
+
+
+def read_json(path: Path, *, max_bytes: int = MAX_JSON_BYTES, max_values: int = MAX_VALUES) -> dict[str, Any]:
+    """The object in a JSON file. Raises InputError if the file is missing, is not a regular file, or holds anything else."""
+    return _object(parse_json(read_bytes(path, max_bytes), str(path), max_bytes=max_bytes, max_values=max_values), path)
+
+
+def parse_yaml(data: bytes | str, field: str) -> Any:
+    """The value that one YAML document describes, with the same rules for numbers and keys as ``parse_json``.
+
+    Anchors, aliases, tags and further documents are refused from the event stream, before a value is built.
+    """
+    import yaml
+
+    text = _utf8(data, field, MAX_YAML_BYTES).decode()
+    try:
+        _check_events(text, field)
+        return _yaml_loader()(text, field).get_single_data()
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        reason = printable(getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed")
+        raise refuse(field, None, f"is not YAML that memsheet reads: {reason}{where}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file, under the same rules as ``read_json``."""
+    return _object(parse_yaml(read_bytes(path, MAX_YAML_BYTES), str(path)), path)
+
+
+@contextmanager
+def open_regular(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """A file opened for reading and its size. Directories, pipes and devices are refused without being read or waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except FileNotFoundError:
+        raise refuse("file", str(path), "does not exist") from None
+    except (OSError, ValueError) as error:  # a loop of links, a name too long or with a NUL, no permission, a directory on Windows
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "is not a file name"
+        raise refuse("file", str(path), f"cannot be opened: {reason}") from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise refuse("file", str(path), f"is {'a folder' if stat.S_ISDIR(status.st_mode) else 'a pipe, socket or device'}, not a file")
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        yield file, status.st_size
+
+
+def is_folder(path: Path) -> bool:
+    """Whether ``path`` is a folder; False, never an error, for names that no file can have."""
+    return _mode(path, stat.S_ISDIR)
+
+
+def is_file(path: Path) -> bool:
+    """Whether ``path`` is a regular file; False, never an error, for names that no file can have."""
+    return _mode(path, stat.S_ISREG)
+
+
+def _mode(path: Path, question: Callable[[int], bool]) -> bool:
+    try:
+        return question(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """All bytes of a regular file that holds no more than ``max_bytes``."""
+    with open_regular(path) as (file, size):
+        if size > max_bytes:
+            raise refuse("file", str(path), f"has {size} bytes, more than the {max_bytes} that such a file may have")
+        return exactly(file, size, path)
+
+
+def exactly(file: BinaryIO, size: int, path: Path) -> bytes:
+    """The next ``size`` bytes; a file that ends earlier (it is being written?) is refused."""
+    parts: list[bytes] = []
+    missing = size
+    while missing:
+        try:
+            part = file.read(missing)
+        except OSError as error:
+            raise refuse("file", str(path), f"cannot be read: {error.strerror}") from None
+        if not part:
+            raise refuse("file", str(path), f"ends {missing} bytes early", "was it copied completely?")
+        parts.append(part)
+        missing -= len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _object(found: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise refuse(str(path), found, "holds no object of keys and values at its top level")
+    return found
+
+
+def _utf8(data: bytes | str, field: str, max_bytes: int) -> bytes:
+    """``data`` as valid UTF-8 without byte-order mark and within the size limit."""
+    if len(data) > max_bytes:
+        raise refuse(field, None, f"is longer than the {max_bytes} bytes that are read")
+    try:
+        raw = data.encode() if isinstance(data, str) else data
+        raw = raw.removeprefix(b"\xef\xbb\xbf")
+        raw.decode()
+    except UnicodeError:
+        hint = "it looks like UTF-16; save it as UTF-8" if isinstance(data, bytes) and data[:2] in (b"\xff\xfe", b"\xfe\xff") else ""
+        raise refuse(field, None, "is not UTF-8 text", hint) from None
+    if len(raw) > max_bytes:
+        raise refuse(field, None, f"is longer than the {max_bytes} bytes that are read")
+    if not raw.strip():
+        raise refuse(field, None, "is empty")
+    return raw
+
+
+def _check_shape(raw: bytes, field: str, max_values: int, max_depth: int) -> None:
+    """Refuse deep or crowded JSON from its brackets and commas alone, strings left out.
+
+    Up to the first mistake in the text this counts exactly what the parser would build, and there the parser stops.
+    """
+    crowded = refuse(field, None, f"holds more than {max_values} values")
+    if raw.count(b'"') - raw.count(b'\\"') > 2 * max_values + 2:  # before the strings are gone through one by one
+        raise crowded
+    bare = _STRING.sub(b"", raw)
+    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") + bare.count(b":") > max_values:
+        raise crowded
+    steps = bare.translate(_STEPS, _NOT_BRACKETS)
+    if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
+        raise refuse(field, None, f"is nested deeper than {max_depth} levels")
+
+
+def _whole(text: str, field: str) -> int:
+    if len(text) > _INT_DIGITS or abs(value := int(text)) > MAX_INT:
+        raise refuse(field, text, "is outside ±2^63", "no size of a model or a machine is near this")
+    return value
+
+
+def _finite(value: float, text: str, field: str) -> float:
+    if not math.isfinite(value):
+        raise refuse(field, text, "is not a finite number")
+    return value
+
+
+def _distinct(pairs: list[tuple[Any, Any]], field: str) -> dict[Any, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise refuse(field, twice, "is a key that stands twice in one object", "two readers would read two different models")
+    return found
+
+
+def _check_pairs(found: Any, field: str) -> None:
+    """Refuse text that cannot be written out again: half of a surrogate pair."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise refuse(field, None, "holds half of a surrogate pair, which is no character") from None
+
+
+def _check_events(text: str, field: str) -> None:
+    """Refuse what YAML has beyond plain data, and depth, from the events alone."""
+    import yaml
+
+    depth = documents = values = 0
+    for event in yaml.parse(text, Loader=_yaml_base()):
+        where = f"line {event.start_mark.line + 1}" if event.start_mark else None
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise refuse(field, where, "has an anchor or an alias", "write the value out: aliases can grow without limit")
+        if getattr(event, "tag", None) is not None:
+            raise refuse(field, where, "has a tag", "tags can name code; only plain values are read")
+        documents += isinstance(event, yaml.DocumentStartEvent)
+        values += isinstance(event, yaml.NodeEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if documents > 1:
+            raise refuse(field, where, "starts a second document", "keep one document a file")
+        if depth > MAX_DEPTH:
+            raise refuse(field, where, f"is nested deeper than {MAX_DEPTH} levels")
+        if values > MAX_VALUES:
+            raise refuse(field, where, f"holds more than {MAX_VALUES} values")
+
+
+def _yaml_base() -> Any:
+    """PyYAML's safe loader, in C where PyYAML was built with it (ten times faster)."""
+    import yaml
+
+    return getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@cache
+def _yaml_loader() -> Any:
+    """PyYAML's safe loader without dates and merge keys, with checked numbers and distinct keys."""
+    base: Any = _yaml_base()
+    left_out = {f"tag:yaml.org,2002:{kind}" for kind in ("timestamp", "merge", "value")}
+
+    class Loader(base):  # type: ignore[misc]
+        yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML's own name and kind
+            first: [(tag, pattern) for tag, pattern in pairs if tag not in left_out]
+            for first, pairs in base.yaml_implicit_resolvers.items()
+        }
+
+        def __init__(self, text: str, field: str) -> None:
+            super().__init__(text)
+            self.field = field
+
+    for kind, build in (("map", _yaml_map), ("int", _yaml_int), ("float", _yaml_float)):
+        Loader.add_constructor(f"tag:yaml.org,2002:{kind}", build)
+    return Loader
+
+
+def _yaml_map(loader: Any, node: Any) -> dict[Any, Any]:
+    pairs = [(loader.construct_object(key, deep=True), loader.construct_object(value, deep=True)) for key, value in node.value]
+    for key, _ in pairs:
+        if isinstance(key, bool) or not isinstance(key, str | int):
+            raise refuse(loader.field, key, "is a key that is not text", "put it in quotes")
+    return _distinct(pairs, loader.field)
+
+
+def _yaml_int(loader: Any, node: Any) -> int:
+    # YAML also writes ints in base 2, 8, 16 and 60, with underscores: never more than this many characters for 64 bits
+    try:
+        value = int(loader.construct_yaml_int(node)) if len(node.value) <= 4 * _INT_DIGITS else MAX_INT + 1
+    except ValueError:  # "0x_" passes PyYAML's own pattern
+        raise refuse(loader.field, node.value, "is not a number") from None
+    if abs(value) > MAX_INT:
+        raise refuse(loader.field, node.value, "is outside ±2^63")
+    return value
+
+
+def _yaml_float(loader: Any, node: Any) -> float:
+    try:
+        value = float(loader.construct_yaml_float(node))
+    except (ValueError, OverflowError):
+        raise refuse(loader.field, node.value, "is not a number") from None
+    return _finite(value, node.value, loader.field)

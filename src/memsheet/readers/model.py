@@ -1,0 +1,149 @@
+"""Whatever a person calls a model → ModelSpec: a bundled name, a config.json or its folder, a .gguf or .safetensors file, a hub id."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from memsheet.errors import InputError, printable, refuse
+from memsheet.readers import safetensors
+from memsheet.readers.gguf_model import model_from_gguf
+from memsheet.readers.guard import is_file, is_folder, read_json
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.spec.model import ModelSpec, Source
+
+HUB_TIMEOUT_S = 10
+MAX_CONFIG_BYTES = 8 * 2**20
+_SUFFIXES = (".json", ".gguf", ".safetensors")
+# huggingface_hub utils/_validators.py, validate_repo_id: word characters, '-' and '.', not at an end, at most 96 a part
+_HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95})(?:@(?P<revision>[\w][\w./-]{0,99}))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def read_model(
+    text: str | Path | Mapping[str, Any], *, catalog: Callable[[str], Mapping[str, Any] | None], names: Iterable[str] = ()
+) -> ModelSpec:
+    """The model that ``text`` names. ``catalog`` finds the config of a bundled name; ``names`` are offered when nothing fits.
+
+    A path (one that ends like a model's file, starts with ``.``, ``/`` or ``~``, or exists with a separator in it) is read as
+    a file; then a bundled name; then a hub id ``org/name`` or ``org/name@revision``. Raises InputError otherwise.
+    """
+    if isinstance(text, Mapping):
+        return read_hf_config(text, name=_name(text))
+    if isinstance(text, Path) or _is_path(text):
+        return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
+    config = catalog(text)
+    if config is not None:
+        return read_hf_config(config, name=text, source=Source(kind="bundled", path=text))
+    if is_folder(Path(text)) or is_file(Path(text)):
+        return _from_path(Path(text))
+    named = _HUB_ID.fullmatch(text)
+    if named is None or ".." in text:
+        near = difflib.get_close_matches(text, list(names), n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}? `memsheet models` lists all" if near else "`memsheet models` lists the bundled names"
+        raise refuse("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
+    return _from_hub(named["repo"], named["revision"])
+
+
+def _name(config: Mapping[str, Any]) -> str:
+    name = config.get("_name_or_path")
+    return printable(name) if isinstance(name, str) and name else ""
+
+
+def _is_path(text: str) -> bool:
+    if text.endswith(_SUFFIXES) or text.startswith((".", "/", "~", os.sep)):
+        return True
+    return ("/" in text or os.sep in text) and (is_file(Path(text)) or is_folder(Path(text)))
+
+
+def _has_home(text: str | Path) -> bool:
+    """Only a plain ``~``: another user's home may not exist."""
+    return str(text) == "~" or str(text).startswith(("~/", f"~{os.sep}"))
+
+
+def _from_path(path: Path) -> ModelSpec:
+    if is_folder(path):
+        return _from_folder(path)
+    if path.suffix == ".gguf":
+        return model_from_gguf(path)
+    if path.suffix == ".safetensors":
+        return _from_safetensors(path)
+    return _from_config(path, "file", path)
+
+
+def _from_folder(folder: Path) -> ModelSpec:
+    """A checkpoint's folder: its config.json, else its only GGUF file."""
+    if is_file(folder / "config.json"):
+        return _from_config(folder / "config.json", "file", folder)
+    files = sorted(
+        file for file in folder.glob("*.gguf") if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name) or "-00001-of-" in file.name
+    )
+    if len(files) == 1:
+        return model_from_gguf(files[0])
+    reason = f"holds {len(files)} GGUF models" if files else "holds no config.json and no GGUF file"
+    raise refuse("model", str(folder), reason, "name one of them" if files else "is this the folder of a model's checkpoint?")
+
+
+def _from_safetensors(path: Path) -> ModelSpec:
+    safetensors.read_header(path)  # a broken file is refused before its neighbour is believed
+    config = path.with_name("config.json")
+    if not is_file(config):
+        hint = "put the model's config.json beside it, or name the model itself"
+        raise refuse("model", str(path), "stores tensors but not the model's configuration", hint)
+    return _from_config(config, "safetensors", path)
+
+
+def _from_config(file: Path, kind: str, named: Path) -> ModelSpec:
+    config = read_json(file)
+    name = printable((file.resolve().parent if file.name == "config.json" else file).stem if kind == "file" else named.stem)
+    return read_hf_config(config, name=_name(config) or name, source=Source(kind=kind, path=str(named)))
+
+
+def _from_hub(repo: str, revision: str | None) -> ModelSpec:
+    """The config.json of a hub repository, and nothing else of it; the commit it came from is recorded."""
+    asked = f"{repo}@{revision}" if revision else repo
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub.errors import HfHubHTTPError
+    except ImportError:
+        hint = "pip install 'memsheet[hub]', or download its config.json and give the path"
+        raise refuse("model", asked, "is not bundled, and reading the hub needs an extra", hint) from None
+    commit = None
+    try:
+        commit = _commit(hub, repo, revision, asked)
+    except InputError:
+        raise
+    except HfHubHTTPError as error:  # the hub answered, with a no
+        raise _unreachable(asked, error) from None
+    except Exception:  # noqa: BLE001, S110 - no network, or told not to use it: what was downloaded before still counts
+        pass
+    try:
+        file = hub.hf_hub_download(
+            repo, "config.json", revision=commit or revision, etag_timeout=HUB_TIMEOUT_S, local_files_only=commit is None
+        )
+    except Exception as error:  # noqa: BLE001 - the hub's errors quote requests, which may hold a token: only their kind is shown
+        raise _unreachable(asked, error) from None
+    config = read_json(Path(file), max_bytes=MAX_CONFIG_BYTES)
+    found = commit or Path(file).parent.name
+    source = Source(kind="hub", path=repo, revision=found if _COMMIT.fullmatch(found) else revision)
+    return read_hf_config(config, name=repo, source=source)
+
+
+def _commit(hub: Any, repo: str, revision: str | None, asked: str) -> str | None:
+    """The commit that ``revision`` names now; a config.json of absurd size is refused before it is downloaded."""
+    metadata = hub.get_hf_file_metadata(hub.hf_hub_url(repo, "config.json", revision=revision), timeout=HUB_TIMEOUT_S)
+    if metadata.size is not None and metadata.size > MAX_CONFIG_BYTES:
+        raise refuse("model", asked, f"has a config.json of {metadata.size} bytes, more than the {MAX_CONFIG_BYTES} that are read")
+    commit = metadata.commit_hash
+    return commit if isinstance(commit, str) else None
+
+
+def _unreachable(asked: str, error: Exception) -> InputError:
+    hint = (
+        "check the name, the network and HF_HUB_OFFLINE; a private or gated model needs `hf auth login`; a config.json on disk always works"
+    )
+    return refuse("model", asked, f"could not be read from the hub ({type(error).__name__})", hint)

@@ -1,0 +1,1 @@
+"""Every plan for a cluster, accounted as arrays and ranked."""

@@ -1,0 +1,41 @@
+"""What an engine keeps and what it can do, as data. One file an engine fills this in (``memsheet/engines``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from memsheet.sheet import Evidence
+from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+
+
+class Sharding(Enum):
+    """How data-parallel ranks divide states, which also decides the buffers."""
+
+    REPLICATED = "replicated"  # DistributedDataParallel
+    FSDP2 = "fsdp2"  # per parameter, along dimension 0, padded
+    DEEPSPEED = "deepspeed"  # flat buffers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Facts of one engine. ``evidence`` maps a fact's name to its source."""
+
+    name: str
+    tested: str  # the version whose source was read
+    tasks: tuple[str, ...]
+    axes: tuple[str, ...]  # mesh degrees that may exceed 1
+    zero: tuple[int, ...]
+    default_zero: int
+    sharding: Sharding
+    default_precision: str
+    precisions: tuple[str, ...]
+    autocast: bool  # parameters kept in fp32 are cast operation by operation, copies cached until forward ends
+    attention: tuple[AttentionKind, ...] = (AttentionKind.SDPA, AttentionKind.EAGER, AttentionKind.FLASH)
+    losses: tuple[Loss, ...] = (Loss.PLAIN, Loss.FUSED)
+    recompute: tuple[RecomputeMode, ...] = (RecomputeMode.NONE, RecomputeMode.FULL)
+    schedules: tuple[Schedule, ...] = ()
+    optimizers: tuple[OptimizerName, ...]
+    default_implementation: Implementation
+    offload: tuple[str, ...] = ()
+    evidence: dict[str, Evidence] = field(default_factory=dict)

@@ -1,0 +1,1 @@
+"""A step run on fake tensors, as a sheet."""

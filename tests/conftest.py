@@ -1,0 +1,7 @@
+"""Shared by all tests; its place also puts this folder on the import path, so that tests may import ``oracle``."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network

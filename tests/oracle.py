@@ -1,0 +1,50 @@
+"""What transformers itself would allocate, without allocating it: every parameter of the real model on the meta device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.formulas.params import fold, tensors
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.spec.model import ModelSpec
+
+
+def meta_model(config: Mapping[str, Any], auto_class: str = "AutoModelForCausalLM") -> Any:
+    """The model that ``config`` (a config.json's content) names, built by transformers on the meta device.
+
+    ``auto_class`` is one of the Auto classes, or a model class itself.
+    """
+    import torch
+    import transformers
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    built = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(values)
+    with torch.device("meta"):
+        chosen = getattr(transformers, auto_class)
+        return (getattr(chosen, "from_config", None) or chosen._from_config)(built)
+
+
+def meta_tensors(config: Mapping[str, Any], auto_class: str = "AutoModelForCausalLM") -> dict[str, int]:
+    """Parameter name with its indices folded → elements of all parameters under that name; tied ones once, zero-sized ones left out."""
+    found: Counter[str] = Counter()
+    for name, parameter in meta_model(config, auto_class).named_parameters():
+        found[fold(name)] += parameter.numel()
+    return +found
+
+
+def our_tensors(spec: ModelSpec) -> dict[str, int]:
+    """The same from our description: embeddings, stacks, final norms, head, towers, extras."""
+    found: Counter[str] = Counter()
+    for path, weight, times in tensors(spec):
+        found[path] += weight.elements * times
+    return +found
+
+
+def assert_same_tensors(config: Mapping[str, Any], auto_class: str = "AutoModelForCausalLM") -> None:
+    """Our reading of ``config`` has exactly the parameters of the real model; a failure lists the names that differ."""
+    real, ours = meta_tensors(config, auto_class), our_tensors(read_hf_config(config))
+    wrong = {path: (real.get(path), ours.get(path)) for path in real.keys() | ours.keys() if real.get(path) != ours.get(path)}
+    assert not wrong, f"{config['model_type']}: path → (transformers, ours): {wrong}"
+    assert sum(real.values()) == sum(ours.values())

@@ -1,0 +1,228 @@
+"""Sparse, latent, hybrid and state-space families against the models that transformers builds: every name, every element."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from memsheet.errors import InputError
+from memsheet.formulas.params import buffers, fold
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.spec.model import Attention, Run
+from oracle import assert_same_tensors, meta_model, meta_tensors
+
+SMALL: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}
+MAMBA: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 3, "hidden_size": 96}
+ZAMBA = ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba"]
+
+# (model_type, overrides): defaults with few layers, then odd widths, other expert counts, the other kind of head, other layer patterns
+CHEAP: list[tuple[str, dict[str, Any]]] = [
+    ("mixtral", {**SMALL, "intermediate_size": 52, "num_local_experts": 3, "head_dim": 20, "tie_word_embeddings": True}),
+    ("qwen2_moe", {**SMALL, "num_experts": 5, "moe_intermediate_size": 20, "shared_expert_intermediate_size": 36,
+                   "intermediate_size": 44, "decoder_sparse_step": 2, "qkv_bias": False}),
+    ("gpt_oss", {**SMALL, "num_local_experts": 6, "intermediate_size": 40, "head_dim": 24, "tie_word_embeddings": True}),
+    ("ernie4_5_moe", {**SMALL, "moe_num_experts": 7, "moe_intermediate_size": 12, "intermediate_size": 40, "use_bias": True,
+                      "moe_layer_interval": 2, "moe_num_shared_experts": 3}),
+    ("deepseek_v3", {**SMALL, "q_lora_rank": None, "kv_lora_rank": 30, "n_routed_experts": 8, "n_group": 1, "topk_group": 1,
+                     "attention_bias": True, "moe_intermediate_size": 14, "n_shared_experts": 2, "first_k_dense_replace": 1}),
+    ("qwen3_next", {**SMALL, "num_hidden_layers": 9, "num_experts": 10, "mlp_only_layers": [2], "linear_num_key_heads": 3,
+                    "linear_num_value_heads": 6, "linear_key_head_dim": 10, "linear_value_head_dim": 14, "attention_bias": True}),
+    ("zamba2", {**SMALL, "num_hidden_layers": 6, "layers_block_type": ZAMBA, "num_mem_blocks": 2, "n_mamba_heads": 12, "adapter_rank": 9,
+                "use_shared_attention_adapter": True, "add_bias_linear": True, "tie_word_embeddings": False}),
+    ("falcon_mamba", {**MAMBA, "expand": 16, "intermediate_size": 192, "use_bias": True, "use_conv_bias": False}),
+    ("rwkv", {**MAMBA, "attention_hidden_size": 80, "intermediate_size": 200}),
+]  # fmt: skip
+FULL: list[tuple[str, dict[str, Any]]] = [
+    ("mixtral", {"num_hidden_layers": 2}),
+    ("mixtral", {**SMALL, "sliding_window": 64, "num_experts": 4}),
+    ("qwen2_moe", {"num_hidden_layers": 2}),
+    ("qwen2_moe", {**SMALL, "num_experts": 0, "intermediate_size": 44, "tie_word_embeddings": True}),
+    ("qwen2_moe", {**SMALL, "num_hidden_layers": 6, "mlp_only_layers": [0, 4], "use_sliding_window": True, "max_window_layers": 3}),
+    ("qwen3_moe", {"num_hidden_layers": 2}),
+    ("qwen3_moe", {**SMALL, "num_experts": 9, "head_dim": 22, "attention_bias": True, "tie_word_embeddings": True, "mlp_only_layers": [1]}),
+    ("phimoe", {"num_hidden_layers": 2}),
+    ("phimoe", {**SMALL, "attention_bias": True, "lm_head_bias": True, "num_local_experts": 5, "intermediate_size": 30}),
+    ("phimoe", {**SMALL, "lm_head_bias": True, "tie_word_embeddings": True}),
+    ("olmoe", {"num_hidden_layers": 2}),
+    ("olmoe", {**SMALL, "num_experts": 9, "intermediate_size": 22, "attention_bias": True, "tie_word_embeddings": True}),
+    ("granitemoe", {"num_hidden_layers": 2}),
+    ("granitemoe", {**SMALL, "num_local_experts": 5, "intermediate_size": 30, "attention_bias": True, "tie_word_embeddings": True}),
+    ("glm4_moe", {"num_hidden_layers": 3}),
+    ("glm4_moe", {**SMALL, "use_qk_norm": True, "head_dim": 20, "attention_bias": True, "n_routed_experts": 9, "n_shared_experts": 2,
+                  "first_k_dense_replace": 2, "moe_intermediate_size": 18, "intermediate_size": 50, "tie_word_embeddings": True}),
+    ("glm4_moe", {**SMALL, "n_shared_experts": 0, "first_k_dense_replace": 0}),
+    ("gpt_oss", {"num_hidden_layers": 3}),
+    ("gpt_oss", {**SMALL, "attention_bias": False, "sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    ("ernie4_5_moe", {"num_hidden_layers": 3}),
+    ("ernie4_5_moe", {**SMALL, "num_hidden_layers": 6, "moe_layer_start_index": 2, "moe_layer_end_index": 4, "moe_num_shared_experts": 0,
+                      "tie_word_embeddings": False}),
+    ("deepseek_v2", {"num_hidden_layers": 2, "num_experts_per_tok": 6}),
+    ("deepseek_v2", {**SMALL, "num_experts_per_tok": 2, "q_lora_rank": None, "kv_lora_rank": 30, "qk_nope_head_dim": 12, "qk_rope_head_dim": 10,
+                     "v_head_dim": 14, "mlp_bias": True, "attention_bias": True, "first_k_dense_replace": 1, "moe_intermediate_size": 11}),
+    ("deepseek_v3", {"num_hidden_layers": 4}),
+    ("deepseek_v3", {**SMALL, "q_lora_rank": 26, "attention_bias": True, "num_local_experts": 16, "tie_word_embeddings": True}),
+    ("qwen3_next", {"num_hidden_layers": 4}),
+    ("qwen3_next", {**SMALL, "num_hidden_layers": 6, "num_experts": 0, "full_attention_interval": 2, "tie_word_embeddings": True}),
+    ("qwen3_next", {**SMALL, "decoder_sparse_step": 2, "num_experts": 20, "layer_types": ["full_attention", "linear_attention", "full_attention"]}),
+    ("jamba", {"num_hidden_layers": 8}),
+    ("jamba", {**SMALL, "num_hidden_layers": 7, "attn_layer_period": 3, "attn_layer_offset": 2, "expert_layer_period": 4,
+               "expert_layer_offset": 0, "num_experts": 5, "intermediate_size": 50, "mamba_dt_rank": 11, "mamba_d_state": 6,
+               "mamba_conv_bias": False, "mamba_proj_bias": True, "mamba_expand": 3, "tie_word_embeddings": True}),
+    ("jamba", {**SMALL, "num_experts": 1}),
+    ("zamba2", {}),
+    ("zamba2", {**SMALL, "num_hidden_layers": 6, "layers_block_type": ZAMBA, "num_mem_blocks": 1, "mamba_ngroups": 2, "intermediate_size": 50}),
+    ("zamba2", {**SMALL, "num_hidden_layers": 6, "layers_block_type": ZAMBA, "num_mem_blocks": 5, "use_shared_attention_adapter": True}),
+    ("bamba", {"num_hidden_layers": 3, "attn_layer_indices": [1]}),
+    ("bamba", {**SMALL, "num_hidden_layers": 5, "attn_layer_indices": [0, 3], "mamba_n_heads": 12, "mamba_n_groups": 2, "mamba_d_state": 10,
+               "mamba_d_head": 16, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True, "mamba_conv_bias": False,
+               "tie_word_embeddings": True}),
+    ("recurrent_gemma", {"num_hidden_layers": 3}),
+    ("recurrent_gemma", {**SMALL, "num_hidden_layers": 5, "lru_width": 120, "num_key_value_heads": 1, "head_dim": 20, "attention_bias": True,
+                         "conv1d_width": 3, "intermediate_size": 101, "block_types": ["attention", "recurrent"], "tie_word_embeddings": False}),
+    ("mamba", {"num_hidden_layers": 2}),
+    ("mamba", {**MAMBA, "expand": 3, "state_size": 7, "conv_kernel": 3, "time_step_rank": 13, "use_bias": True, "tie_word_embeddings": False}),
+    ("mamba2", {"num_hidden_layers": 2}),
+    ("mamba2", {**MAMBA, "num_heads": 12, "head_dim": 16, "n_groups": 3, "state_size": 10, "use_bias": True, "tie_word_embeddings": True}),
+    ("falcon_mamba", {"num_hidden_layers": 2}),
+    ("rwkv", {"num_hidden_layers": 2}),
+    ("rwkv", {**MAMBA, "tie_word_embeddings": True}),
+]  # fmt: skip
+
+# Released models: the sizes of their config.json and the elements published, multi-token heads left out. For DeepSeek-V3 those
+# count the 58 × 256 load-balancing biases, which transformers keeps as buffers.
+RELEASED: list[tuple[str, dict[str, Any], int]] = [
+    ("mixtral", {}, 46_702_792_704),  # Mixtral-8x7B
+    ("deepseek_v3", {}, 671_026_419_200),  # DeepSeek-V3
+    ("qwen3_moe", {"num_hidden_layers": 48, "head_dim": 128}, 30_532_122_624),  # Qwen3-30B-A3B
+    ("gpt_oss", {"num_hidden_layers": 24, "num_local_experts": 32}, 20_914_757_184),  # gpt-oss-20b
+    ("gpt_oss", {}, 116_829_156_672),  # gpt-oss-120b
+]
+
+
+def named(case: tuple[str, dict[str, Any]]) -> str:
+    return f"{case[0]}-{len(case[1])}"
+
+
+@pytest.mark.parametrize("case", CHEAP, ids=named)
+def test_small_models_have_the_real_tensors(case):
+    assert_same_tensors({"model_type": case[0], **case[1]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", FULL, ids=named)
+def test_models_have_the_real_tensors(case):
+    assert_same_tensors({"model_type": case[0], **case[1]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model_type", "overrides", "parameters"), RELEASED)
+def test_released_models_have_their_published_size(model_type, overrides, parameters):
+    config = {"model_type": model_type, **overrides}
+    assert_same_tensors(config)
+    corrections = sum(weight.elements * times for _, weight, times in buffers(read_hf_config(config)))
+    assert sum(meta_tensors(config).values()) + corrections == parameters
+
+
+@pytest.mark.parametrize("model_type", ["deepseek_v3", "glm4_moe", "falcon_mamba", "mixtral"])
+def test_buffers_are_those_of_the_real_model(model_type):
+    """Rotary frequencies aside: a few hundred bytes a model, in no family's description."""
+    config = {"model_type": model_type, **MAMBA, "first_k_dense_replace": 1}
+    real: Counter[str] = Counter()
+    for name, buffer in meta_model(config).named_buffers():
+        real[fold(name)] += 0 if "rotary_emb" in name else buffer.numel()
+    ours = {path: weight.elements * times for path, weight, times in buffers(read_hf_config(config))}
+    assert ours == +real
+
+
+# What a sequence keeps: tiny models run once on the CPU, and the states they hold counted.
+TINY: dict[str, Any] = {"vocab_size": 50, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 40}
+STATES: list[tuple[str, dict[str, Any]]] = [
+    ("mamba", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 5, "conv_kernel": 3}),
+    ("falcon_mamba", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2, "state_size": 6, "intermediate_size": 80}),
+    ("mamba2", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2, "num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 7}),
+    ("jamba", {**TINY, "num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4, "mamba_d_state": 5}),
+    ("bamba", {**TINY, "num_hidden_layers": 3, "attn_layer_indices": [1], "mamba_n_heads": 6, "mamba_d_state": 7, "mamba_n_groups": 2}),
+    ("zamba2", {**TINY, "num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "hybrid", "mamba"], "n_mamba_heads": 6}),
+    ("qwen3_next", {**TINY, "num_hidden_layers": 4, "num_experts": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16,
+                    "linear_key_head_dim": 6, "linear_value_head_dim": 10, "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8}),
+    ("recurrent_gemma", {**TINY, "num_hidden_layers": 3, "lru_width": 48, "conv1d_width": 5}),
+    ("rwkv", {"vocab_size": 50, "hidden_size": 48, "num_hidden_layers": 2}),
+]  # fmt: skip
+TOKENS = 9
+
+
+def described(config: dict[str, Any]) -> tuple[int, int, int]:
+    """Recurrent state, convolution state and key/value elements of one sequence, from our description."""
+
+    def mixers(run: Run):
+        return [mixer for block in run.pattern for mixer in block.mixers] * run.count
+
+    found = [mixer for stack in read_hf_config(config).stacks for run in stack.runs for mixer in mixers(run)]
+    keys_values = sum(2 * m.kv_heads * m.head_dim * TOKENS for m in found if isinstance(m, Attention))
+    return sum(getattr(m, "state_elements", 0) for m in found), sum(getattr(m, "conv_elements", 0) for m in found), keys_values
+
+
+def kept(config: dict[str, Any]) -> tuple[int, int, int]:
+    """The same three from the real model after one forward pass."""
+    import torch
+    import transformers
+
+    values = {key: value for key, value in config.items() if key != "model_type"}
+    built = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(values)
+    model = transformers.AutoModelForCausalLM.from_config(built).eval()
+    with torch.no_grad():
+        out = model(input_ids=torch.ones(1, TOKENS, dtype=torch.long), use_cache=True)
+    if config["model_type"] == "rwkv":  # five states, of which the first two are the last inputs of each half
+        return sum(s.numel() for s in out.state[2:]), sum(s.numel() for s in out.state[:2]), 0
+    if config["model_type"] == "recurrent_gemma":  # states live in the modules; its output carries no cache
+        blocks = [layer.temporal_block for layer in model.model.layers]
+        recurrent = [block for block in blocks if hasattr(block, "rg_lru")]
+        attends = [block for block in blocks if not hasattr(block, "rg_lru")]
+        keys_values = sum(2 * b.num_key_value_heads * b.head_dim * TOKENS for b in attends)
+        return sum(b.rg_lru.recurrent_states.numel() for b in recurrent), sum(b.conv1d_state.numel() for b in recurrent), keys_values
+    cache = getattr(out, "cache_params", None) or out.past_key_values
+    states = [t for layer in cache.layers for t in getattr(layer, "recurrent_states", {}).values() if t is not None]
+    convs = [t for layer in cache.layers for t in getattr(layer, "conv_states", {}).values() if t is not None]
+    pairs = [t for layer in cache.layers for t in (getattr(layer, "keys", None), getattr(layer, "values", None)) if t is not None]
+    return tuple(sum(t.numel() for t in tensors) for tensors in (states, convs, pairs))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", STATES, ids=named)
+def test_states_of_a_sequence_are_those_the_real_model_keeps(case):
+    config = {"model_type": case[0], **case[1]}
+    assert described(config) == kept(config)
+
+
+def test_the_shared_blocks_of_zamba2_are_held_once_and_called_often():
+    spec = read_hf_config({"model_type": "zamba2", "num_mem_blocks": 2})
+    shared = [run.shared for run in spec.stacks[0].runs if run.shared]
+    assert (len(shared), len(set(shared))) == (9, 2)
+
+
+def test_repeating_layers_fold_into_one_run():
+    runs = read_hf_config({"model_type": "qwen3_next"}).stacks[0].runs
+    assert [(len(run.pattern), run.count) for run in runs] == [(4, 12)]
+    runs = read_hf_config({"model_type": "deepseek_v3"}).stacks[0].runs
+    assert [(len(run.pattern), run.count) for run in runs] == [(1, 3), (1, 58)]
+
+
+@pytest.mark.parametrize(
+    ("config", "field"),
+    [
+        ({"model_type": "mixtral", "num_experts_per_tok": 9}, "num_experts_per_tok"),
+        ({"model_type": "deepseek_v2"}, "num_experts_per_tok"),
+        ({"model_type": "mamba2", "num_heads": 100}, "num_heads"),
+        ({"model_type": "jamba", "attn_layer_offset": 8}, "attn_layer_offset"),
+        ({"model_type": "gpt_oss", "layer_types": ["full_attention"]}, "layer_types"),
+        ({"model_type": "zamba2", "num_hidden_layers": 3}, "layers_block_type"),
+        ({"model_type": "bamba", "mamba_n_heads": 7}, "mamba_n_heads"),
+        ({"model_type": "recurrent_gemma", "block_types": []}, "block_types"),
+    ],
+)
+def test_a_config_that_cannot_be_built_is_refused_by_name(config, field):
+    with pytest.raises(InputError) as error:
+        read_hf_config(config)
+    assert field in [problem.field for problem in error.value.problems]
