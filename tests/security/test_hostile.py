@@ -187,7 +187,7 @@ GGUF: dict[str, bytes] = {
     "an array of 2^62 whose size wraps to 0": gguf([key("a", 9, array(4, 2**62))], data=1000),
     "2^24 texts in 1 KB": gguf([key("a", 9, array(8, 2**24))], data=1000),
     "2^40 texts in 1 KB": gguf([key("a", 9, array(8, 2**40))], data=1000),
-    "texts whose lengths leave the file": gguf([key("a", 9, array(8, 4, struct.pack("<Q", 900) * 4))], data=1000),
+    "texts whose lengths leave the file": gguf([key("a", 9, array(8, 4, struct.pack("<Q", 1100) * 4))], data=1000),
     "texts whose lengths wrap around": gguf([key("a", 9, array(8, 4, struct.pack("<Q", 2**64 - 8) * 4))], data=1000),
     "arrays of an unknown type": gguf([key("a", 9, array(77, 1))], data=100),
     "arrays nested three deep": gguf([key("a", 9, array(9, 1, array(9, 1, array(4, 1, b"\0" * 4))))]),

@@ -1,0 +1,117 @@
+"""Whether a sheet fits a device: the budget, the verdict, and the answer that a question gets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from memsheet.sheet import Bytes, Component, Instant, Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+SHOWN = 3
+
+
+class Result(Enum):
+    FITS = "fits"
+    DOES_NOT_FIT = "does_not_fit"
+    UNCERTAIN = "uncertain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """What a framework gets of a card, less what is to stay free. A range where the card's figure is derived."""
+
+    low_bytes: int
+    capacity_bytes: int
+    high_bytes: int
+    reserve_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of a plan and what it saves on the worst rank."""
+
+    key: str
+    before: Any
+    after: Any
+    saves_bytes: int
+    words: str
+    needs: str = ""  # what it costs elsewhere: host memory, more GPUs, another kind of training
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fix:
+    """The changes that make a job fit, with the device bytes after all of them."""
+
+    changes: tuple[Change, ...]
+    device: Bytes
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """FITS when the high end fits, DOES_NOT_FIT when the low end does not, UNCERTAIN in between. ``rank`` is the worst one."""
+
+    result: Result
+    rank: int
+    instant: Instant
+    device: Bytes
+    headroom_bytes: int
+    largest: tuple[tuple[Component, Bytes], ...]
+    cheapest_fix: Fix | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Everything one question gets: the model, the whole plan, what was assumed, a sheet a distinct rank, the verdict."""
+
+    model: ModelSpec
+    parameters: int
+    active_parameters: int
+    plan: Plan
+    assumed: tuple[str, ...]
+    cluster: Cluster | None
+    sheets: tuple[Sheet, ...]
+    verdict: Verdict | None
+    serving: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def budget_of(cluster: Cluster, reserve_bytes: int = 0) -> Budget:
+    """The budget of one device of a cluster."""
+    device = cluster.device
+    return Budget(
+        low_bytes=device.framework_low_bytes - reserve_bytes, capacity_bytes=device.framework_bytes - reserve_bytes,
+        high_bytes=device.framework_high_bytes - reserve_bytes, reserve_bytes=reserve_bytes,
+    )  # fmt: skip
+
+
+def worst(sheets: tuple[Sheet, ...]) -> Sheet:
+    """The sheet with the most device bytes."""
+    return max(sheets, key=lambda sheet: sheet.device.high)
+
+
+def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
+    """The verdict over all ranks. Headroom is what the expected value leaves, negative where it does not fit."""
+    sheet = worst(sheets)
+    device = sheet.device
+    if device.high <= budget.low_bytes:
+        result = Result.FITS
+    elif device.low > budget.high_bytes:
+        result = Result.DOES_NOT_FIT
+    else:
+        result = Result.UNCERTAIN
+    return Verdict(
+        result=result, rank=sheet.rank, instant=sheet.peak_instant, device=device,
+        headroom_bytes=budget.capacity_bytes - device.value, largest=largest_components(sheet),
+    )  # fmt: skip
+
+
+def largest_components(sheet: Sheet) -> tuple[tuple[Component, Bytes], ...]:
+    """The components that take most at the peak, largest first."""
+    sizes = [(component, sheet.of(component)) for component in Component]
+    return tuple(sorted((pair for pair in sizes if pair[1].value), key=lambda pair: -pair[1].value)[:SHOWN])

@@ -1,0 +1,57 @@
+"""The short names of a plan's keys, as flags (``--lora-rank``) and as Python keywords (``lora_rank``)."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.errors import Problem, require
+
+SHORT: dict[str, str] = {
+    "engine": "engine", "engine_version": "engine_version",
+    "dp_replicate": "mesh.dp_replicate", "dp_shard": "mesh.dp_shard", "cp": "mesh.cp", "tp": "mesh.tp", "pp": "mesh.pp", "vpp": "mesh.vpp",
+    "ep": "mesh.ep", "etp": "mesh.etp", "zero": "zero", "reshard_after_forward": "reshard_after_forward",
+    "sequence_parallel": "sequence_parallel", "context_parallel_comm": "context_parallel_comm", "schedule": "schedule",
+    "layers_per_stage": "layers_per_stage", "seq_len": "seq_len", "microbatch": "microbatch", "global_batch": "global_batch",
+    "vocab_multiple": "vocab_multiple", "precision": "precision.name", "optimizer": "optimizer.name",
+    "optimizer_implementation": "optimizer.implementation", "optimizer_in_backward": "optimizer_in_backward",
+    "recompute": "recompute.mode", "recompute_every": "recompute.every", "recompute_layers": "recompute.layers",
+    "recompute_segments": "recompute.segments", "recompute_modules": "recompute.modules", "attention": "attention", "loss": "loss",
+    "compile": "compile", "dropout": "dropout", "lora_rank": "adapter.rank", "lora_targets": "adapter.targets",
+    "quantize": "quantization.weights", "expandable_segments": "allocator.expandable_segments",
+    "max_model_len": "serving.max_model_len", "sequences": "serving.max_sequences", "max_batched_tokens": "serving.max_batched_tokens",
+    "kv_dtype": "serving.kv_dtype", "page_tokens": "serving.page_tokens", "memory_fraction": "serving.memory_fraction",
+    "cuda_graphs": "cuda_graphs", "prompt_tokens": "serving.prompt_tokens", "output_tokens": "serving.output_tokens",
+}  # fmt: skip
+"""Short name → dotted key of ``memsheet/plan/1``. ``offload`` is a list of what to offload and stands apart."""
+
+OFFLOADABLE = {"optimizer": 1, "parameters": 1, "activations": True}
+
+
+def request_from(short: Mapping[str, Any]) -> dict[str, Any]:
+    """Short names and their values (Nones left out) as a request.
+
+    Raises InputError for names that are not in the vocabulary, with the nearest one.
+    """
+    problems, request = [], dict[str, Any]()
+    for name, value in short.items():
+        if value is None:
+            continue
+        if name == "offload":
+            request.update(_offload(value, problems))
+        elif name in SHORT:
+            request[SHORT[name]] = list(value) if isinstance(value, tuple) else value
+        else:
+            near = difflib.get_close_matches(name, [*SHORT, "offload"], n=1)
+            problems.append(Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else ""))
+    require(problems)
+    return request
+
+
+def _offload(value: Any, problems: list[Problem]) -> dict[str, Any]:
+    wanted = value.split(",") if isinstance(value, str) else list(value)
+    for name in wanted:
+        if name not in OFFLOADABLE:
+            problems.append(Problem(field="offload", value=name, reason="cannot be offloaded", hint=f"choose from {', '.join(OFFLOADABLE)}"))
+    return {f"offload.{name}": OFFLOADABLE[name] for name in wanted if name in OFFLOADABLE}

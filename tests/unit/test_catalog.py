@@ -1,0 +1,232 @@
+"""The bundled models and devices: complete, without contradictions, sourced, and equal to what was released."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from memsheet import catalog
+from memsheet.errors import InputError
+from memsheet.formulas.params import parameter_count
+from memsheet.readers.families import FAMILIES
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.spec.device import MAX_DEVICES, Basis, cluster_of, parse_gpus
+from memsheet.units import GIB
+
+MODELS = Path(catalog.__file__).parent / "models"
+NAMES = catalog.model_names()
+KEYS = {"name", "aliases", "source", "config", "published_parameters", "published_source", "published_buffers", "published_note"}
+
+
+def key(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def family_missing(model_type: str) -> bool:
+    return model_type not in FAMILIES or find_spec(f"memsheet.readers.families.{FAMILIES[model_type]}") is None
+
+
+def bundled(name: str) -> dict:
+    model = catalog.find_model(name)
+    assert model is not None
+    return model
+
+
+# Models
+
+
+def test_enough_models_and_every_file_is_listed():
+    assert len(NAMES) >= 80
+    assert {path.stem for path in MODELS.glob("*.json")} - {"aliases"} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_file_is_well_formed(name: str):
+    def once(pairs):
+        assert len(dict(pairs)) == len(pairs), "a key stands twice"
+        return dict(pairs)
+
+    model = json.loads((MODELS / f"{name}.json").read_text(encoding="utf-8"), object_pairs_hook=once)
+    assert model["name"] == name == name.lower()
+    assert set(model) <= KEYS
+    assert {"aliases", "source", "config"} <= set(model)
+    assert model["config"]["model_type"]
+    assert model["config"]["architectures"]
+
+
+def test_index_says_what_the_files_say():
+    index = json.loads((MODELS / "aliases.json").read_text(encoding="utf-8"))
+    stated: dict[str, str] = {}
+    for name in NAMES:
+        for spelling in (name, *bundled(name)["aliases"]):
+            assert stated.setdefault(key(spelling), name) == name, f"{spelling} names two models"
+    assert stated.items() <= index.items()
+    hubs = {spelling.split("/")[1]: name for spelling, name in stated.items() if "/" in spelling}
+    assert index.items() <= (hubs | stated).items(), "the index holds a name that no file states"
+
+
+def test_hub_ids_and_any_case_find_a_model():
+    assert bundled("meta-llama/Llama-3.1-8B") is not None
+    assert bundled("META-LLAMA/llama-3.1-8b")["name"] == bundled("Llama-3.1-8B-Instruct")["name"] == "llama-3.1-8b"
+    assert bundled("phi-1_5")["name"] == "phi-1.5"
+
+
+@pytest.mark.parametrize("name", ["", "no-such-model", "../devices", "aliases", "/etc/passwd", "llama-3.1-8b.json", "models/gpt2"])
+def test_anything_else_is_not_found(name: str):
+    assert catalog.find_model(name) is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reader_reads_it(name: str):
+    config = bundled(name)["config"]
+    if family_missing(config["model_type"]):
+        pytest.skip(f"no reader yet for {config['model_type']}")
+    assert parameter_count(read_hf_config(config, name=name)) > 0
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if "published_parameters" in bundled(n)])
+def test_count_is_the_published_one(name: str):
+    model = bundled(name)
+    if family_missing(model["config"]["model_type"]):
+        pytest.skip(f"no reader yet for {model['config']['model_type']}")
+    assert model["published_source"]
+    assert parameter_count(read_hf_config(model["config"])) == model["published_parameters"] - model.get("published_buffers", 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_tensor_is_the_real_models(name: str):
+    from oracle import assert_same_tensors
+
+    config = bundled(name)["config"]
+    if family_missing(config["model_type"]):
+        pytest.skip(f"no reader yet for {config['model_type']}")
+    bare = {k: v for k, v in config.items() if k != "quantization_config"}  # the count does not depend on how it is stored
+    assert_same_tensors(bare, config["architectures"][0])
+
+
+def test_released_quantization_is_kept():
+    assert bundled("deepseek-v3")["config"]["quantization_config"]["weight_block_size"] == [128, 128]
+    assert bundled("gpt-oss-120b")["config"]["quantization_config"]["quant_method"] == "mxfp4"
+
+
+# Devices
+
+
+@pytest.mark.parametrize("device", catalog.devices(), ids=lambda device: device.name)
+def test_device_is_whole_and_sourced(device):
+    assert 0 < device.framework_low_bytes <= device.framework_bytes <= device.framework_high_bytes
+    assert device.driver_bytes is None or device.framework_high_bytes <= device.driver_bytes * 1.02
+    assert device.sources
+    assert device.evidence
+    assert device.basis is Basis.REPORTED or device.framework_bytes == device.framework_low_bytes, "a derived figure is the low end"
+    assert catalog.find_device(device.name) is device is catalog.find_device(device.full_name)
+
+
+def test_there_are_38_devices_and_no_spelling_names_two():
+    table = catalog._tables()["device"]
+    assert len(table) == 38
+    owner: dict[str, str] = {}
+    for name, row in table.items():
+        for spelling in (name, *row["aliases"], row["full_name"]):
+            assert owner.setdefault(catalog._device_key(spelling), name) == name, f"{spelling} names two devices"
+
+
+def test_rates_are_of_known_devices():
+    rates = catalog.rates()
+    named = {*rates["device"], *rates["collectives_inside_node"]["params"], *rates["attention"]["utilisation"]}
+    assert named <= {device.name for device in catalog.devices()}
+
+
+def test_a_figure_that_was_reported_is_taken_as_it_stands():
+    h100 = catalog.find_device("H100-80GB")
+    assert h100.framework_bytes == h100.framework_low_bytes == int(79.18 * GIB)
+    assert h100.basis is Basis.REPORTED
+
+
+def test_a_figure_that_was_not_is_a_range_with_its_reason():
+    h800 = catalog.find_device("H800-80GB")
+    assert (h800.framework_low_bytes, h800.framework_high_bytes) == (81559 * 2**20 - int(1.05 * GIB), 81559 * 2**20 - int(0.47 * GIB))
+    assert h800.basis is Basis.DRIVER
+    assert "81559 MiB" in h800.evidence
+    assert catalog.find_device("tpu-v5e").basis is Basis.DATASHEET
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a100-80-sxm", "A100-80GB"), ("A100-80gb", "A100-80GB"), ("NVIDIA A100-SXM4-80GB", "A100-80GB"), ("A100-80GB-PCIe", "A100-80GB-PCIe"),
+        ("NVIDIA H100 80GB HBM3", "H100-80GB"), ("h100_80gb", "H100-80GB"), ("NVIDIA GeForce RTX 4090", "RTX4090"), ("4090", "RTX4090"),
+        ("Tesla T4", "T4"), ("AMD Instinct MI300X", "MI300X"), ("l40s", "L40S"), ("NVIDIA H200", "H200"),
+    ],
+)  # fmt: skip
+def test_spellings(text: str, name: str):
+    assert catalog.find_device(text).name == name
+
+
+def test_unknown_device_is_refused_with_the_nearest():
+    with pytest.raises(InputError, match=r"A100-40GB, A100-80GB"):
+        catalog.find_gpus("8xA100")
+    for text in ("8xFoo", "x" * 100_000, "8x\x1b[31m", "8xH100-80GBB"):
+        with pytest.raises(InputError):
+            catalog.find_gpus(text)
+
+
+# --gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("8xH100-80GB", (8, "H100-80GB")),
+        ("H100-80GB", (None, "H100-80GB")),
+        (" 1 x L4 ", (1, "L4")),
+        ("1024×B200", (1024, "B200")),
+        ("+2XT4", (2, "T4")),
+    ],
+)
+def test_gpus(text: str, parsed):
+    assert parse_gpus(text) == parsed
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "0xH100", "00xH100", "-1xH100", f"{MAX_DEVICES + 1}xH100", "9" * 5000 + "xH100", "8x", "8x" + "H" * 200]
+)
+def test_gpus_that_are_none(text: str):
+    with pytest.raises(InputError) as caught:
+        catalog.find_gpus(text)
+    assert caught.value.problems[0].field == "gpus"
+
+
+def test_a_cluster_is_whole_nodes():
+    h100, l4 = catalog.find_device("H100-80GB"), catalog.find_device("L4")
+    assert [(c.per_node, c.nodes, c.count) for c in (cluster_of(h100, 4), cluster_of(h100, 64), cluster_of(l4, 16, per_node=4))] == [
+        (4, 1, 4), (8, 8, 64), (4, 4, 16),
+    ]  # fmt: skip
+    assert cluster_of(h100, 12, nodes=3).per_node == 4
+    for count, said in (
+        (12, {}),
+        (0, {}),
+        (16, {"nodes": 3}),
+        (16, {"per_node": 4, "nodes": 2}),
+        (16, {"nodes": 0}),
+        (8, {"per_node": -2}),
+    ):
+        with pytest.raises(InputError):
+            cluster_of(h100, count, **said)
+    with pytest.raises(InputError, match="per_node"):
+        cluster_of(l4, 16)
+
+
+def test_nothing_heavy_is_imported_and_one_model_reads_one_file():
+    script = (
+        "import sys, builtins\nfrom memsheet import catalog\n"
+        "catalog.find_model('llama-2-7b'); catalog.find_device('H100-80GB')\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pydantic'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
