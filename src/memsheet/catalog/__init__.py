@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
-import tomllib
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -60,15 +58,21 @@ def _device_key(name: str) -> str:
     return next((key.removeprefix(vendor) for vendor in _VENDORS if key.startswith(vendor)), key)
 
 
+def _toml(name: str) -> dict[str, Any]:
+    import tomllib
+
+    return tomllib.loads(_read(name))
+
+
 @cache
 def _tables() -> dict[str, Any]:
-    return tomllib.loads(_read("devices.toml"))
+    return _toml("devices.toml")
 
 
 @cache
 def rates() -> dict[str, Any]:
     """Dense and measured rates by device, collectives and attention fits: rates.toml as it stands."""
-    return tomllib.loads(_read("rates.toml"))
+    return _toml("rates.toml")
 
 
 @cache
@@ -151,6 +155,8 @@ def find_device(name: str) -> Device:
 
 def _near(name: str) -> list[str]:
     """Three names: those that begin alike first, then those spelt alike."""
+    import difflib
+
     index, key = _device_index(), _device_key(name)[:40]
     alike = [index[k] for k in index if key and k.startswith(key)]
     spelt = [index[k] for k in difflib.get_close_matches(key, index, n=6, cutoff=0.0)]
@@ -161,3 +167,9 @@ def find_gpus(text: str) -> tuple[int | None, Device]:
     """``8xH100-80GB`` → (8, that device); without a count (None, device)."""
     count, name = parse_gpus(text)
     return count, find_device(name)
+
+
+@cache
+def overheads() -> dict[str, Any]:
+    """What a process holds on a card besides tensors, with ranges and sources (overheads.toml)."""
+    return _toml("overheads.toml")

@@ -22,6 +22,7 @@ class AttentionKernel(Enum):
 
     EAGER = "eager"
     FUSED = "flash"  # flash through torch's scaled_dot_product_attention or the flash-attn package
+    EFFICIENT = "efficient"  # torch's memory-efficient kernel: one head of keys a query head, a mask if there is one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Numerics:
     adapter_dropout: bool = False
     quantized: bool = False  # linear weights are dequantized for each use
     padded_head: int | None = None  # flash pads the head dim to this many
+    mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
 
 
 Activation = Callable[[Recorder, Tensor, str], Tensor]
@@ -239,9 +241,29 @@ def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     return r.view(out, ("b", "s", "a", "d"))
 
 
+def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics) -> Tensor:
+    """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
+    path, grouped = at.path, at.heads != at.kv_heads
+    k, v = repeat_kv(r, k, path + "/k", grouped=grouped), repeat_kv(r, v, path + "/v", grouped=grouped)
+    q, k, v = (r.autocast(t, f"{path}/{name}") for t, name in ((q, "q"), (k, "k"), (v, "v")))
+    bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
+    out = r.tensor(path + "/context", q.shape, q.dtype)
+    lse = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32)
+    seed = r.tensor(path + "/rng", (2,), INT64)
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed, *bias))
+    return r.view(out, ("b", "s", "a", "d"))
+
+
 def _pad(r: Recorder, x: Tensor, path: str, head: Axis) -> Tensor:
     back, dtype = x.shape, x.dtype
     return r.apply(r.tensor(path, (*x.shape[:-1], head), dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+CORES = {
+    AttentionKernel.EAGER: eager_attention,
+    AttentionKernel.FUSED: fused_attention,
+    AttentionKernel.EFFICIENT: efficient_attention,
+}
 
 
 def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
@@ -251,8 +273,7 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     if at.rotary_dim:
         q = rotary(r, q, at, how.stream, at.path + "/q")
         k = rotary(r, k, at, how.stream, at.path + "/k")
-    core = eager_attention if how.attention is AttentionKernel.EAGER else fused_attention
-    context = core(r, q, k, v, at, how)
+    context = CORES[how.attention](r, q, k, v, at, how)
     merged = r.view(context, ("b", "s", "a·d"))
     out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
     return project(r, merged, weights, out, "h", "a·d", how)

@@ -20,8 +20,9 @@ from memsheet.readers.guard import is_file
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec, Source, StoredQuantization
 
-KEYS = "gguf-py/gguf/constants.py, Keys; llama.cpp src/models, load_arch_hparams of each architecture"
+KEYS = "gguf-py/gguf/constants.py, Keys; llama.cpp conversion/*.py, set_gguf_parameters of each architecture"
 MAX_PARTS = 1_000
+SIGMOID = 2  # gguf-py constants.py, ExpertGatingFuncType
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 _FLOATS = {"F64": "fp64", "F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")  # families spell it differently; the value is one
@@ -100,7 +101,7 @@ def _latent(model: Contents) -> dict[str, Any]:
         keys.wrong("attention.key_length", head, f"is not above rope.dimension_count, {rope}")
     heads = keys.count("attention.head_count")
     return dict.fromkeys(_EXPERT_KEYS, keys.count("expert_count")) | {
-        "model_type": "deepseek_v3" if any(".exp_probs_b" in name for name in model.tensors) else "deepseek_v2",
+        "model_type": "deepseek_v3" if _corrected(model) else "deepseek_v2",
         "hidden_size": keys.count("embedding_length"), "num_attention_heads": heads, "num_key_value_heads": heads,
         "intermediate_size": keys.count("feed_forward_length"), "moe_intermediate_size": keys.count("expert_feed_forward_length"),
         "num_experts_per_tok": keys.count("expert_used_count"), "n_shared_experts": keys.count("expert_shared_count", default=0, low=0),
@@ -109,6 +110,13 @@ def _latent(model: Contents) -> dict[str, Any]:
         "qk_rope_head_dim": rope, "qk_nope_head_dim": max(head - rope, 1),
         "v_head_dim": keys.count("attention.value_length_mla", "attention.value_length"),
     }  # fmt: skip
+
+
+def _corrected(model: Contents) -> bool:
+    """Whether the router adds a correction to its scores, as DeepSeek-V3's does; files without tensors only name its function."""
+    if model.tensors:
+        return any(".exp_probs_b" in name for name in model.tensors)
+    return bool(model.keys.count("expert_gating_func", default=0, low=0) == SIGMOID)
 
 
 def _gpt2(model: Contents) -> dict[str, Any]:
@@ -194,10 +202,11 @@ def _scalar(value: Value) -> object:
 def _layers(model: Contents) -> int:
     """Layers of the model proper; those that predict further tokens stand after them and are not counted."""
     total = model.keys.layers("block_count")
+    ahead = model.keys.count("nextn_predict_layers", default=0, low=0, high=MAX_LAYERS)
     found = 1 + max((int(m[1]) for name in model.tensors if (m := re.match(r"blk\.(\d{1,6})\.", name))), default=total - 1)
-    if found != total:
+    if found not in (total, total - ahead):  # some conversions count the layers that predict ahead, but leave out their tensors
         model.keys.wrong("block_count", total, f"does not agree with the file, which stores {found} blocks")
-    return max(total - model.keys.count("nextn_predict_layers", default=0, low=0, high=MAX_LAYERS), 1)
+    return max(total - ahead, 1)
 
 
 def _vocabulary(model: Contents, header: Header) -> int:

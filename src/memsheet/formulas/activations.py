@@ -1,0 +1,170 @@
+"""The parts of a model for one plan: which tape each layer has, and its numbers.
+
+What a layer saves is a list of what each of its operations saves (``blocks.py``, ``ends.py``); this module chooses the
+implementation a plan runs and gives the axes their values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from memsheet.arith import Count, ceil_div, maximum
+from memsheet.errors import Problem, require
+from memsheet.formulas.blocks import AttentionKernel, Numerics, record, unmodelled
+from memsheet.formulas.ends import record_embeddings, record_head
+from memsheet.formulas.evaluate import EMPTY, Bag, Part, evaluate, with_products
+from memsheet.references import LIGER, TRANSFORMERS, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import BOOL, FP32, DType
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import Attention, Block, Dense, ModelSpec, Stack
+from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
+
+FLASH_MAX_HEAD = 256
+"""Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""
+HEAD_ALIGNMENT = 8
+
+
+def numerics(plan: Plan, engine: Engine) -> Numerics:
+    """How the blocks of a plan run, whatever their shapes."""
+    precision, adapter = plan.precision, plan.adapter
+    gathered = precision.compute if engine.sharding is Sharding.FSDP2 else precision.parameters
+    casts = engine.autocast and precision.casts
+    return Numerics(
+        parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
+        attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED,
+        dropout=plan.dropout > 0, trains=adapter is None,
+        adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
+        adapter_dtype=adapter.dtype if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
+        quantized=plan.quantization is not None,
+    )  # fmt: skip
+
+
+def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+    """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
+    at = block.mixers[0]
+    if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:
+        return how
+    compute = how.autocast or how.parameters
+    if compute is FP32:
+        grouped = at.heads != at.kv_heads
+        return replace(how, attention=AttentionKernel.EAGER if grouped else AttentionKernel.EFFICIENT)
+    if _needs_mask(at, plan):
+        return replace(how, attention=AttentionKernel.EFFICIENT, mask=True)
+    short = at.head_dim % HEAD_ALIGNMENT
+    return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
+
+
+def _needs_mask(at: Attention, plan: Plan) -> bool:
+    """A window shorter than the sequence is a mask in sdpa; the flash-attn package takes it as a number."""
+    return plan.attention is AttentionKind.SDPA and at.window is not None and isinstance(plan.seq_len, int) and at.window < plan.seq_len
+
+
+def check_modelled(spec: ModelSpec, plan: Plan) -> None:
+    """Raise InputError naming everything of a model whose activations are not accounted yet."""
+    hint = "its states and cache are known: --parameters N for states alone, or `memsheet infer`; the trace will run its real code"
+    problems = [
+        Problem(field="model", value=spec.name, reason=f"the activations of {block.kind} blocks are not modelled: {why}", hint=hint)
+        for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled(block, plan))
+    ]  # fmt: skip
+    if spec.towers:
+        problems.append(Problem(field="model", value=spec.name, reason="the activations of its vision tower are not modelled yet", hint=hint))
+    if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
+        problems.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
+    require(dict.fromkeys(problems))
+
+
+def _unmodelled(block: Block, plan: Plan) -> str | None:
+    why = unmodelled(block)
+    if why or plan.attention is AttentionKind.EAGER:
+        return why
+    at = block.mixers[0]
+    if isinstance(at, Attention) and at.head_dim > FLASH_MAX_HEAD:
+        return f"head dim {at.head_dim} exceeds the {FLASH_MAX_HEAD} of flash kernels; give --attention eager"
+    if isinstance(at, Attention) and at.softcap and plan.attention is AttentionKind.SDPA:
+        return "sdpa has no soft cap on scores; give --attention eager"
+    return None
+
+
+@formula(cites=TRANSFORMERS, at="modeling files: shapes of a layer's tensors; heads and widths divided over tensor-parallel ranks")
+def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
+    """Values of the axes that a dense block's tensors are named by."""
+    at, ff = block.mixers[0], block.feed_forward
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    return with_products({
+        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
+        "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "f": ceil_div(ff.intermediate, plan.mesh.tp),
+        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
+    })  # fmt: skip
+
+
+def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: bool) -> tuple[Part, Part]:
+    """A block as it runs in a step (recomputed on its own if the plan says so), and as it would run without recompute."""
+    how = block_numerics(block, plan, numerics(plan, engine))
+    axes = block_axes(block, plan)
+    plain = evaluate(record(block, how), axes, prefix, release=release)
+    if plan.recompute.mode is RecomputeMode.NONE:
+        return plain, plain
+    light = record(block, how, saving=False)
+    return evaluate(record(block, how), axes, prefix, release=release, forward=light), plain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ends:
+    """Embeddings and head, None on pipeline stages that lack them."""
+
+    embeddings: Part | None
+    head: Part | None
+
+
+def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Ends:
+    """The two ends of a stage."""
+    how, stack = numerics(plan, engine), spec.stacks[-1]
+    axes = _end_axes(spec, plan)
+    first = evaluate(record_embeddings(spec.embeddings, how), axes, "", release=release) if spec.embeddings.weights else None
+    last = None
+    if spec.head.kind != "none":
+        norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
+        last = evaluate(record_head(norms, spec.head, how, plan.loss), axes, "", release=release)
+    return Ends(embeddings=first, head=last)
+
+
+def _end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    tokens = plan.microbatch * plan.seq_len
+    return {
+        "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
+        "c": liger_chunk(tokens, spec.hidden, spec.vocab) if plan.loss is Loss.FUSED else 1,
+    }  # fmt: skip
+
+
+@formula(cites=LIGER, at="fused_linear_cross_entropy.py: the next power of two of tokens over ceil(V / h)")
+def liger_chunk(tokens: Count, hidden: int, vocab: int) -> Count:
+    """Tokens whose logits exist at once in the fused loss."""
+    chunk = ceil_div(tokens, ceil_div(vocab, hidden))
+    return 1 << (chunk - 1).bit_length() if isinstance(chunk, int) and chunk > 0 else chunk
+
+
+def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+    """What all layers share and keep for backward: rotary tables."""
+    attentions = [m for stack in spec.stacks for run in stack.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)]
+    widths = sorted({at.rotary_dim for at in attentions if at.rotary_dim})
+    return Bag.of(((Component.SAVED_ACTIVATIONS, "model.rotary_emb"), 2 * how.stream.nbytes(plan.seq_len * width)) for width in widths)
+
+
+def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+    """Masks that live through the model's forward: one a kind of attention, in the compute dtype when eager, boolean for sdpa."""
+    attentions = [m for stack in spec.stacks for run in stack.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)]
+    if plan.attention is AttentionKind.EAGER:
+        dtype: DType | None = how.stream
+        kinds = {at.window if at.window and at.window < plan.seq_len else None for at in attentions}
+    else:
+        dtype, kinds = BOOL, {at.window for at in attentions if _needs_mask(at, plan)}
+    if not kinds or dtype is None:
+        return EMPTY
+    size = len(kinds) * dtype.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
+    return Bag.of([((Component.TEMPORARIES, "model/causal_mask"), size)])
+
+
+def stack_prefix(stack: Stack) -> str:
+    return f"{stack.path}.*."

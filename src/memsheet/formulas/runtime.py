@@ -1,0 +1,69 @@
+"""What is on the card besides tensors: library workspaces, the driver's context, communicators, the allocator's slack."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from memsheet.arith import Count
+from memsheet.catalog import overheads
+from memsheet.sheet import Bytes, Component, Derived, Evidence, Fitted, FromCode, Instant, Item
+from memsheet.spec.device import Cluster
+from memsheet.spec.plan import Plan
+
+
+@lru_cache(maxsize=1)
+def _table() -> dict[str, Any]:
+    return overheads()
+
+
+def _evidence(entry: dict[str, Any]) -> Evidence:
+    if "project" in entry:
+        return FromCode(entry["project"], entry["commit"], entry["file"], entry["line"])
+    return Fitted(entry["runs"], entry["hardware"], entry["date"], entry["spread"])
+
+
+def _range(entry: dict[str, Any]) -> Bytes:
+    return Bytes(entry["low_bytes"], entry["value_bytes"], entry["high_bytes"])
+
+
+def workspaces(plan: Plan, cluster: Cluster | None) -> Bytes:
+    """cuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and backward's)."""
+    capability = float(cluster.device.compute_capability or 0) if cluster else 0.0
+    entry = _table()["cublas_workspace_large" if capability >= 9 else "cublas_workspace_small"]
+    handles = 2 if plan.task == "train" else 1
+    one = _range(entry)
+    return Bytes(one.low, handles * one.value, handles * one.high)
+
+
+def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant, Count]) -> list[Item]:
+    """Workspaces, context, communicators and slack as items with ranges, at the instants of ``allocated`` (tensor bytes)."""
+    if cluster is None:
+        return []
+    table = _table()
+    gpus = int(plan.mesh.gpus)
+    entries = [
+        (Component.WORKSPACES, "cublas", workspaces(plan, cluster), table["cublas_workspace_large"]),
+        (Component.CONTEXT, "cuda", _range(table["context"]), table["context"]),
+    ]
+    if gpus > 1:
+        entries.append((Component.CONTEXT, "nccl", _communicators(plan, table["nccl_communicator"]), table["nccl_communicator"]))
+    items = [Item(c, path, dict.fromkeys(allocated, size), _evidence(entry)) for c, path, size, entry in entries]
+    return [*items, _slack(plan, table, allocated)]
+
+
+def _communicators(plan: Plan, entry: dict[str, Any]) -> Bytes:
+    one = _range(entry)
+    groups = sum(int(degree) > 1 for degree in (plan.mesh.dp_replicate, plan.mesh.dp_shard, plan.mesh.tp, plan.mesh.pp, plan.mesh.cp))
+    return Bytes(one.low, groups * one.value, groups * one.high)
+
+
+def _slack(plan: Plan, table: dict[str, Any], allocated: dict[Instant, Count]) -> Item:
+    """Reserved but not allocated: a share of the peak, from replays of allocation sequences."""
+    entry = table["allocator_slack_expandable" if plan.expandable_segments else "allocator_slack"]
+    low, value, high = (entry[f"{end}_per_mille"] for end in ("low", "value", "high"))
+    at = {instant: Bytes(size * low // 1000, size * value // 1000, size * high // 1000) for instant, size in allocated.items()}
+    return Item(Component.ALLOCATOR_SLACK, "allocator", at, _evidence(entry))
+
+
+NO_CARD = Derived("no device was named, so nothing outside tensors is counted")

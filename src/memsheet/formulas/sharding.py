@@ -1,0 +1,54 @@
+"""Which share of a tensor one rank holds."""
+
+from __future__ import annotations
+
+from memsheet.arith import Count, ceil_div, round_up
+from memsheet.references import MEGATRON_TP, TORCH_FSDP2, ZERO, formula
+from memsheet.spec.model import Role, Weight
+from memsheet.spec.plan import Mesh
+
+
+@formula(cites=MEGATRON_TP, at="section 3; experts: one expert group a rank of ep, each matrix cut over etp")
+def held_shape(weight: Weight, mesh: Mesh, vocab_multiple: int = 1) -> tuple[Count, ...]:
+    """The shape of ``weight`` on one tensor- and expert-parallel rank, the largest where ranks differ.
+
+    Norms, routers and latent down-projections (``cut`` None) are whole everywhere; heads are never split, so keys and values
+    repeat where tp exceeds their heads; a padded vocabulary is rounded up to ``vocab_multiple`` times tp.
+    """
+    shape: list[Count] = list(weight.shape)
+    routed = weight.role in (Role.EXPERT, Role.EXPERT_BIAS)
+    degree = mesh.etp if routed else mesh.tp
+    if routed:
+        shape[0] = ceil_div(shape[0], mesh.ep)
+    if weight.padded and vocab_multiple > 1:
+        shape[0] = round_up(shape[0], vocab_multiple * degree)
+    if weight.cut is not None:
+        units = weight.units or weight.shape[weight.cut]
+        shape[weight.cut] = shape[weight.cut] // units * ceil_div(units, degree) if weight.units else ceil_div(shape[weight.cut], degree)
+    return tuple(shape)
+
+
+def elements_of(shape: tuple[Count, ...]) -> Count:
+    """The product of a shape."""
+    result: Count = 1
+    for size in shape:
+        result = result * size
+    return result
+
+
+@formula(cites=TORCH_FSDP2, at="_fsdp_param.py:298-320: every rank keeps the padded first chunk of dimension 0")
+def dim0_shard(shape: tuple[Count, ...], ranks: Count) -> Count:
+    """Elements that FSDP2 keeps of a tensor on each rank."""
+    return ceil_div(shape[0], ranks) * elements_of(shape[1:])
+
+
+@formula(cites=TORCH_FSDP2, at="_fsdp_param.py:616-628: the gathered tensor has the padded size on every rank")
+def dim0_gathered(shape: tuple[Count, ...], ranks: Count) -> Count:
+    """Elements of a tensor gathered from FSDP2 shards."""
+    return dim0_shard(shape, ranks) * ranks
+
+
+@formula(cites=ZERO, at="section 5: each rank keeps 1/n of a flattened state")
+def flat_shard(elements: Count, ranks: Count, alignment: int = 1) -> Count:
+    """Elements of one rank's part of a flat buffer padded to ``ranks`` · ``alignment``."""
+    return round_up(elements, ranks * alignment) // ranks

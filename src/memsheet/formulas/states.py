@@ -1,0 +1,131 @@
+"""Bytes of parameters, master weights, gradients and optimizer states, tensor by tensor, from declared dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memsheet.arith import Count
+from memsheet.formulas.params import buffers, tensors
+from memsheet.formulas.sharding import dim0_shard, elements_of, held_shape
+from memsheet.references import EIGHT_BIT, LORA, TORCH_OPTIM, ZERO, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import FP32, INT8_ADAM, DType, dtype_named
+from memsheet.spec.engine import Sharding
+from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
+from memsheet.spec.plan import Implementation, OptimizerName, Plan, Quantization
+
+EIGHT_BIT_MINIMUM = 4096
+"""bitsandbytes keeps 32-bit states for smaller tensors (Optimizer8bit, min_8bit_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter tensor as one rank holds it: its module path, shape, storage and whether it trains."""
+
+    path: str
+    shape: tuple[Count, ...]
+    dtype: DType
+    trains: bool
+    role: Role
+    times: int
+
+    @property
+    def elements(self) -> Count:
+        return elements_of(self.shape)
+
+
+def module_of(path: str) -> str:
+    """The module that owns a tensor."""
+    return path.rsplit(".", 1)[0]
+
+
+def held_tensors(spec: ModelSpec, plan: Plan, *, replicated: frozenset[Role] = frozenset(), whole_latent: bool = False) -> Iterator[Held]:
+    """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included.
+
+    ``replicated``: roles that the engine keeps whole under tensor parallelism; ``whole_latent``: latent attention too.
+    """
+    whole = _latent_paths(spec) if whole_latent else frozenset()
+    for path, weight, times in tensors(spec):
+        uncut = weight.role in replicated or module_of(weight.path) in whole
+        shape = weight.shape if uncut else held_shape(weight, plan.mesh, plan.vocab_multiple)
+        shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
+        yield Held(path, shape, storage(path, weight, plan), plan.adapter is None, weight.role, times)
+        if plan.adapter and weight.role is Role.LINEAR and path.endswith(".weight") and path.split(".")[-2] in plan.adapter.targets:
+            yield from _adapter(path, shape, plan, times)
+
+
+def _latent_paths(spec: ModelSpec) -> frozenset[str]:
+    blocks = (block for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    return frozenset(module_of(w.path) for b in blocks for m in b.mixers if isinstance(m, LatentAttention) for w in m.weights)
+
+
+@formula(cites=LORA, at="section 4.1: W + B A with A of rank x in and B of out x rank")
+def _adapter(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
+    assert plan.adapter is not None
+    module, rank, dtype = module_of(path), plan.adapter.rank, plan.adapter.dtype
+    yield Held(f"{module}.lora_A.weight", (rank, shape[1]), dtype, True, Role.LINEAR, times)
+    yield Held(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
+
+
+def storage(path: str, weight: Weight, plan: Plan) -> DType:
+    """The dtype a parameter is kept in: quantized where the plan quantizes it, else the plan's."""
+    if plan.quantization and quantized(path, weight, plan.quantization):
+        return plan.quantization.weights
+    fixed = dtype_named(weight.dtype) if weight.dtype else None
+    return fixed or plan.precision.parameters
+
+
+def quantized(path: str, weight: Weight, how: Quantization) -> bool:
+    """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not skipped."""
+    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:  # noqa: PLR2004
+        return False
+    return not any(path.startswith(name) or f".{name}." in f".{path}" for name in how.skip)
+
+
+def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
+    """Elements of a parameter that a data-parallel rank keeps between steps."""
+    if sharding is Sharding.FSDP2:
+        return dim0_shard(held.shape, plan.mesh.dp_shard)
+    return held.elements
+
+
+@formula(cites=ZERO, at="section 3.1: parameters, gradients and optimizer states in their own dtypes")
+def parameter_bytes(spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...], sharding: Sharding) -> dict[tuple[Component, str], Count]:
+    """Parameters (and buffers) kept on one rank between steps."""
+    result: dict[tuple[Component, str], Count] = {}
+    for held in tensors_held:
+        _add(result, (Component.PARAMETERS, module_of(held.path)), held.times * held.dtype.nbytes(parameter_shard(held, plan, sharding)))
+    for path, weight, times in buffers(spec):
+        dtype = dtype_named(weight.dtype) if weight.dtype else None
+        _add(result, (Component.BUFFERS, path), times * (dtype or plan.precision.parameters).nbytes(weight.elements))
+    return result
+
+
+def _add(bag: dict[tuple[Component, str], Count], key: tuple[Component, str], size: Count) -> None:
+    bag[key] = bag[key] + size if key in bag else size
+
+
+def gradient_dtype(held: Held, plan: Plan) -> DType:
+    """Gradients have the declared dtype; those of adapters the adapters' own."""
+    return held.dtype if plan.adapter else plan.precision.gradients
+
+
+@formula(cites=TORCH_OPTIM, at="_init_group: exp_avg and exp_avg_sq like the parameter, a step count each")
+def optimizer_bytes(held: Held, elements: Count, plan: Plan) -> Count:
+    """Optimizer states of one tensor of which the rank keeps ``elements``."""
+    assert plan.optimizer is not None
+    moments = plan.adapter.dtype if plan.adapter else plan.precision.moments
+    count = {OptimizerName.ADAMW: 2, OptimizerName.SGD_MOMENTUM: 1, OptimizerName.LION: 1, OptimizerName.SGD: 0}
+    if plan.optimizer.name is OptimizerName.ADAMW_8BIT:
+        return eight_bit_states(held, elements)
+    size = count[plan.optimizer.name] * moments.nbytes(elements)
+    step_on_device = plan.optimizer.name is OptimizerName.ADAMW and plan.optimizer.implementation is Implementation.FUSED
+    return size + (FP32.nbytes(1) if step_on_device else 0)
+
+
+@formula(cites=EIGHT_BIT, at="section 2.1: 8-bit states with one fp32 maximum a block; embeddings stay in 32 bits (section 2.3)")
+def eight_bit_states(held: Held, elements: Count) -> Count:
+    """Two moments of a tensor under a block-wise 8-bit optimizer."""
+    small = held.role is Role.EMBEDDING or (isinstance(elements, int) and elements < EIGHT_BIT_MINIMUM)
+    return 2 * (FP32 if small else INT8_ADAM).nbytes(elements)
