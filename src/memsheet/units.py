@@ -43,3 +43,12 @@ def format_bytes(size: int, *, decimal: bool = False, headroom: bool = False, di
 def format_count(number: int) -> str:
     """An exact count with thousands separated, ``70,553,706,496``."""
     return f"{number:,}"
+
+
+def format_giga(size: int, *, decimal: bool = False, headroom: bool = False, digits: int = 2) -> str:
+    """``size`` in GiB (GB if ``decimal``) for a column that names the unit, rounded as ``format_bytes`` rounds."""
+    unit, magnitude = 10**9 if decimal else GIB, abs(size)
+    down = headroom == (size >= 0)
+    scaled = magnitude * 10**digits
+    shown = scaled // unit if down else -(-scaled // unit)
+    return f"{'-' if size < 0 else ''}{shown // 10**digits:,}.{shown % 10**digits:0{digits}d}"

@@ -59,6 +59,9 @@ CONFIGS: dict[str, bytes] = {
     "a vocabulary of 2^62": config(vocab_size=2**62),
     "a number for a flag": config(attention_bias=1),
     "a list for an activation": config(hidden_act=["silu"]),
+    "an activation with escapes": config(hidden_act=ESCAPE),
+    "a dtype with escapes": config(torch_dtype=ESCAPE),
+    "a dtype from right to left": config(dtype=RIGHT_TO_LEFT),
     "a text with escapes for a count": config(hidden_size=ESCAPE),
     "a text from right to left for a count": config(vocab_size=RIGHT_TO_LEFT),
     "duplicate keys": raw_config('"hidden_size": 128'),
@@ -79,6 +82,9 @@ CONFIGS: dict[str, bytes] = {
     "only white space": b" \r\n\t ",
     "only a byte-order mark": b"\xef\xbb\xbf",
     "UTF-16": json.dumps(LLAMA).encode("utf-16"),
+    "UTF-16 without a mark": json.dumps(LLAMA).encode("utf-16-be"),
+    "a depth bomb in UTF-16 without a mark": ("[" * 100_000).encode("utf-16-be"),
+    "a depth bomb in UTF-32 without a mark": ("[" * 100_000).encode("utf-32-le"),
     "UTF-32": json.dumps(LLAMA).encode("utf-32"),
     "Latin-1": json.dumps({**LLAMA, "_name_or_path": "modèle"}, ensure_ascii=False).encode("latin-1"),
     "an overlong UTF-8 slash": raw_config('"_name_or_path": "') + b'\xc0\xaf"}',
@@ -107,7 +113,7 @@ CONFIGS: dict[str, bytes] = {
     "a type of a million letters": config(model_type="a" * 10**6),
     "a type that is a list": config(model_type=["llama"]),
     "a type that is null": config(model_type=None),
-    "a key with escapes, twice": raw_config(f'{json.dumps(ESCAPE)}: 1, {json.dumps(ESCAPE)}: 2'),
+    "a key with escapes, twice": raw_config(f"{json.dumps(ESCAPE)}: 1, {json.dumps(ESCAPE)}: 2"),
 }  # fmt: skip
 
 ONE = entry()

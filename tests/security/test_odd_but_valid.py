@@ -41,7 +41,7 @@ CONFIGS: dict[str, bytes] = {
     "keys in reverse": json.dumps(dict(reversed(LLAMA.items()))).encode(),
     "escaped letters in keys": config().replace(b"hidden_size", b"hidden\\u005fsize"),
     "unknown keys": config(unknown=1, another={"deep": [1, 2, {"x": None}]}),
-    "an unknown key in another script": config(**{"размер": 7, "大小": 8, "الحجم": 9}),
+    "an unknown key in another script": config(размер=7, 大小=8, الحجم=9),
     "a name in another script": config(_name_or_path="组织/模型-7B"),
     "a name with an emoji": config(_name_or_path="llama 🦙"),
     "a name with an escaped emoji": raw_config('"_name_or_path": "\\ud83e\\udd99"'),

@@ -122,7 +122,9 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> 
     """The two ends of a stage."""
     how, stack = numerics(plan, engine), spec.stacks[-1]
     axes = _end_axes(spec, plan)
-    first = evaluate(record_embeddings(spec.embeddings, how), axes, "", release=release) if spec.embeddings.weights else None
+    # a tied table already has the head's gradient when its own arrives
+    added = release or spec.head.tied
+    first = evaluate(record_embeddings(spec.embeddings, how), axes, "", release=added) if spec.embeddings.weights else None
     last = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)

@@ -82,6 +82,7 @@ class Part:
     backward: Bag  # at its backward's, with what it retained and the arriving gradient
     gradients: Bag  # parameters' gradients it makes
     output: Count  # bytes handed to the part after
+    keeps_input: bool = False  # whether it saves what it was handed
 
 
 @lru_cache(maxsize=1024)
@@ -128,15 +129,15 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)
     if forward is None:
-        return Part(retained, EMPTY, _high_water(tape, "forward", sizes, keys), backward, gradients, output)
+        return Part(retained, EMPTY, _high_water(tape, "forward", sizes, keys), backward, gradients, output, bool(tape.inputs))
     light = [entry_bytes(entry, axes) for entry in forward.entries]
     light_keys = _keys(forward, prefix)
     again = _high_water(tape, "recomputed", sizes, keys)
     arriving = Bag.of([((Component.TEMPORARIES, prefix + "gradient"), output)])
     kept = Bag.of([((Component.SAVED_ACTIVATIONS, prefix + "input"), light[0])])
     cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
-    # the input is in both the kept checkpoint and the recomputed forward: one storage
-    again = Bag.of([*again.held.items(), ((Component.SAVED_ACTIVATIONS, prefix + "input"), 0)])
-    return Part(kept, cached, _high_water(forward, "forward", light, light_keys), largest([[(1, backward)], [(1, again), (1, arriving)]]), gradients, output)
+    still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
+    step_back = largest([[(1, backward), *still], [(1, again), (1, arriving)]])
+    return Part(kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, output, keeps_input=True)
 
 

@@ -40,19 +40,29 @@ def module_of(path: str) -> str:
     return path.rsplit(".", 1)[0]
 
 
-def held_tensors(spec: ModelSpec, plan: Plan, *, replicated: frozenset[Role] = frozenset(), whole_latent: bool = False) -> Iterator[Held]:
-    """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included.
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What an engine keeps whole under tensor parallelism."""
 
-    ``replicated``: roles that the engine keeps whole under tensor parallelism; ``whole_latent``: latent attention too.
-    """
-    whole = _latent_paths(spec) if whole_latent else frozenset()
+    roles: frozenset[Role] = frozenset()
+    latent_attention: bool = False
+
+
+def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = Keeping()) -> Iterator[Held]:
+    """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included."""
+    whole = _latent_paths(spec) if keeping.latent_attention else frozenset()
     for path, weight, times in tensors(spec):
-        uncut = weight.role in replicated or module_of(weight.path) in whole
-        shape = weight.shape if uncut else held_shape(weight, plan.mesh, plan.vocab_multiple)
-        shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
-        yield Held(path, shape, storage(path, weight, plan), plan.adapter is None, weight.role, times)
-        if plan.adapter and weight.role is Role.LINEAR and path.endswith(".weight") and path.split(".")[-2] in plan.adapter.targets:
-            yield from _adapter(path, shape, plan, times)
+        uncut = weight.role in keeping.roles or module_of(weight.path) in whole
+        yield from held(path, weight, times, plan, uncut=uncut)
+
+
+def held(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False) -> Iterator[Held]:
+    """One tensor as a rank holds it, and the adapter matrices beside it."""
+    shape = weight.shape if uncut else held_shape(weight, plan.mesh, plan.vocab_multiple)
+    shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
+    yield Held(path, shape, storage(path, weight, plan), plan.adapter is None, weight.role, times)
+    if plan.adapter and weight.role is Role.LINEAR and path.endswith(".weight") and path.split(".")[-2] in plan.adapter.targets:
+        yield from _adapter(path, shape, plan, times)
 
 
 def _latent_paths(spec: ModelSpec) -> frozenset[str]:

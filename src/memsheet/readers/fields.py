@@ -89,6 +89,8 @@ class Fields:
                 continue
             if not isinstance(value, str):
                 self.wrong(key, value, "is not text")
+            elif not value.isprintable():  # it may be shown later, and a terminal obeys control characters
+                self.wrong(key, value, "holds characters that cannot be printed")
             elif choices and value not in choices:
                 self.wrong(key, value, f"is none of {', '.join(choices)}")
             else:
@@ -101,9 +103,9 @@ class Fields:
         value = self.data.get(key)
         if value is None:
             return tuple(default)
-        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+        if isinstance(value, list) and all(isinstance(v, str) and v.isprintable() for v in value):
             return tuple(value)
-        self.wrong(key, value, "is not a list of texts")
+        self.wrong(key, value, "is not a list of printable texts")
         return tuple(default)
 
     def counts(self, key: str, default: Sequence[int] = (), *, low: int = 0, high: int = MAX_SIZE) -> tuple[int, ...]:

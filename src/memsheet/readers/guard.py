@@ -57,8 +57,8 @@ def parse_json(
     def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         return _distinct(pairs, field)
 
-    try:
-        found = json.loads(raw, parse_int=whole, parse_float=decimal, parse_constant=constant, object_pairs_hook=distinct)
+    try:  # as text: given bytes, json.loads would look for UTF-16, which the scan above has not seen
+        found = json.loads(raw.decode(), parse_int=whole, parse_float=decimal, parse_constant=constant, object_pairs_hook=distinct)
     except json.JSONDecodeError as error:
         raise refuse(field, None, f"is not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
     if _HALF_PAIR.search(raw):

@@ -27,7 +27,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def read_model(
     text: str | Path | Mapping[str, Any], *, catalog: Callable[[str], Mapping[str, Any] | None], names: Iterable[str] = ()
 ) -> ModelSpec:
-    """The model that ``text`` names. ``catalog`` finds the config of a bundled name; ``names`` are offered when nothing fits.
+    """The model that ``text`` names. ``catalog`` finds the entry of a bundled name, whose ``config`` is read; ``names`` are offered
+    when nothing fits.
 
     A path (one that ends like a model's file, starts with ``.``, ``/`` or ``~``, or exists with a separator in it) is read as
     a file; then a bundled name; then a hub id ``org/name`` or ``org/name@revision``. Raises InputError otherwise.
@@ -36,9 +37,10 @@ def read_model(
         return read_hf_config(text, name=_name(text))
     if isinstance(text, Path) or _is_path(text):
         return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
-    config = catalog(text)
-    if config is not None:
-        return read_hf_config(config, name=text, source=Source(kind="bundled", path=text))
+    entry = catalog(text)
+    if entry is not None:
+        name = str(entry.get("name") or text)
+        return read_hf_config(entry["config"], name=name, source=Source(kind="bundled", path=name))
     if is_folder(Path(text)) or is_file(Path(text)):
         return _from_path(Path(text))
     named = _HUB_ID.fullmatch(text)

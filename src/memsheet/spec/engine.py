@@ -16,6 +16,11 @@ class Sharding(Enum):
     FSDP2 = "fsdp2"  # per parameter, along dimension 0, padded
     DEEPSPEED = "deepspeed"  # flat buffers
 
+    @property
+    def keeps_whole_gradients(self) -> bool:
+        """Whether autograd's own gradients are what accumulates between micro-batches."""
+        return self is Sharding.REPLICATED
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:

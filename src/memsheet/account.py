@@ -1,0 +1,99 @@
+"""account(model, plan, cluster, stage) → Sheet: every byte on one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memsheet.arith import Count
+from memsheet.engines import find_engine
+from memsheet.formulas.activations import check_modelled, masks, numerics, shared_tables
+from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.formulas.groups import walk
+from memsheet.formulas.pipeline import stage_model
+from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.serving import serving_moments
+from memsheet.formulas.states import held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
+from memsheet.formulas.surroundings import surroundings
+from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
+from memsheet.references import DERIVATIVES, ZERO
+from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.dtypes import INT64
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+EVIDENCE: dict[Component, Evidence] = {
+    **dict.fromkeys((Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES), Cited(ZERO, "section 3.1")),
+    Component.SAVED_ACTIVATIONS: Cited(DERIVATIVES, "what each operation saves for its backward"),
+    Component.TEMPORARIES: Cited(DERIVATIVES, "what each operation's backward allocates"),
+}
+
+
+def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0) -> Sheet:
+    """The sheet of a rank of pipeline stage ``stage`` (its ranks are alike).
+
+    Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
+    """
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    part = stage_model(model, plan, stage)
+    held = tensor_bags = _train(part, plan, engine) if plan.task == "train" else _serve(part, plan, engine)
+    allocated = {instant: bag.total for instant, bag in held.items()}
+    items = [*_items(tensor_bags, engine), *outside_tensors(plan, cluster, allocated)]
+    ranks_per_stage = int(plan.mesh.gpus) // plan.mesh.pp
+    first = stage * ranks_per_stage
+    return Sheet(rank=first, stage=stage, same_as=tuple(range(first + 1, first + ranks_per_stage)), items=tuple(items))
+
+
+def _train(model: ModelSpec, plan: Plan, engine: Engine) -> dict[Instant, Bag]:
+    check_modelled(model, plan)
+    parameters = tuple(held_tensors(model, plan))
+    kept = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
+    accumulates = plan.accumulation > 1
+    gradients = gradient_bag(kept, plan)
+    how = numerics(plan, engine)
+    stage = walk(model, plan, engine, release=accumulates and engine.sharding.keeps_whole_gradients)
+    step = Step(
+        walk=stage, around=surroundings(engine, plan, parameters, stage), states=_states(model, plan, engine),
+        resident_gradients=gradients if accumulates else EMPTY, shared=shared_tables(model, plan, how),
+        masks=masks(model, plan, how), plan=plan,
+    )  # fmt: skip
+    peaks = {instant: largest(candidates) for instant, candidates in moments(step).items() if candidates}
+    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(kept, plan))])
+    peaks[Instant.OPTIMIZER_STEP] = merge([(1, step.states), (1, step.around.always), (1, gradients), (1, scratch)])
+    return peaks
+
+
+def _states(model: ModelSpec, plan: Plan, engine: Engine) -> Bag:
+    """What is there at every instant of a steady step, gradients aside."""
+    parameters = tuple(held_tensors(model, plan))
+    pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, engine.sharding).items())
+    for h in parameters:
+        if h.trains:
+            kept = parameter_shard(h, plan, engine.sharding)
+            master = plan.precision.master_weights
+            if master is not None:
+                pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
+            pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan)))
+    tokens = plan.microbatch * plan.seq_len
+    pairs.append(((Component.INPUTS, "input_ids"), INT64.nbytes(tokens)))
+    pairs.append(((Component.INPUTS, "labels"), INT64.nbytes(tokens)))
+    return Bag.of(pairs)
+
+
+def _serve(model: ModelSpec, plan: Plan, engine: Engine) -> dict[Instant, Bag]:
+    return {instant: largest(candidates) for instant, candidates in serving_moments(model, plan, engine).items()}
+
+
+def _items(bags: Mapping[Instant, Bag], engine: Engine) -> list[Item]:
+    keys = dict.fromkeys(key for bag in bags.values() for key in bag.held)
+    return [
+        Item(component, path, {i: Bytes.exact(bag.held[component, path]) for i, bag in bags.items() if (component, path) in bag.held},
+             _evidence(component, engine))
+        for component, path in keys
+    ]  # fmt: skip
+
+
+def _evidence(component: Component, engine: Engine) -> Evidence:
+    return EVIDENCE.get(component) or engine.evidence.get(component.value) or Derived(f"the engine's own buffers ({engine.name} {engine.tested})")

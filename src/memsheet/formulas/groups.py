@@ -1,0 +1,105 @@
+"""The parts of a model in order of execution, each with its numbers and its parameters: what a step walks through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memsheet.formulas.activations import block_part, end_parts, stack_prefix
+from memsheet.formulas.evaluate import Bag, Part
+from memsheet.formulas.states import Held, held
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
+from memsheet.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """One part of the model: embeddings, a layer, or the head. ``plain`` is the part without recompute."""
+
+    name: str
+    part: Part
+    plain: Part
+    parameters: tuple[Held, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layers:
+    """Layers that repeat: ``pattern`` in order, ``count`` times."""
+
+    pattern: tuple[Group, ...]
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Walk:
+    """A stage in order of execution. ``tied``: the head computes with the embedding table."""
+
+    embeddings: Group | None
+    layers: tuple[Layers, ...]
+    head: Group | None
+    tied: bool
+
+    def visits(self) -> Iterator[tuple[Group, int, int, int]]:
+        """The layers worth looking at (first and last repetition of each run) as (group, run, repetition, place in the pattern)."""
+        for run, layers in enumerate(self.layers):
+            for repetition in sorted({0, layers.count - 1}):
+                for place, group in enumerate(layers.pattern):
+                    yield group, run, repetition, place
+
+    def around(self, run: int, repetition: int, place: int) -> tuple[Group | None, Group | None]:
+        """The groups before and after a layer."""
+        layers = self.layers[run]
+        if place > 0:
+            before: Group | None = layers.pattern[place - 1]
+        elif repetition > 0:
+            before = layers.pattern[-1]
+        else:
+            before = self.layers[run - 1].pattern[-1] if run else self.embeddings
+        if place + 1 < len(layers.pattern):
+            after: Group | None = layers.pattern[place + 1]
+        elif repetition + 1 < layers.count:
+            after = layers.pattern[0]
+        else:
+            after = self.layers[run + 1].pattern[0] if run + 1 < len(self.layers) else self.head
+        return before, after
+
+
+def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Walk:
+    """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they are made."""
+    stack = spec.stacks[-1]
+    ends = end_parts(spec, plan, engine, release=release)
+    made: dict[Block, Group] = {}
+    layers = []
+    for run in stack.runs:
+        for block in run.pattern:
+            if block not in made:
+                made[block] = _layer(block, stack, plan, engine, release=release)
+        layers.append(Layers(tuple(made[block] for block in run.pattern), run.count))
+    tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
+    first = _end("embeddings", ends.embeddings, spec.embeddings.weights, spec.embeddings.norms, plan)
+    last = _end("head", ends.head, spec.head.weights, _full_norms(stack), plan)
+    return Walk(embeddings=first, layers=tuple(layers), head=last, tied=tied)
+
+
+def _full_norms(stack: Stack) -> tuple[Norm, ...]:
+    return stack.final_norms
+
+
+def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: bool) -> Group:
+    prefix = stack_prefix(stack)
+    part, plain = block_part(block, prefix, plan, engine, release=release)
+    parameters = tuple(h for w in block.weights for h in held(prefix + w.path, w, 1, plan))
+    return Group(f"{stack.path}.*", part, plain, parameters)
+
+
+def _end(name: str, part: Part | None, weights: tuple[Weight, ...], norms: tuple[Norm, ...], plan: Plan) -> Group | None:
+    if part is None:
+        return None
+    own = (*weights, *(w for norm in norms for w in norm.weights))
+    return Group(name, part, part, tuple(h for w in own for h in held(w.path, w, 1, plan)))
+
+
+def retained(layers: Layers) -> Bag:
+    """What one repetition of a run's pattern keeps for backward."""
+    return Bag.of(pair for group in layers.pattern for pair in group.part.retained.held.items())

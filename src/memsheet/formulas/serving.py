@@ -1,0 +1,4 @@
+"""Serving as moments (placeholder until the cache formulas are in)."""
+from __future__ import annotations
+def serving_moments(model, plan, engine):
+    raise NotImplementedError

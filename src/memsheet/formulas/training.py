@@ -1,0 +1,198 @@
+"""A training step as moments: what is resident at each candidate for a high-water mark, instant by instant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memsheet.arith import Count
+from memsheet.formulas.evaluate import EMPTY, Bag, Moment
+from memsheet.formulas.groups import Group, Layers, Walk, retained
+from memsheet.formulas.states import Held, gradient_dtype, module_of
+from memsheet.formulas.surroundings import Surroundings
+from memsheet.references import SUBLINEAR, TORCH_OPTIM, formula
+from memsheet.sheet import Component, Instant
+from memsheet.spec.plan import Implementation, OptimizerName, Plan, RecomputeMode
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Everything the moments of a step are made of."""
+
+    walk: Walk
+    around: Surroundings
+    states: Bag  # parameters, masters, moments, buffers, inputs
+    resident_gradients: Bag  # with gradient accumulation, at every instant
+    shared: Bag  # rotary tables: saved by the first layer that uses them
+    masks: Bag  # through the model's forward
+    plan: Plan
+
+    @property
+    def accumulates(self) -> bool:
+        return self.resident_gradients is not EMPTY
+
+
+def moments(step: Step) -> dict[Instant, list[Moment]]:
+    """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
+    base: Moment = [(1, step.states), (1, step.around.always), (1, step.resident_gradients)]
+    return {
+        Instant.LOAD: [[(1, step.states)]],
+        Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
+        Instant.LOSS: [[*base, *moment] for moment in _loss(step)],
+        Instant.BACKWARD: [[*base, *moment] for moment in _backward(step)],
+    }
+
+
+def _forward(step: Step) -> Iterator[Moment]:
+    walk, around = step.walk, step.around
+    if walk.embeddings:
+        yield [(1, walk.embeddings.part.forward), (1, around.forward(walk.embeddings)), (1, step.masks)]
+    for group, run, repetition, place in walk.visits():
+        yield [
+            (1, step.shared), (1, step.masks), *_before(step, run, repetition, place), *_cached(walk, run, repetition, place),
+            *_embedding_output(step, run, repetition, place), (1, group.part.forward), (1, around.forward(group)),
+        ]  # fmt: skip
+
+
+def _loss(step: Step) -> Iterator[Moment]:
+    walk = step.walk
+    if walk.head:
+        cached = [(layers.count, group.part.cached) for layers in walk.layers for group in layers.pattern]
+        yield [(1, step.shared), *_all_retained(step), *cached, (1, walk.head.part.forward), (1, step.around.forward(walk.head))]
+
+
+def _backward(step: Step) -> Iterator[Moment]:
+    walk, around = step.walk, step.around
+    if walk.head:
+        last = walk.layers[-1].pattern[-1] if walk.layers else walk.embeddings
+        yield [(1, step.shared), *_all_retained(step), (1, walk.head.part.backward), (1, around.backward(last, walk.head, None))]
+    for group, run, repetition, place in walk.visits():
+        before, after = walk.around(run, repetition, place)
+        yield [
+            (1, step.shared), *_before(step, run, repetition, place), *_segment(step, group, run),
+            *_left(step, run, repetition, place), (1, _own_backward(step, group)), (1, around.backward(before, group, after)),
+        ]  # fmt: skip
+    if walk.embeddings:
+        after = walk.layers[0].pattern[0] if walk.layers else walk.head
+        everything = [(layers.count, around.leaves(group)) for layers in walk.layers for group in layers.pattern]
+        left = [] if step.accumulates else [*everything, *_head_left(step)]
+        yield [*left, (1, walk.embeddings.part.backward), (1, around.backward(None, walk.embeddings, after))]
+
+
+# ---- what earlier layers keep, what later layers left ----------------------------------------------------------------------
+
+
+@formula(cites=SUBLINEAR, at="section 4: only the input of each segment is kept; a segment is computed again before its backward")
+def segment_length(layers: int, plan: Plan) -> int:
+    """Layers that are recomputed together: every k layers, or the stack cut into k segments."""
+    recompute = plan.recompute
+    if recompute.segments:
+        return -(-layers // recompute.segments)
+    return recompute.every
+
+
+def layer_count(walk: Walk) -> int:
+    return sum(len(layers.pattern) * layers.count for layers in walk.layers)
+
+
+def _share(step: Step) -> tuple[int, int]:
+    """Of a run's kept inputs, one in so many stays: (numerator, denominator)."""
+    return 1, segment_length(layer_count(step.walk), step.plan) if step.plan.recompute.mode is RecomputeMode.FULL else 1
+
+
+def _kept(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, Bag]]:
+    """What some repetitions of a run keep until their backward."""
+    _, length = _share(step)
+    if length == 1:
+        return [(repetitions, retained(layers))]
+    inputs = [group.part.retained for group in layers.pattern]
+    return [(-(-repetitions * len(inputs) // length), inputs[0])]
+
+
+def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+    """What everything ahead of a layer keeps for backward."""
+    walk = step.walk
+    moment: list[tuple[Count, Bag]] = [(1, walk.embeddings.part.retained)] if walk.embeddings else []
+    for layers in walk.layers[:run]:
+        moment += _kept(step, layers, layers.count)
+    moment += _kept(step, walk.layers[run], repetition)
+    if _share(step)[1] == 1:
+        moment += [(1, group.part.retained) for group in walk.layers[run].pattern[:place]]
+    return moment
+
+
+def _all_retained(step: Step) -> list[tuple[Count, Bag]]:
+    walk = step.walk
+    moment: list[tuple[Count, Bag]] = [(1, walk.embeddings.part.retained)] if walk.embeddings else []
+    for layers in walk.layers:
+        moment += _kept(step, layers, layers.count)
+    return moment
+
+
+def _segment(step: Step, group: Group, run: int) -> list[tuple[Count, Bag]]:
+    """Inside a recomputed segment of several layers: what its other layers keep while the last one's backward runs."""
+    _, length = _share(step)
+    if length == 1:
+        return []
+    heaviest = max((g.plain.retained for layers in step.walk.layers for g in layers.pattern), key=lambda bag: bag.total)
+    return [(min(length, layer_count(step.walk)) - 1, heaviest)]
+
+
+def _own_backward(step: Step, group: Group) -> Bag:
+    return group.part.backward
+
+
+def _cached(walk: Walk, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+    """Weights' casts that autocast keeps from layers that save nothing."""
+    moment = [(layers.count, group.part.cached) for layers in walk.layers[:run] for group in layers.pattern]
+    moment += [(repetition, group.part.cached) for group in walk.layers[run].pattern]
+    return moment + [(1, group.part.cached) for group in walk.layers[run].pattern[:place]]
+
+
+def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+    """The model's forward holds on to the embeddings' output; for the first layer it is that layer's input."""
+    walk = step.walk
+    if walk.embeddings is None or run + repetition + place == 0 or walk.layers[0].pattern[0].part.keeps_input:
+        return []
+    return [(1, Bag.of([((Component.TEMPORARIES, "embeddings/output"), walk.embeddings.part.output)]))]
+
+
+def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+    """Gradients that layers behind this one have left (none besides the resident ones when accumulating)."""
+    if step.accumulates:
+        return []
+    walk, around = step.walk, step.around
+    moment = _head_left(step)
+    for layers in walk.layers[run + 1 :]:
+        moment += [(layers.count, around.leaves(group)) for group in layers.pattern]
+    here = walk.layers[run]
+    moment += [(here.count - 1 - repetition, around.leaves(group)) for group in here.pattern]
+    return moment + [(1, around.leaves(group)) for group in here.pattern[place + 1 :]]
+
+
+def _head_left(step: Step) -> list[tuple[Count, Bag]]:
+    return [(1, step.around.leaves(step.walk.head))] if step.walk.head else []
+
+
+# ---- the optimizer's step ----------------------------------------------------------------------------------------------------
+
+
+@formula(cites=TORCH_OPTIM, at="adam.py:762-799 _foreach_sqrt makes one copy of all second moments; :540-546 two copies of one tensor in the loop")
+def step_temporaries(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Count:
+    """Bytes that the optimizer's arithmetic takes, for tensors with the elements a rank keeps of each."""
+    assert plan.optimizer is not None
+    if plan.optimizer.name is not OptimizerName.ADAMW:
+        return 0
+    dtype = plan.adapter.dtype if plan.adapter else plan.precision.moments
+    match plan.optimizer.implementation:
+        case Implementation.FOREACH:
+            return sum(h.times * dtype.nbytes(elements) for h, elements in parameters)
+        case Implementation.LOOP:
+            return 2 * max((dtype.nbytes(elements) for _, elements in parameters), default=0)
+        case _:
+            return 0
+
+
+def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Bag:
+    """All gradients as they stand before the optimizer's step."""
+    return Bag.of(((Component.GRADIENTS, module_of(h.path)), h.times * gradient_dtype(h, plan).nbytes(elements)) for h, elements in parameters)

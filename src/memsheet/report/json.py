@@ -1,0 +1,204 @@
+"""An answer as JSON: ``memsheet/sheet/1``, with the plan in the vocabulary of ``memsheet/plan/1``. Keys come in one fixed order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from enum import Enum
+from typing import Any
+
+from memsheet.budget import Answer, Change, Fix, Verdict
+from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, Item, Measured, Sheet, Traced
+from memsheet.spec.device import Cluster
+from memsheet.spec.dtypes import FP4_BNB_DOUBLE, NF4, NF4_SINGLE, DType, dtype_named
+from memsheet.spec.model import Source
+from memsheet.spec.plan import Adapter, Offload, Plan, Precision, Quantization, Recompute
+
+SHEET_SCHEMA, PLAN_SCHEMA = "memsheet/sheet/1", "memsheet/plan/1"
+
+
+def dumps(document: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """One JSON object and a newline. NaN and infinity are never written."""
+    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+
+
+def sheet_document(answer: Answer) -> dict[str, Any]:
+    """The whole answer as one object of plain values."""
+    witness = answer.sheets[0].witness if answer.sheets else None
+    return {
+        "schema": SHEET_SCHEMA,
+        "witness": witness.value if witness else None,
+        "model": {
+            "name": answer.model.name, "parameters": int(answer.parameters), "active_parameters": int(answer.active_parameters),
+            "source": _source(answer.model.source),
+        },
+        "plan": plan_document(answer.plan, model=answer.model.name, cluster=answer.cluster),
+        "assumed": list(answer.assumed),
+        "device": _device(answer.cluster) if answer.cluster else None,
+        "ranks": [_rank(sheet) for sheet in answer.sheets],
+        "verdict": _verdict(answer.verdict) if answer.verdict else None,
+        "serving": _plain(answer.serving),
+        "notes": list(answer.notes),
+    }  # fmt: skip
+
+
+def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | None = None) -> dict[str, Any]:
+    """A whole plan such that reading it back (flatten, resolve) gives the same plan."""
+    return {
+        "schema": PLAN_SCHEMA, "model": model or None, "gpus": f"{cluster.count}x{cluster.device.name}" if cluster else None,
+        "task": plan.task, "phase": plan.phase, "engine": plan.engine, "engine_version": plan.engine_version,
+        "mesh": {field.name: int(getattr(plan.mesh, field.name)) for field in fields(plan.mesh)},
+        "zero": plan.zero, "reshard_after_forward": plan.reshard_after_forward,
+        "schedule": plan.schedule.value if plan.schedule else None,
+        "layers_per_stage": list(plan.layers_per_stage) if plan.layers_per_stage else None,
+        "microbatch": int(plan.microbatch), "global_batch": _whole(plan.global_batch), "seq_len": _whole(plan.seq_len) or None,
+        "vocab_multiple": plan.vocab_multiple, "precision": _precision(plan.precision),
+        "optimizer": {"name": plan.optimizer.name.value, "implementation": plan.optimizer.implementation.value} if plan.optimizer else None,
+        "recompute": _recompute(plan.recompute), "attention": plan.attention.value,
+        "loss": plan.loss.value if plan.task == "train" else None, "dropout": plan.dropout,
+        "adapter": _adapter(plan.adapter) if plan.adapter else None,
+        "quantization": _quantization(plan.quantization) if plan.quantization else None,
+        "offload": _offload(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
+        "serving": _serving(plan) if plan.task == "infer" else None,
+    }  # fmt: skip
+
+
+def _whole(count: Any) -> int | None:
+    return None if count is None else int(count)
+
+
+def _precision(precision: Precision) -> dict[str, str | None]:
+    held = {field.name: getattr(precision, field.name) for field in fields(precision)}
+    return {key: dtype.name if isinstance(dtype, DType) else None for key, dtype in held.items()}
+
+
+def _recompute(recompute: Recompute) -> dict[str, Any]:
+    """``every`` of 1 is what nobody needs to say, and beside ``layers`` or ``segments`` it would contradict them."""
+    every = recompute.every if recompute.every != 1 else None
+    return {"mode": recompute.mode.value, "every": every, "layers": recompute.layers, "segments": recompute.segments}
+
+
+def _adapter(adapter: Adapter) -> dict[str, Any]:
+    targets = list(adapter.targets)
+    return {"kind": "lora", "rank": int(adapter.rank), "targets": targets, "dtype": adapter.dtype.name, "dropout": adapter.dropout}
+
+
+def _quantization(quantization: Quantization) -> dict[str, Any]:
+    weights = quantization.weights
+    name = {NF4_SINGLE.name: NF4.name, FP4_BNB_DOUBLE.name: "fp4"}.get(weights.name, weights.name)
+    found = dtype_named(weights.name)
+    own_group = weights.scales[0].block if weights.scales and found is not weights else None
+    double = weights is NF4 if name == NF4.name else None
+    return {"weights": name, "group_size": own_group, "double_quant": double, "skip": list(quantization.skip)}
+
+
+def _offload(offload: Offload) -> dict[str, Any]:
+    return {"optimizer": _share(offload.optimizer), "parameters": _share(offload.parameters), "activations": offload.activations}
+
+
+def _share(value: float) -> float | int:
+    return int(value) if value in (0, 1) else value
+
+
+def _serving(plan: Plan) -> dict[str, Any]:
+    return {
+        "max_model_len": _whole(plan.max_model_len), "max_sequences": _whole(plan.max_sequences),
+        "kv_dtype": plan.kv_dtype.name if plan.kv_dtype else None, "prompt_tokens": _whole(plan.prompt_tokens),
+    }  # fmt: skip
+
+
+def _source(source: Source) -> dict[str, Any]:
+    return {"kind": source.kind, "path": source.path, "revision": source.revision, "notes": list(source.notes)}
+
+
+def _device(cluster: Cluster) -> dict[str, Any]:
+    device = cluster.device
+    return {
+        "name": device.name, "capacity_bytes": device.framework_bytes, "count": cluster.count,
+        "capacity_low_bytes": device.framework_low_bytes, "capacity_high_bytes": device.framework_high_bytes,
+        "datasheet_bytes": device.datasheet_bytes, "evidence": device.evidence,
+    }  # fmt: skip
+
+
+def _rank(sheet: Sheet) -> dict[str, Any]:
+    totals = {"allocated": sheet.allocated, "reserved": sheet.reserved, "device": sheet.device}
+    return {
+        "rank": sheet.rank, "stage": sheet.stage, "same_as": list(sheet.same_as),
+        "instants": {instant.value: int(sheet.at(instant).value) for instant in sheet.instants},
+        "peak_instant": sheet.peak_instant.value,
+        **{key: size for name, total in totals.items() for key, size in _range(total, name).items()},
+        "host_bytes": int(sheet.host_bytes), "notes": list(sheet.notes),
+        "items": [_item(item) for item in sheet.items],
+    }  # fmt: skip
+
+
+def _range(size: Bytes, name: str) -> dict[str, int]:
+    return {f"{name}_bytes": int(size.value), f"{name}_low_bytes": int(size.low), f"{name}_high_bytes": int(size.high)}
+
+
+def _item(item: Item) -> dict[str, Any]:
+    largest = item.largest
+    return {
+        "component": item.component.value, "path": item.path,
+        "bytes": int(largest.value), "low_bytes": int(largest.low), "high_bytes": int(largest.high),
+        "at": {instant.value: int(size.value) for instant, size in item.at.items()},
+        "evidence": evidence_document(item.evidence),
+    }  # fmt: skip
+
+
+def evidence_document(evidence: Evidence) -> dict[str, Any]:
+    """How a number is known, as ``{"kind": …}`` and what that kind has to say."""
+    match evidence:
+        case Cited(reference, at):
+            return {"kind": "cited", "title": reference.title, "where": reference.where, "at": at}
+        case FromCode(project, commit, file, line):
+            return {"kind": "from_code", "project": project, "commit": commit, "file": file, "line": line}
+        case Derived(why):
+            return {"kind": "derived", "why": why}
+        case Fitted(runs, hardware, date, spread):
+            return {"kind": "fitted", "runs": runs, "hardware": hardware, "date": date, "spread": spread}
+        case Traced(op):
+            return {"kind": "traced", "op": op}
+        case Measured(record):
+            return {"kind": "measured", "record": record}
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "result": verdict.result.value, "rank": verdict.rank, "instant": verdict.instant.value,
+        **_range(verdict.device, "device"), "headroom_bytes": int(verdict.headroom_bytes),
+        "largest": [{"component": component.value, "bytes": int(size.value)} for component, size in verdict.largest],
+        "cheapest_fix": _fix(verdict.cheapest_fix) if verdict.cheapest_fix else None,
+    }  # fmt: skip
+
+
+def _fix(fix: Fix) -> dict[str, Any]:
+    changes = [_change(change) for change in fix.changes]
+    return {"changes": changes, **_range(fix.device, "device"), "host_bytes": int(fix.host_bytes)}
+
+
+def _change(change: Change) -> dict[str, Any]:
+    return {
+        "key": change.key, "from": _plain(change.before), "to": _plain(change.after), "saves_bytes": int(change.saves_bytes),
+        "words": change.words, "needs": change.needs,
+    }  # fmt: skip
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: enums as their values, dtypes as their names, tuples as lists."""
+    match value:
+        case Enum():
+            return _plain(value.value)
+        case DType():
+            return value.name
+        case Mapping():
+            return {str(_plain(key)): _plain(held) for key, held in value.items()}
+        case list() | tuple():
+            return [_plain(held) for held in value]
+        case Bytes():
+            return {"low": int(value.low), "value": int(value.value), "high": int(value.high)}
+        case None | bool() | int() | float() | str():
+            return value
+        case _:
+            return str(value)
