@@ -13,7 +13,7 @@ from enum import Enum
 from functools import lru_cache
 
 from memsheet.formulas.tape import Axis, Recorder, Tape, Tensor
-from memsheet.spec.dtypes import FP32, INT64, DType
+from memsheet.spec.dtypes import FP16, FP32, INT64, DType
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Norm, NormKind, Role, Weight
 
 
@@ -208,7 +208,8 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     if at.softcap:
         weights = r.scale(r.unary(r.scale(weights, path), path + "/softcap", saves="output"), path + "/softcap")
     weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), weights.dtype), path + "/scores")
-    weights = r.cast(weights, FP32, path + "/scores") if r.compute is not None else weights
+    if weights.dtype is not FP16:  # softmax reads fp16 and writes fp32 in one kernel; anything else is cast first
+        weights = r.cast(weights, FP32, path + "/scores")
     weights = r.unary(weights, path + "/softmax", saves="output", dtype=FP32)
     weights = r.cast(weights, q.dtype, path + "/probabilities")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
@@ -364,7 +365,7 @@ def record(block: Block, how: Numerics, *, saving: bool = True) -> Tape:
     """The tape of one block. ``saving``: False for a forward whose activations will be recomputed."""
     r = Recorder(compute=how.autocast, saving=saving)
     x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
-    return r.finish(forward(r, x, block, how), (x,))
+    return r.finish(forward(r, x, block, how), x)
 
 
 def unmodelled(block: Block) -> str | None:

@@ -37,7 +37,7 @@ def _look_up(r: Recorder, path: str, how: Numerics) -> Tensor:
 @lru_cache(maxsize=64)
 def record_embeddings(embeddings: Embeddings, how: Numerics) -> Tape:
     r = Recorder(compute=how.autocast)
-    return r.finish(embed(r, embeddings, how), ())
+    return r.finish(embed(r, embeddings, how))
 
 
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics) -> Tensor:
@@ -81,7 +81,7 @@ def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
 def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss) -> Tape:
     """Final norms, logits and loss. The logits stay until the model's forward returns."""
     r = Recorder(compute=how.autocast)
-    x = arriving = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
+    x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
     for norm in norms:
         x = normalise(r, x, norm, how)
     if loss is Loss.FUSED:
@@ -91,7 +91,7 @@ def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss) 
         value = cross_entropy(r, logits)
         del logits
     del x
-    return r.finish(value, (arriving,), gradient=False)
+    return r.finish(value, gradient=False)
 
 
 def stream_dtype(how: Numerics) -> DType:

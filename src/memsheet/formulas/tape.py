@@ -159,6 +159,7 @@ class Recorder:
         self.compute = compute
         self._cache: dict[str, Tensor] = {}
         self._nodes = 0
+        self._inputs: set[int] = set()
         self._gradients: list[Storage] = []  # parameters' gradients stay when backward has passed
 
     # ---- making tensors -------------------------------------------------------------------------------------------
@@ -176,6 +177,7 @@ class Recorder:
     def arriving(self, shape: Shape, dtype: DType, *, needs_grad: bool = True) -> Tensor:
         """What the part before hands over; its gradient is handed back at the end of backward."""
         x = self.tensor("input", shape, dtype)
+        self._inputs.add(len(self.entries) - 1)
         if needs_grad:
             x.node = Node(0, (), [], lambda _: [])
         return x
@@ -372,13 +374,12 @@ class Recorder:
 
     # ---- finishing ----------------------------------------------------------------------------------------------------
 
-    def finish(self, output: Tensor, inputs: tuple[Tensor, ...], *, gradient: bool = True) -> Tape:
+    def finish(self, output: Tensor, *inputs: Tensor, gradient: bool = True) -> Tape:
         """Close the forward at ``output`` and play its backward.
 
-        ``inputs`` were handed over by the part before and go when forward ends, unless saved. ``gradient``: one of the
+        ``inputs`` were handed over by the part before, which holds on to them until forward ends. ``gradient``: one of the
         output's size arrives from the part after.
         """
-        index = {t.storage.index for t in inputs if t.storage}
         made = output.storage.index if output.storage else -1
         cached = frozenset(t.storage.index for t in self._cache.values() if t.storage)
         cache = list(self._cache.values())
@@ -393,7 +394,7 @@ class Recorder:
         if root is not None:
             self._play(root, Grad(self.storage("gradient", shape, dtype) if gradient else None, shape, dtype))
         backward = tuple(self.log)
-        return Tape(tuple(self.entries), forward, backward, saved, cached, frozenset({made}) - {-1}, frozenset(index & saved))
+        return Tape(tuple(self.entries), forward, backward, saved, cached, frozenset({made}) - {-1}, frozenset(self._inputs & saved))
 
     def _play(self, root: Edge, grad: Grad) -> None:
         """Torch's engine: the youngest node first; a node's saved tensors go when it has run."""

@@ -19,8 +19,8 @@ SHEET_SCHEMA, PLAN_SCHEMA = "memsheet/sheet/1", "memsheet/plan/1"
 
 
 def dumps(document: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """One JSON object and a newline. NaN and infinity are never written."""
-    return json.dumps(document, ensure_ascii=False, allow_nan=False, indent=indent) + "\n"
+    """One JSON object and a newline. Plain ASCII, so that any terminal and pipe takes it; NaN is never written."""
+    return json.dumps(document, allow_nan=False, indent=indent) + "\n"
 
 
 def sheet_document(answer: Answer) -> dict[str, Any]:

@@ -1,0 +1,238 @@
+"""The JSON Schemas of a plan and a sheet, generated. ``python -m memsheet.report.schema`` writes them into docs/reference.
+
+pydantic is imported here, so nothing on the way to an answer imports this module.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from memsheet.sheet import Component, Instant, Witness
+from memsheet.spec.check import RULES, Rule
+
+FOLDER = Path("docs/reference")
+
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class Strict(BaseModel):
+    """No key besides those listed, and no value that only looks like its type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _plan_type(rule: Rule) -> Any:
+    """The JSON type of one key of a plan. Every key may be null: that leaves it to its default."""
+    match rule.kind:
+        case "count":
+            return Annotated[int, Field(ge=rule.low, le=rule.high)]
+        case "counts":
+            return list[Annotated[int, Field(ge=0)]]
+        case "flag":
+            return bool
+        case "share":
+            return Annotated[float, Field(ge=0, le=1)]
+        case "text" | "dtype":
+            return str
+        case "texts":
+            return list[str]
+        case "choice":
+            return Literal[rule.choices]
+        case _:
+            return Any
+
+
+def _plan_model() -> type[BaseModel]:
+    """The vocabulary of plans (``spec.check.RULES``) as a model: dotted keys become objects."""
+    groups: dict[str, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
+    for key, rule in RULES.items():
+        group, _, inner = key.rpartition(".")
+        if key == "precision.name":
+            continue  # written as the value of "precision" itself
+        (groups.setdefault(group, {}) if group else top)[inner] = (_plan_type(rule) | None, None)
+    for group, members in groups.items():
+        made = create_model(group.capitalize(), __base__=Strict, **members)
+        named = _plan_type(RULES["precision.name"]) if group == "precision" else None
+        top[group] = (made | named | None, None)
+    top["schema"] = (Literal["memsheet/plan/1"] | None, None)
+    fields: dict[str, Any] = {
+        "schema_" if key == "schema" else key: (kind, Field(default, alias=key)) for key, (kind, default) in top.items()
+    }
+    return create_model("Plan", __base__=Strict, **fields)
+
+
+Plan: Any = _plan_model()
+
+
+class Source(Strict):
+    kind: str
+    path: str
+    revision: str | None
+    notes: list[str]
+
+
+class Model(Strict):
+    name: str
+    parameters: int
+    active_parameters: int
+    source: Source
+
+
+class Device(Strict):
+    """What a framework gets of one card (the range where that is derived), and the number on the box."""
+
+    name: str
+    capacity_bytes: Bytes
+    count: int
+    capacity_low_bytes: Bytes
+    capacity_high_bytes: Bytes
+    datasheet_bytes: Bytes
+    evidence: str
+
+
+class Cited(Strict):
+    kind: Literal["cited"]
+    title: str
+    where: str
+    at: str
+
+
+class FromCode(Strict):
+    kind: Literal["from_code"]
+    project: str
+    commit: str
+    file: str
+    line: int
+
+
+class Derived(Strict):
+    kind: Literal["derived"]
+    why: str
+
+
+class Fitted(Strict):
+    kind: Literal["fitted"]
+    runs: str
+    hardware: str
+    date: str
+    spread: str
+
+
+class Traced(Strict):
+    kind: Literal["traced"]
+    op: str
+
+
+class Measured(Strict):
+    kind: Literal["measured"]
+    record: str
+
+
+Evidence = Annotated[Cited | FromCode | Derived | Fitted | Traced | Measured, Field(discriminator="kind")]
+
+
+class Item(Strict):
+    """One row: ``bytes`` is the largest over instants, ``at`` what it holds at each instant's high-water mark."""
+
+    component: Component
+    path: str
+    bytes: Bytes
+    low_bytes: Bytes
+    high_bytes: Bytes
+    at: dict[Instant, Bytes]
+    evidence: Evidence
+
+
+class Rank(Strict):
+    """One distinct rank; ``same_as`` are the ranks folded into it. ``instants`` count tensors."""
+
+    rank: int
+    stage: int
+    same_as: list[int]
+    instants: dict[Instant, Bytes]
+    peak_instant: Instant
+    allocated_bytes: Bytes
+    allocated_low_bytes: Bytes
+    allocated_high_bytes: Bytes
+    reserved_bytes: Bytes
+    reserved_low_bytes: Bytes
+    reserved_high_bytes: Bytes
+    device_bytes: Bytes
+    device_low_bytes: Bytes
+    device_high_bytes: Bytes
+    host_bytes: Bytes
+    notes: list[str]
+    items: list[Item]
+
+
+class Change(Strict):
+    key: str
+    from_: Any = Field(alias="from")
+    to: Any
+    saves_bytes: int
+    words: str
+    needs: str
+
+
+class Fix(Strict):
+    changes: list[Change]
+    device_bytes: Bytes
+    device_low_bytes: Bytes
+    device_high_bytes: Bytes
+    host_bytes: Bytes
+
+
+class Largest(Strict):
+    component: Component
+    bytes: Bytes
+
+
+class Verdict(Strict):
+    """Of the worst rank. ``headroom_bytes`` is negative where it does not fit."""
+
+    result: Literal["fits", "does_not_fit", "uncertain"]
+    rank: int
+    instant: Instant
+    device_bytes: Bytes
+    device_low_bytes: Bytes
+    device_high_bytes: Bytes
+    headroom_bytes: int
+    largest: list[Largest]
+    cheapest_fix: Fix | None
+
+
+class Sheet(Strict):
+    """``memsheet/sheet/1``: what is resident on every rank, and whether it fits."""
+
+    schema_: Literal["memsheet/sheet/1"] = Field(alias="schema")
+    witness: Witness
+    model: Model
+    plan: Plan
+    assumed: list[str]
+    device: Device | None
+    ranks: list[Rank]
+    verdict: Verdict | None
+    serving: dict[str, Any] | None
+    notes: list[str]
+
+
+def schemas() -> dict[str, str]:
+    """File name → the schema's text."""
+    models = {"sheet.schema.json": Sheet, "plan.schema.json": Plan}
+    return {name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n" for name, model in models.items()}
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in schemas().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)

@@ -1,0 +1,432 @@
+"""An answer as a screen: the verdict in words, what is asked, a bar, what takes the room, what would help, what was assumed.
+
+Complete without colour and without a terminal. Names that come from files are printed as plain text, never as markup.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Answer, Fix, Result, Verdict, worst
+from memsheet.errors import printable
+from memsheet.report.words import INSTANTS, spoken, states, why
+from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
+from memsheet.spec.device import Basis
+from memsheet.spec.plan import Plan
+from memsheet.units import format_bytes, format_count, format_giga
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+SHOWN_RANKS = 8
+GLYPHS = "█▓▒░▚▞"
+REST = "·"
+COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
+VERDICTS = {
+    Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
+}  # fmt: skip
+ASCII = str.maketrans({**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "×": "x", "→": "->", "…": "...", "�": "?"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII."""
+
+    width: int = 80
+    decimal: bool = False
+    full: bool = False
+    colour: bool = False
+    ascii: bool = False
+
+    @property
+    def unit(self) -> str:
+        return "GB" if self.decimal else "GiB"
+
+    def need(self, size: int, digits: int = 1) -> str:
+        """A need, rounded up."""
+        return format_bytes(size, decimal=self.decimal, digits=digits)
+
+    def room(self, size: int, digits: int = 1) -> str:
+        """A capacity or headroom, rounded down."""
+        return format_bytes(size, decimal=self.decimal, headroom=True, digits=digits)
+
+    def cell(self, size: int) -> str:
+        """A need in a column that names the unit."""
+        return format_giga(size, decimal=self.decimal)
+
+
+def render(answer: Answer, look: Look) -> str:
+    """The whole screen as text that ends in a newline."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(
+        file=file, width=look.width, highlight=False, markup=False, emoji=False, force_terminal=look.colour, legacy_windows=False,
+        color_system="standard" if look.colour else None, no_color=not look.colour,
+    )  # fmt: skip
+    for number, part in enumerate(_parts(answer, look)):
+        if number:
+            console.print()
+        console.print(part)
+    text = "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+    return text.translate(ASCII) if look.ascii else text
+
+
+def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    sheet = worst(answer.sheets)
+    yield _headline(answer, sheet, look)
+    yield _asked(answer)
+    yield _bars(answer, sheet, look)
+    yield _ledger(answer, sheet, look)
+    yield _in_words(answer, sheet, look)
+    if look.full:
+        yield from (_everything(each, answer, look) for each in answer.sheets)
+    if answer.verdict is not None and (help_ := _fixes(answer.verdict, answer, look)) is not None:
+        yield help_
+    if answer.assumed:
+        yield _listed("Assumed", "; ".join(answer.assumed))
+    if notes := tuple(_notes(answer, look)):
+        yield _bullets("Notes", notes)
+
+
+def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+    verdict, cluster = answer.verdict, answer.cluster
+    if verdict is None or cluster is None:
+        peak = sheet.allocated
+        return _row(
+            "PREDICTED",
+            "bold",
+            _sentence(f"{look.need(peak.value)} of tensors on {_which(answer, sheet)}{_range(peak, look)}", _peak(sheet)),
+        )
+    word, style = VERDICTS[verdict.result]
+    needs = f"needs {look.need(verdict.device.value)} of {look.room(cluster.device.framework_bytes)} per GPU{_range(verdict.device, look)}"
+    return _row(word, style, _sentence(needs, _headroom(verdict, look), _which(answer, sheet), _peak(sheet)))
+
+
+def _headroom(verdict: Verdict, look: Look) -> str:
+    size = verdict.headroom_bytes
+    return f"{look.need(-size)} too much" if size < 0 else f"{look.room(size)} free"
+
+
+def _range(size: Bytes, look: Look) -> str:
+    if size.low == size.high:
+        return ""
+    return f" (range {look.need(size.low)} to {look.need(size.high)})"
+
+
+def _which(answer: Answer, sheet: Sheet) -> str:
+    """The worst rank, and who is like it."""
+    alike, ranks = 1 + len(sheet.same_as), sum(1 + len(each.same_as) for each in answer.sheets)
+    if ranks == 1:
+        return "the only rank"
+    if alike == ranks:
+        return f"rank {sheet.rank} (all {ranks} ranks alike)"
+    stage = f"stage {sheet.stage}, " if answer.plan.mesh.pp > 1 else ""
+    return f"rank {sheet.rank} of {ranks} ({stage}{alike} alike)"
+
+
+def _peak(sheet: Sheet) -> str:
+    return f"peak in {INSTANTS[sheet.peak_instant]}"
+
+
+def _asked(answer: Answer) -> Text:
+    """The question in one line: model, hardware, and every choice that matters."""
+    from rich.text import Text
+
+    plan, model = answer.plan, answer.model
+    size = f" ({_billions(answer.parameters)} parameters{_active(answer)})"
+    where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
+    text = Text.assemble((f"{plan.task} ", ""), (printable(model.name), "bold"), size, where)
+    return text.append("\n" + _sentence(*_choices(plan)), "dim")
+
+
+def _active(answer: Answer) -> str:
+    return "" if answer.active_parameters == answer.parameters else f", {_billions(answer.active_parameters)} active"
+
+
+def _billions(count: int) -> str:
+    for factor, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if count >= factor:
+            return f"{count / factor:.2f} {letter}"
+    return format_count(count)
+
+
+def _choices(plan: Plan) -> Iterator[str]:
+    yield plan.engine
+    if plan.task == "train":
+        yield f"zero {plan.zero}"
+    yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp")
+                if (degree := getattr(plan.mesh, axis)) != 1)  # fmt: skip
+    yield from _training(plan) if plan.task == "train" else _serving(plan)
+    if plan.quantization:
+        yield f"{plan.quantization.weights.name} weights"
+    yield f"{plan.attention.value} attention"
+    if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
+        yield "offload " + "+".join(name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name))
+
+
+def _training(plan: Plan) -> Iterator[str]:
+    precision = plan.precision
+    same = precision.parameters is precision.compute
+    yield precision.parameters.name if same else f"{precision.parameters.name} computed in {precision.compute.name}"
+    if plan.optimizer:
+        yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
+    yield f"seq {plan.seq_len}"
+    yield f"microbatch {plan.microbatch}"
+    if plan.accumulation > 1:
+        yield f"global batch {plan.global_batch}"
+    yield f"recompute {plan.recompute.mode.value}"
+    if plan.adapter:
+        yield f"lora rank {plan.adapter.rank}"
+    if plan.loss.value != "plain":
+        yield f"{plan.loss.value} loss"
+
+
+def _serving(plan: Plan) -> Iterator[str]:
+    yield plan.precision.parameters.name
+    if plan.max_sequences is not None and plan.max_model_len is not None:
+        yield f"{plan.max_sequences} × {plan.max_model_len} tokens"
+    if plan.kv_dtype:
+        yield f"{plan.kv_dtype.name} cache"
+
+
+def _components(sheet: Sheet) -> list[tuple[Component, Bytes]]:
+    """Components at the peak, largest first; what is no tensor comes last, whatever its size."""
+    sizes = [(component, sheet.of(component)) for component in Component]
+    present = [(component, size) for component, size in sizes if size.high]
+    return sorted(present, key=lambda pair: (pair[0] in OUTSIDE_TENSORS, -pair[1].value if pair[0] not in OUTSIDE_TENSORS else 0))
+
+
+def _marks(sheet: Sheet) -> dict[Component, tuple[str, str]]:
+    """A glyph and a colour for each of the largest components; the rest share one."""
+    order = sorted(_components(sheet), key=lambda pair: -pair[1].value)
+    known = zip(GLYPHS, COLOURS, strict=True)
+    marks = {component: mark for (component, _), mark in zip(order, known, strict=False)}
+    return {component: marks.get(component, (REST, "white")) for component, _ in order}
+
+
+def _bars(answer: Answer, main: Sheet, look: Look) -> RenderableType:
+    """A stacked bar for each distinct rank, all to one scale, against what a GPU gives."""
+    from rich.text import Text
+
+    capacity = answer.cluster.device.framework_bytes if answer.cluster else None
+    shown = sorted(answer.sheets, key=lambda sheet: -sheet.device.value)[:SHOWN_RANKS]
+    labels = [_label(sheet, answer) for sheet in shown]
+    left = max(map(len, labels)) + 2
+    width = look.width - left - 1
+    scale = max(capacity or 0, *(sheet.device.value for sheet in shown))
+    marks, lines = _marks(main), Text(no_wrap=True)
+    for sheet, label in zip(shown, labels, strict=True):
+        lines.append(f"{label:<{left}}").append(_bar(sheet, marks, width, scale, capacity)).append("\n")
+    lines.append(_ruler(left, width, scale, capacity, look))
+    hidden = len(answer.sheets) - len(shown)
+    return lines.append(f"\n{'':{left}}and {hidden} more distinct ranks, all smaller") if hidden else lines
+
+
+def _label(sheet: Sheet, answer: Answer) -> str:
+    if len(answer.sheets) == 1:
+        return "each GPU" if sheet.same_as else "the GPU"
+    return f"stage {sheet.stage}" if answer.plan.mesh.pp > 1 else f"rank {sheet.rank}"
+
+
+def _bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None) -> Text:
+    from rich.text import Text
+
+    text, cells, so_far = Text(), 0, 0
+    for component, size in sorted(((c, sheet.of(c)) for c in Component), key=lambda pair: -pair[1].value):
+        so_far += size.value
+        until = round(so_far * width / scale)
+        glyph, colour = marks.get(component, (REST, "white"))
+        text.append(glyph * (until - cells), colour)
+        cells = until
+    text.append(" " * (width - cells))
+    if capacity is None:
+        return text
+    edge = min(round(capacity * width / scale), width - 1)
+    return text[:edge] + Text("│", "bold") + text[edge + 1 :]
+
+
+def _ruler(left: int, width: int, scale: int, capacity: int | None, look: Look) -> Text:
+    """Under the bars: where the capacity lies and how far the scale goes."""
+    from rich.text import Text
+
+    end = look.need(scale)
+    if capacity is None:
+        return Text(f"{'':{left}}0{end:>{width - 1}}", "dim")
+    words = f"{look.room(capacity)} a GPU gives"
+    edge = min(round(capacity * width / scale), width - 1)
+    if edge >= len(words) + 2:
+        line = f"{words} │".rjust(edge + 1)
+    else:
+        line = f"{'':{edge}}└ {words}"
+    if width - len(line) > len(end) + 2 and scale > capacity:
+        line = f"{line}{end:>{width - len(line)}}"
+    return Text(f"{'':{left}}{line}", "dim")
+
+
+def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+    """What takes the room at the peak, with the three totals where each one ends."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column(f"at the peak, in {INSTANTS[sheet.peak_instant]}", no_wrap=True)
+    table.add_column(look.unit, justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    marks, whole = _marks(sheet), sheet.device.value
+    rows = _components(sheet)
+
+    def component_rows(of: tuple[Component, ...] | None) -> None:
+        for component, size in rows:
+            if (component in of) if of else component not in OUTSIDE_TENSORS:
+                reason = why(component, answer, sheet) + _spread(size, look)
+                table.add_row(Text(*marks[component]), spoken(component), look.cell(size.value), _share(size.value, whole), Text(reason))
+
+    def total_row(name: str, size: Bytes, words: str) -> None:
+        table.add_row(
+            "", Text(name, "bold"), Text(look.cell(size.value), "bold"), _share(size.value, whole), Text(words + _spread(size, look), "dim")
+        )
+
+    component_rows(None)
+    outside = any(component in OUTSIDE_TENSORS for component, _ in rows)
+    if not outside:
+        total_row("= allocated", sheet.allocated, "all tensors; reserved and device totals need a GPU (--gpus)")
+        return table
+    total_row("= allocated", sheet.allocated, "all tensors (max_memory_allocated)")
+    component_rows((Component.ALLOCATOR_SLACK,))
+    total_row("= reserved", sheet.reserved, "the allocator's segments (max_memory_reserved)")
+    component_rows((Component.CONTEXT,))
+    total_row("= device", sheet.device, "what nvidia-smi shows; the verdict's figure")
+    return table
+
+
+def _spread(size: Bytes, look: Look) -> str:
+    return "" if size.low == size.high else f" ({look.cell(size.low)} to {look.cell(size.high)})"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else ""
+
+
+def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
+    """Sums that people quote: the states in GB and GiB, every instant's peak, the host, the cache."""
+    from rich.text import Text
+
+    names, size = states(sheet)
+    alone = "Model states alone" if answer.plan.task == "train" else "Weights alone"
+    first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)} a GPU ({format_bytes(size.value)})."
+    instants = ", ".join(f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
+    lines = [first, f"Allocated over the step, in {look.unit}: {instants}."]
+    if sheet.host_bytes:
+        lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
+    lines += _serving_lines(answer, look)
+    return Text("\n".join(lines))
+
+
+def _serving_lines(answer: Answer, look: Look) -> Iterator[str]:
+    serving = answer.serving or {}
+    if per_token := serving.get("kv_bytes_per_token"):
+        tokens = serving.get("kv_tokens")
+        room = f"; there is room for {format_count(int(tokens))} tokens" if tokens is not None else ""
+        yield f"The cache takes {look.need(int(per_token), 2)} a token{room}."
+
+
+def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
+    """Every item with its folded path at every instant."""
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"Every item of {_which(answer, sheet)}, in {look.unit} at each instant's high-water mark"
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", title_style="bold", header_style="bold"
+    )
+    table.add_column("component and path", overflow="fold")
+    for instant in sheet.instants:
+        table.add_column(instant.value.replace("_", "\n"), justify="right", no_wrap=True, vertical="bottom")
+    order = {component: number for number, component in enumerate(Component)}
+    last = None
+    for item in sorted(sheet.items, key=lambda item: (order[item.component], -item.largest.value)):
+        if item.component is not last:
+            sizes = (look.cell(sheet.of(item.component, instant=instant).value) for instant in sheet.instants)
+            table.add_row(Text(spoken(item.component), "bold"), *(Text(size, "bold") for size in sizes))
+            last = item.component
+        held = (look.cell(item.at[instant].value) if instant in item.at else "" for instant in sheet.instants)
+        table.add_row(Text("  " + (printable(item.path) or "all")), *held)
+    return table
+
+
+def _fixes(verdict: Verdict, answer: Answer, look: Look) -> RenderableType | None:
+    if verdict.cheapest_fix is not None:
+        return _fix(verdict.cheapest_fix, answer, look)
+    if verdict.result is Result.FITS:
+        return None
+    return _listed("What helps", "no change, and no list of changes that was tried, makes it fit on these GPUs")
+
+
+def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    alone = len(fix.changes) == 1
+    title = "The cheapest change that fits" if alone else f"The shortest list of changes found that fits, all {len(fix.changes)} together"
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("change", overflow="fold")
+    table.add_column("saves", justify="right", no_wrap=True)
+    table.add_column("needs", overflow="fold")
+    for number, change in enumerate(fix.changes, start=1):
+        needs = f"needs {change.needs}" if change.needs else ""
+        mark = "→" if alone else f"{number}"
+        table.add_row(mark, Text(printable(change.words)), f"saves {look.room(change.saves_bytes)}", Text(printable(needs), "dim"))
+    after = f"then {look.need(fix.device.value)} a GPU{_range(fix.device, look)}"
+    if answer.cluster:
+        after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value)} free"
+    if fix.host_bytes:
+        after += f", and {look.need(fix.host_bytes)} of host memory a rank"
+    return Group(Text(title, "bold"), table, Text(after))
+
+
+def _notes(answer: Answer, look: Look) -> Iterator[str]:
+    if answer.cluster is not None:
+        device = answer.cluster.device
+        box = look.room(device.datasheet_bytes)
+        known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
+        yield f"a framework gets {look.room(device.framework_bytes, 2)} of an {device.name}, not the {box} on the box{known}"
+    notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
+    yield from dict.fromkeys(printable(note) for note in notes)
+
+
+def _sentence(*parts: str) -> str:
+    return " · ".join(part for part in parts if part)
+
+
+def _row(word: str, style: str, rest: str) -> RenderableType:
+    """A word, and a text that wraps beside it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(word, style), Text(rest))
+    return grid
+
+
+def _listed(title: str, words: str) -> RenderableType:
+    return _row(title, "bold", printable_long(words))
+
+
+def _bullets(title: str, notes: tuple[str, ...]) -> RenderableType:
+    return _row(title, "bold", "\n".join(notes))
+
+
+def printable_long(text: str) -> str:
+    """``text`` without control characters, however long."""
+    return "".join(c if c.isprintable() else "�" for c in text)

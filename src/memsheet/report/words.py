@@ -1,0 +1,128 @@
+"""What a component is called on the screen, and in a few words why it is as large as it is under a plan."""
+
+from __future__ import annotations
+
+from memsheet.budget import Answer
+from memsheet.errors import printable
+from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
+from memsheet.spec.plan import Adapter, OptimizerName, Plan, RecomputeMode
+
+SHARDED_FROM = {Component.OPTIMIZER_STATES: 1, Component.MASTER_WEIGHTS: 1, Component.GRADIENTS: 2, Component.PARAMETERS: 3}
+"""The zero stage from which dp_shard splits a component (ZeRO, arXiv:1910.02054, section 5)."""
+
+MOSTLY = 0.3
+"""A path is named as the reason for a component's size from this share of it on."""
+
+INSTANTS = {
+    Instant.LOAD: "loading", Instant.FORWARD: "forward", Instant.LOSS: "the loss", Instant.BACKWARD: "backward",
+    Instant.OPTIMIZER_STEP: "the optimizer step", Instant.PREFILL: "prefill", Instant.DECODE: "decode",
+}  # fmt: skip
+
+
+def spoken(component: Component) -> str:
+    return component.value.replace("_", " ")
+
+
+def why(component: Component, answer: Answer, sheet: Sheet) -> str:
+    """A few words on a component's size: its dtype and how it is split, or the path that takes most of it."""
+    plan = answer.plan
+    match component:
+        case Component.PARAMETERS:
+            return _joined(_parameters(plan), *_split(component, plan))
+        case Component.MASTER_WEIGHTS:
+            return _joined(f"{plan.precision.master_weights.name} copy" if plan.precision.master_weights else "", *_split(component, plan))
+        case Component.GRADIENTS:
+            of = "of the adapters" if plan.adapter else ""
+            return _joined(plan.precision.gradients.name, of, *_split(component, plan))
+        case Component.OPTIMIZER_STATES:
+            return _joined(_moments(plan), "of the adapters" if plan.adapter else "", *_split(component, plan))
+        case Component.SAVED_ACTIVATIONS:
+            return _joined(_recompute(plan), mostly(component, sheet))
+        case Component.UNSHARDED_PARAMETERS:
+            return _joined(f"gathered in {plan.precision.compute.name}", mostly(component, sheet))
+        case Component.KV_CACHE:
+            return _cache(plan)
+        case Component.ALLOCATOR_SLACK:
+            return "segments beyond the bytes asked for"
+        case Component.CONTEXT:
+            return "driver, kernels and libraries"
+        case _:
+            return mostly(component, sheet)
+
+
+def mostly(component: Component, sheet: Sheet) -> str:
+    """The largest path of a component at the peak, where it takes a good part of it."""
+    instant = sheet.peak_instant
+    items = [item for item in sheet.items if item.component is component and instant in item.at]
+    top = max(items, key=lambda item: item.at[instant].value, default=None)
+    whole = sum(item.at[instant].value for item in items)
+    if top is None or not top.path or top.at[instant].value < MOSTLY * whole:
+        return ""
+    return f"{'all' if len(items) == 1 else 'mostly'} {printable(top.path)}"
+
+
+def states(sheet: Sheet) -> tuple[str, Bytes]:
+    """The model states by name, and their bytes at the instant when they are most."""
+    instant = max(sheet.instants, key=lambda when: sheet.of(*STATES, instant=when).value)
+    present = [component for component in STATES if sheet.of(component, instant=instant).value]
+    return ", ".join(spoken(component) for component in present), sheet.of(*STATES, instant=instant)
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _split(component: Component, plan: Plan) -> tuple[str, ...]:
+    """How the mesh splits a state; the axes that do not are left out."""
+    mesh, words = plan.mesh, []
+    if plan.zero >= SHARDED_FROM[component] and mesh.dp_shard > 1:
+        words.append(f"1/{mesh.dp_shard} on each rank")
+    elif mesh.data_parallel > 1:
+        words.append("a whole copy on each rank")
+    if mesh.tp > 1:
+        words.append(f"split over tp {mesh.tp}")
+    if mesh.pp > 1:
+        words.append("of this stage's layers")
+    return tuple(words)
+
+
+def _parameters(plan: Plan) -> str:
+    base = plan.quantization.weights.name if plan.quantization else plan.precision.parameters.name
+    return _with_adapter(base, plan.adapter) if plan.adapter else base
+
+
+def _with_adapter(base: str, adapter: Adapter) -> str:
+    return f"frozen {base} base, {adapter.dtype.name} adapters of rank {adapter.rank}"
+
+
+def _moments(plan: Plan) -> str:
+    if plan.optimizer is None:
+        return ""
+    dtype = plan.precision.moments.name
+    match plan.optimizer.name:
+        case OptimizerName.ADAMW:
+            return f"two {dtype} moments"
+        case OptimizerName.ADAMW_8BIT:
+            return "two moments in 8 bits"
+        case OptimizerName.LION | OptimizerName.SGD_MOMENTUM:
+            return f"one {dtype} moment"
+        case OptimizerName.SGD:
+            return "none but scalars"
+
+
+def _recompute(plan: Plan) -> str:
+    match plan.recompute.mode:
+        case RecomputeMode.NONE:
+            return "nothing recomputed"
+        case RecomputeMode.SELECTIVE:
+            return "recomputed in part"
+        case RecomputeMode.FULL:
+            return "layers recomputed"
+
+
+def _cache(plan: Plan) -> str:
+    dtype = plan.kv_dtype.name if plan.kv_dtype else ""
+    if plan.max_sequences is None or plan.max_model_len is None:
+        return dtype
+    plural = "s" if plan.max_sequences != 1 else ""
+    return _joined(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
