@@ -38,8 +38,8 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     engine = find_engine(plan.engine)
     assert engine is not None
     part = stage_model(model, plan, stage)
-    held = tensor_bags = _train(part, plan, engine) if plan.task == "train" else _serve(part, plan, engine)
-    allocated = {instant: bag.total for instant, bag in held.items()}
+    tensor_bags = _train(part, plan, engine) if plan.task == "train" else _serve(part, plan, engine)
+    allocated = {instant: bag.total for instant, bag in tensor_bags.items()}
     items = [*_items(tensor_bags, engine), *outside_tensors(plan, cluster, allocated)]
     ranks_per_stage = int(plan.mesh.gpus) // plan.mesh.pp
     first = stage * ranks_per_stage
@@ -97,3 +97,14 @@ def _items(bags: Mapping[Instant, Bag], engine: Engine) -> list[Item]:
 
 def _evidence(component: Component, engine: Engine) -> Evidence:
     return EVIDENCE.get(component) or engine.evidence.get(component.value) or Derived(f"the engine's own buffers ({engine.name} {engine.tested})")
+
+
+def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) -> Sheet:
+    """The states of a bare parameter count on one rank."""
+    from memsheet.formulas.bare import bare_states
+
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    bags = bare_states(parameters, plan, engine)
+    items = [*_items(bags, engine), *outside_tensors(plan, cluster, {instant: bag.total for instant, bag in bags.items()})]
+    return Sheet(rank=0, same_as=tuple(range(1, int(plan.mesh.gpus))), items=tuple(items))

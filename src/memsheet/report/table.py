@@ -23,13 +23,14 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SHOWN_RANKS = 8
+WIDE = 100
 GLYPHS = "█▓▒░▚▞"
 REST = "·"
 COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 VERDICTS = {
     Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
 }  # fmt: skip
-ASCII = str.maketrans({**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "×": "x", "→": "->", "…": "...", "�": "?"})
+ASCII = str.maketrans({**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "┘": "'", "×": "x", "→": "->", "…": "...", "�": "?"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,9 @@ def _headroom(verdict: Verdict, look: Look) -> str:
 def _range(size: Bytes, look: Look) -> str:
     if size.low == size.high:
         return ""
-    return f" (range {look.need(size.low)} to {look.need(size.high)})"
+    low, high = look.need(size.low), look.need(size.high)
+    number, unit = low.split(" ")
+    return f" (range {number if high.endswith(unit) else low} to {high})"
 
 
 def _which(answer: Answer, sheet: Sheet) -> str:
@@ -259,10 +262,7 @@ def _ruler(left: int, width: int, scale: int, capacity: int | None, look: Look) 
         return Text(f"{'':{left}}0{end:>{width - 1}}", "dim")
     words = f"{look.room(capacity)} a GPU gives"
     edge = min(round(capacity * width / scale), width - 1)
-    if edge >= len(words) + 2:
-        line = f"{words} │".rjust(edge + 1)
-    else:
-        line = f"{'':{edge}}└ {words}"
+    line = f"{words} ┘".rjust(edge + 1) if edge >= len(words) + 2 else f"{'':{edge}}└ {words}"
     if width - len(line) > len(end) + 2 and scale > capacity:
         line = f"{line}{end:>{width - len(line)}}"
     return Text(f"{'':{left}}{line}", "dim")
@@ -298,11 +298,12 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if not outside:
         total_row("= allocated", sheet.allocated, "all tensors; reserved and device totals need a GPU (--gpus)")
         return table
-    total_row("= allocated", sheet.allocated, "all tensors (max_memory_allocated)")
+    named = look.width >= WIDE
+    total_row("= allocated", sheet.allocated, "tensors; torch.cuda.max_memory_allocated" if named else "all tensors")
     component_rows((Component.ALLOCATOR_SLACK,))
-    total_row("= reserved", sheet.reserved, "the allocator's segments (max_memory_reserved)")
+    total_row("= reserved", sheet.reserved, "segments; torch.cuda.max_memory_reserved" if named else "allocator's segments")
     component_rows((Component.CONTEXT,))
-    total_row("= device", sheet.device, "what nvidia-smi shows; the verdict's figure")
+    total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if named else "in nvidia-smi")
     return table
 
 
@@ -375,7 +376,8 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     from rich.text import Text
 
     alone = len(fix.changes) == 1
-    title = "The cheapest change that fits" if alone else f"The shortest list of changes found that fits, all {len(fix.changes)} together"
+    together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
+    title = "The cheapest change that fits" if alone else f"The shortest list found that fits: {together} changes together"
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("change", overflow="fold")
@@ -396,9 +398,9 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
 def _notes(answer: Answer, look: Look) -> Iterator[str]:
     if answer.cluster is not None:
         device = answer.cluster.device
-        box = look.room(device.datasheet_bytes)
+        box = format_bytes(device.datasheet_bytes, decimal=True, digits=0)
         known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
-        yield f"a framework gets {look.room(device.framework_bytes, 2)} of an {device.name}, not the {box} on the box{known}"
+        yield f"a framework gets {look.room(device.framework_bytes, 2)} of each {device.name} (sold as {box}){known}"
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
     yield from dict.fromkeys(printable(note) for note in notes)
 

@@ -58,7 +58,7 @@ def mostly(component: Component, sheet: Sheet) -> str:
     whole = sum(item.at[instant].value for item in items)
     if top is None or not top.path or top.at[instant].value < MOSTLY * whole:
         return ""
-    return f"{'all' if len(items) == 1 else 'mostly'} {printable(top.path)}"
+    return f"{'all' if len(items) == 1 else 'mostly'} in {printable(top.path)}"
 
 
 def states(sheet: Sheet) -> tuple[str, Bytes]:

@@ -1,0 +1,136 @@
+"""The questions: train and infer. The command line and the page ask them the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from memsheet.account import account, account_bare
+from memsheet.budget import Answer, budget_of, judge
+from memsheet.catalog import find_device, find_model, model_names
+from memsheet.errors import refuse
+from memsheet.fixes import cheapest_fix
+from memsheet.formulas.params import active_parameter_count, parameter_count
+from memsheet.formulas.serving import serving_facts
+from memsheet.readers.guard import parse_json
+from memsheet.readers.model import read_model
+from memsheet.resolve import Resolved, resolve
+from memsheet.sheet import Sheet
+from memsheet.spec.check import flatten
+from memsheet.spec.device import Cluster, cluster_of, parse_gpus
+from memsheet.spec.model import Embeddings, Head, ModelSpec
+from memsheet.spec.names import request_from
+from memsheet.units import parse_bytes
+
+MAX_PARAMETERS = 10**15
+
+
+def train(model: Any = None, **options: Any) -> Answer:
+    """What every GPU holds while ``model`` trains.
+
+    ``model``: a bundled name, a path (config.json, folder, .gguf, .safetensors), a hub id or a config as a dict; or ``parameters``
+    for the states of a bare count. ``gpus`` ("8xH100-80GB"), ``nodes``, ``per_node``, ``host_memory`` describe the cluster; ``plan``
+    is a dict or file of ``memsheet/plan/1``; every other keyword is a plan option by its short name (``seq_len``, ``zero``,
+    ``lora_rank`` …) and overrides the plan. Raises InputError with every problem of the question.
+    """
+    return _ask("train", model, options)
+
+
+def infer(model: Any = None, **options: Any) -> Answer:
+    """What every GPU holds while ``model`` serves. Arguments as for ``train``."""
+    return _ask("infer", model, options)
+
+
+def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
+    where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "plan", "parameters", "fix")}
+    document = _document(where["plan"])
+    request = {**document, **request_from(options), "task": task}
+    model = model if model is not None else request.pop("model", None)
+    cluster = _cluster(where["gpus"] or request.pop("gpus", None), where)
+    for described in ("model", "gpus", "schema"):
+        request.pop(described, None)
+    if where["parameters"] is not None:
+        if model is not None:
+            raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
+        return _answer_bare(_count(where["parameters"]), request, cluster)
+    if model is None:
+        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
+    spec = read_model(model, catalog=_config, names=model_names())
+    return answer(spec, request, cluster, fix=where["fix"] is not False)
+
+
+def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True) -> Answer:
+    """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit."""
+    resolved = resolve(request, spec, cluster)
+    sheets = sheets_of(spec, resolved, cluster)
+    verdict = judge(sheets, budget_of(cluster)) if cluster else None
+    if verdict and cluster and fix:
+        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
+    return Answer(
+        model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
+        assumed=resolved.assumed, cluster=cluster, sheets=sheets, verdict=verdict, notes=spec.source.notes,
+        serving=serving_facts(spec, resolved.plan, cluster, sheets) if resolved.plan.task == "infer" else None,
+    )  # fmt: skip
+
+
+def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
+    """One sheet a pipeline stage; ranks of a stage are alike."""
+    return tuple(account(spec, resolved.plan, cluster, stage) for stage in range(resolved.plan.mesh.pp))
+
+
+def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster | None) -> Answer:
+    resolved = resolve(request, None, cluster)
+    sheet = account_bare(parameters, resolved.plan, cluster)
+    nothing = ModelSpec(
+        name=f"{parameters:,} parameters", model_type="", hidden=0, vocab=0, embeddings=Embeddings(weights=()), stacks=(),
+        head=Head(kind="none", width=0),
+    )  # fmt: skip
+    verdict = judge((sheet,), budget_of(cluster)) if cluster else None
+    return Answer(
+        model=nothing, parameters=parameters, active_parameters=parameters, plan=resolved.plan, assumed=resolved.assumed, cluster=cluster,
+        sheets=(sheet,), verdict=verdict, notes=("states only: activations, gathered layers and buffers need a model's config",),
+    )  # fmt: skip
+
+
+def _config(name: str) -> Mapping[str, Any] | None:
+    return find_model(name)
+
+
+def _document(plan: Any) -> dict[str, Any]:
+    """A plan file, its text on a pipe, or a dict, as a request."""
+    if plan is None:
+        return {}
+    if isinstance(plan, str | Path):
+        plan = parse_json(Path(plan).read_bytes(), str(plan)) if Path(plan).is_file() else _missing(plan)
+    if not isinstance(plan, Mapping):
+        raise refuse("plan", plan, "is not an object of memsheet/plan/1")
+    return flatten(plan)
+
+
+def _missing(plan: str | Path) -> None:
+    raise refuse("plan", str(plan), "is not a file")
+
+
+def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
+    if gpus is None:
+        return None
+    count, name = parse_gpus(str(gpus))
+    host = where["host_memory"]
+    return cluster_of(
+        find_device(name), count or 1, per_node=where["per_node"], nodes=where["nodes"],
+        host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
+    )  # fmt: skip
+
+
+def _count(text: Any) -> int:
+    """``7e9`` or 7000000000, exactly."""
+    try:
+        number = Decimal(str(text).replace("_", "").replace(",", ""))
+    except InvalidOperation:
+        raise refuse("parameters", text, "is not a number", "write for example 7e9") from None
+    if not number.is_finite() or not 1 <= number <= MAX_PARAMETERS or number != number.to_integral_value():
+        raise refuse("parameters", text, f"is not a whole number from 1 to {MAX_PARAMETERS:,}", "write for example 7e9")
+    return int(number)
