@@ -11,7 +11,7 @@ from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import walk
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving import serving_moments
+from memsheet.formulas.serving import serving_items
 from memsheet.formulas.states import held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
 from memsheet.formulas.surroundings import surroundings
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
@@ -38,9 +38,9 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     engine = find_engine(plan.engine)
     assert engine is not None
     part = stage_model(model, plan, stage)
-    tensor_bags = _train(part, plan, engine) if plan.task == "train" else _serve(part, plan, engine)
-    allocated = {instant: bag.total for instant, bag in tensor_bags.items()}
-    items = [*_items(tensor_bags, engine), *outside_tensors(plan, cluster, allocated)]
+    tensors = _items(_train(part, plan, engine), engine) if plan.task == "train" else serving_items(part, plan, engine)
+    loaded = sum(i.largest.value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
+    items = [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
     ranks_per_stage = int(plan.mesh.gpus) // plan.mesh.pp
     first = stage * ranks_per_stage
     return Sheet(rank=first, stage=stage, same_as=tuple(range(first + 1, first + ranks_per_stage)), items=tuple(items))
@@ -82,17 +82,23 @@ def _states(model: ModelSpec, plan: Plan, engine: Engine) -> Bag:
     return Bag.of(pairs)
 
 
-def _serve(model: ModelSpec, plan: Plan, engine: Engine) -> dict[Instant, Bag]:
-    return {instant: largest(candidates) for instant, candidates in serving_moments(model, plan, engine).items()}
+def _allocated(items: list[Item]) -> dict[Instant, Count]:
+    """Tensor bytes at each instant."""
+    found: dict[Instant, Count] = {}
+    for item in items:
+        for instant, size in item.at.items():
+            found[instant] = found[instant] + size.value if instant in found else size.value
+    return found
 
 
 def _items(bags: Mapping[Instant, Bag], engine: Engine) -> list[Item]:
-    keys = dict.fromkeys(key for bag in bags.values() for key in bag.held)
-    return [
-        Item(component, path, {i: Bytes.exact(bag.held[component, path]) for i, bag in bags.items() if (component, path) in bag.held},
-             _evidence(component, engine))
-        for component, path in keys
-    ]  # fmt: skip
+    """Every (component, path) with its bytes at the instants where it is resident."""
+    rows: dict[Key, dict[Instant, Bytes]] = {}
+    for instant, bag in bags.items():
+        for key, size in bag.held.items():
+            rows.setdefault(key, {})[instant] = Bytes.exact(size)
+    evidence = {component: _evidence(component, engine) for component, _ in rows}
+    return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
 
 
 def _evidence(component: Component, engine: Engine) -> Evidence:

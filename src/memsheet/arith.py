@@ -77,8 +77,8 @@ def _call(name: str, *values: Any) -> Any:
 
 def ceil_div(a: Count, b: Count) -> Count:
     """``a / b`` rounded up, for non-negative ``a`` and positive ``b``."""
-    if type(b) is int and b == 1:
-        return a
+    if type(b) is int and (b == 1 or type(a) is int):
+        return -(-a // b)
     if isinstance(a, Term) or isinstance(b, Term):
         return Term(f"⌈{_text(a, 2)} / {_text(b, 3)}⌉")  # type: ignore[return-value]
     return (a + b - 1) // b

@@ -113,5 +113,6 @@ def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
 
 def largest_components(sheet: Sheet) -> tuple[tuple[Component, Bytes], ...]:
     """The components that take most at the peak, largest first."""
-    sizes = [(component, sheet.of(component)) for component in Component]
+    peak = sheet.sums()[sheet.peak_instant]
+    sizes = [(component, peak[component]) for component in Component if component in peak]
     return tuple(sorted((pair for pair in sizes if pair[1].value), key=lambda pair: -pair[1].value)[:SHOWN])

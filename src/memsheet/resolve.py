@@ -89,10 +89,10 @@ class _Gaps:
     def wrong(self, key: str, value: object, reason: str, hint: str = "") -> None:
         self.problems.append(Problem(field=key, value=value, reason=reason, hint=hint))
 
-    def choice(self, key: str, default: E, allowed: tuple[E, ...], who: str) -> E:
+    def choice(self, key: str, default: E, allowed: tuple[E, ...], who: str, *, silent: bool = False) -> E:
         text = self.request.get(key)
         if text is None:
-            self.assumed.append(f"{key} = {default.value}")
+            self.assumed += [] if silent else [f"{key} = {default.value}"]
             return default
         for member in allowed:
             if member.value == text:
@@ -137,7 +137,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         task=task, engine=engine.name, engine_version=gaps.get("engine_version", engine.tested, silent=True), mesh=mesh, zero=zero,
         reshard_after_forward=gaps.get("reshard_after_forward", zero == 3, silent=engine.sharding is not Sharding.FSDP2),
         schedule=_schedule(gaps, engine, mesh, task), layers_per_stage=_layers_per_stage(gaps, mesh, model),
-        microbatch=gaps.get("microbatch", 1), global_batch=_global_batch(gaps, mesh, task),
+        microbatch=gaps.get("microbatch", 1, silent=task != "train"), global_batch=_global_batch(gaps, mesh, task),
         seq_len=_seq_len(gaps, task, model), vocab_multiple=gaps.get("vocab_multiple", 1, silent=True), precision=precision,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
@@ -205,6 +205,8 @@ def _mesh(gaps: _Gaps, engine: Engine, task: str, zero: int, gpus: int | None, m
             gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet")
     if zero == 0 and degrees["dp_shard"] > 1:
         gaps.wrong("mesh.dp_shard", degrees["dp_shard"], "shards nothing at zero 0", "use dp_replicate, or zero 1 to 3")
+    if given["etp"] is None and engine.splits_experts_over_tp:
+        degrees["etp"] = degrees["tp"]
     mesh = Mesh(**degrees)
     if model is not None:
         _divisibility(gaps, mesh, model)
@@ -325,7 +327,7 @@ def _recompute(gaps: _Gaps, engine: Engine, model: ModelSpec | None) -> Recomput
     every, segments = gaps.request.get("recompute.every"), gaps.request.get("recompute.segments")
     counted = gaps.request.get("recompute.layers")
     implied = RecomputeMode.FULL if every or segments or counted else RecomputeMode.NONE
-    mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name)
+    mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if sum(x is not None for x in (every, segments, counted)) > 1:
         gaps.wrong("recompute", None, "every, layers and segments exclude one another")

@@ -32,6 +32,8 @@ class Component(Enum):
     CONTEXT = "context"
     UNEXPLAINED = "unexplained"
 
+    __hash__ = object.__hash__  # members are singletons; the default hashes their names, and these are keys in every loop
+
 
 STATES = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES)
 OUTSIDE_TENSORS = (Component.ALLOCATOR_SLACK, Component.CONTEXT)
@@ -48,6 +50,8 @@ class Instant(Enum):
     OPTIMIZER_STEP = "optimizer_step"
     PREFILL = "prefill"
     DECODE = "decode"
+
+    __hash__ = object.__hash__  # see Component
 
 
 class Witness(Enum):
@@ -156,16 +160,27 @@ class Sheet:
     witness: Witness = Witness.PREDICTED
     items: tuple[Item, ...]
     host_bytes: int = 0  # host memory the rank needs (offload)
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    _sums: dict[Instant, dict[Component, Bytes]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def sums(self) -> dict[Instant, dict[Component, Bytes]]:
+        """Bytes by instant (in order) and component; computed once."""
+        if not self._sums:
+            found: dict[Instant, dict[Component, Bytes]] = {i: {} for i in Instant}
+            for item in self.items:
+                for instant, size in item.at.items():
+                    row = found[instant]
+                    row[item.component] = row[item.component] + size if item.component in row else size
+            self._sums.update({instant: row for instant, row in found.items() if row})
+        return self._sums
 
     @property
     def instants(self) -> tuple[Instant, ...]:
-        present = {i for item in self.items for i in item.at}
-        return tuple(i for i in Instant if i in present)
+        return tuple(self.sums())
 
     def at(self, instant: Instant, *, without: tuple[Component, ...] = OUTSIDE_TENSORS) -> Bytes:
         """Bytes at an instant; by default those of tensors (allocated)."""
-        return total(i.at[instant] for i in self.items if instant in i.at and i.component not in without)
+        return total(size for component, size in self.sums().get(instant, {}).items() if component not in without)
 
     @property
     def peak_instant(self) -> Instant:
@@ -199,8 +214,8 @@ class Sheet:
 
     def of(self, *components: Component, instant: Instant | None = None) -> Bytes:
         """Bytes of some components at an instant (the peak by default)."""
-        when = self.peak_instant if instant is None else instant
-        return total(i.at[when] for i in self.items if i.component in components and when in i.at)
+        row = self.sums().get(self.peak_instant if instant is None else instant, {})
+        return total(row[component] for component in components if component in row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,71 @@
+"""The command line: one file a command, loaded when it is asked for. Answers go to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from memsheet.errors import InputError
+
+INTERRUPTED = 130
+BROKEN = 70
+"""Exit code of an error that is memsheet's own (EX_SOFTWARE of sysexits.h), never that of an answer."""
+
+COMMANDS = {
+    "train": "Does this training job fit, and what takes the room?",
+    "infer": "Does this model fit for inference, and how much cache is left?",
+    "explain": "What a word on a sheet means, with its source.",
+    "models": "The bundled models.",
+    "gpus": "The devices memsheet knows, and what a framework gets of each.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(given)
+    except InputError as error:
+        if "--debug" in given:
+            raise
+        from memsheet.cli.trouble import explain_input
+
+        return explain_input(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if "--debug" in given:
+            raise
+        from memsheet.cli.trouble import explain_broken
+
+        return explain_broken(error, BROKEN)
+
+
+def _run(given: list[str]) -> int:
+    from cyclopts.exceptions import CycloptsError
+
+    try:
+        code = application()(given or ["--help"], exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        from memsheet.cli.trouble import explain_usage
+
+        return explain_usage(error)
+    return code if isinstance(code, int) else 0
+
+
+def application() -> Any:
+    """The command line as cyclopts sees it; a command's module is imported when the command is run."""
+    from cyclopts import App
+
+    app = App(name="memsheet", help="Every byte on every GPU, before the job runs.", help_format="plaintext", version=_version)
+    for name, words in COMMANDS.items():
+        app.command(f"memsheet.cli.{name}:{name}", name=name, help=words)
+    return app
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("memsheet")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import Role
 from memsheet.spec.plan import Implementation, OptimizerName
 
 ENGINE = Engine(
@@ -21,6 +22,9 @@ ENGINE = Engine(
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
     default_implementation=Implementation.FUSED,
     offload=(),
+    whole_roles=frozenset({Role.EMBEDDING}),
+    whole_latent=True,
+    splits_experts_over_tp=True,
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "optimizer": Cited(TORCH_OPTIM),

@@ -105,6 +105,7 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
     return largest([[(1, Bag.of((keys[i], sizes[i]) for i in point))] for point in points])
 
 
+@lru_cache(maxsize=1024)
 def _keys(tape: Tape, prefix: str) -> list[Key]:
     gradients = set(tape.gradients)
     keys = []

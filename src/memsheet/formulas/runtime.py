@@ -36,8 +36,10 @@ def workspaces(plan: Plan, cluster: Cluster | None) -> Bytes:
     return Bytes(one.low, handles * one.value, handles * one.high)
 
 
-def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant, Count]) -> list[Item]:
-    """Workspaces, context, communicators and slack as items with ranges, at the instants of ``allocated`` (tensor bytes)."""
+def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant, Count], *, loaded: Count = 0) -> list[Item]:
+    """Workspaces, context, communicators and slack as items with ranges, at the instants of ``allocated`` (tensor bytes).
+
+    ``loaded``: bytes that were placed once and never move (the weights of a server), which leave no gaps."""
     if cluster is None:
         return []
     table = _table()
@@ -49,7 +51,7 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
     if gpus > 1:
         entries.append((Component.CONTEXT, "nccl", _communicators(plan, table["nccl_communicator"]), table["nccl_communicator"]))
     items = [Item(c, path, dict.fromkeys(allocated, size), _evidence(entry)) for c, path, size, entry in entries]
-    return [*items, _slack(plan, table, allocated)]
+    return [*items, _slack(plan, table, {instant: size - loaded for instant, size in allocated.items()})]
 
 
 def _communicators(plan: Plan, entry: dict[str, Any]) -> Bytes:

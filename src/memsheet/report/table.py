@@ -398,7 +398,7 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
 def _notes(answer: Answer, look: Look) -> Iterator[str]:
     if answer.cluster is not None:
         device = answer.cluster.device
-        box = format_bytes(device.datasheet_bytes, decimal=True, digits=0)
+        box = format_bytes(device.datasheet_bytes, decimal=True, digits=1)
         known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
         yield f"a framework gets {look.room(device.framework_bytes, 2)} of each {device.name} (sold as {box}){known}"
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)

@@ -27,6 +27,8 @@ class DType:
 
     def nbytes(self, elements: Count) -> Count:
         """Bytes that ``elements`` of one tensor take, partial blocks counted whole."""
+        if self.block == 1 and not self.scales and self.bits % 8 == 0:  # whole bytes: nothing to round
+            return elements * (self.bits // 8)
         size = ceil_div(ceil_div(elements, self.block) * self.bits, 8)
         for scale in self.scales:
             size = size + ceil_div(ceil_div(elements, scale.block) * scale.bits, 8)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from memsheet.sheet import Evidence
+from memsheet.spec.model import Role
 from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 
@@ -43,4 +44,7 @@ class Engine:
     optimizers: tuple[OptimizerName, ...]
     default_implementation: Implementation
     offload: tuple[str, ...] = ()
+    whole_roles: frozenset[Role] = frozenset()  # tensors every tensor-parallel rank keeps whole
+    whole_latent: bool = False  # latent attention is not split
+    splits_experts_over_tp: bool = False  # routed experts are cut over the tensor-parallel ranks (etp = tp)
     evidence: dict[str, Evidence] = field(default_factory=dict)

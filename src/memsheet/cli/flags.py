@@ -1,0 +1,153 @@
+"""The flags of a plan and of a job, declared once for every command that takes them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, make_dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from memsheet.spec.check import RULES
+from memsheet.spec.names import SHORT
+
+JOB, MESH, STEP, PRECISION, MEMORY, SERVING, OUTPUT = (
+    Group(name, sort_key=number)
+    for number, name in enumerate(("Hardware and plan", "Mesh", "Step", "Precision", "Memory", "Serving", "Output"), start=1)
+)
+
+# short name: (group, metavar, help); metavars are left out of flags that are on or off
+HELP: dict[str, tuple[Group, str, str]] = {
+    "engine": (JOB, "NAME", "The framework that runs it: transformers, fsdp2, deepspeed."),
+    "engine_version": (JOB, "VERSION", "Its version, for the record."),
+    "dp_replicate": (MESH, "N", "Data-parallel ranks that each keep a whole copy."),
+    "dp_shard": (MESH, "N", "Data-parallel ranks that split the states."),
+    "cp": (MESH, "N", "Context parallel: ranks that split one sequence."),
+    "tp": (MESH, "N", "Tensor parallel: ranks that split one layer."),
+    "pp": (MESH, "N", "Pipeline stages."),
+    "vpp": (MESH, "N", "Chunks of the model per pipeline stage."),
+    "ep": (MESH, "N", "Expert parallel: ranks that split the experts."),
+    "etp": (MESH, "N", "Tensor parallel degree inside an expert."),
+    "zero": (MESH, "0..3", "What dp_shard splits: nothing, optimizer states, + gradients, + parameters."),
+    "reshard_after_forward": (MESH, "", "Free gathered parameters after forward and gather them again."),
+    "sequence_parallel": (MESH, "", "Split the regions outside tensor parallelism along the sequence."),
+    "context_parallel_comm": (MESH, "KIND", "ring, all_gather or all_to_all."),
+    "schedule": (MESH, "NAME", "Order of microbatches in the pipeline: gpipe, 1f1b, interleaved."),
+    "layers_per_stage": (MESH, "N,N,…", "Layers of each stage where they are uneven: 10,11,11."),
+    "seq_len": (STEP, "TOKENS", "Tokens of one sequence."),
+    "microbatch": (STEP, "N", "Sequences per forward of a rank."),
+    "global_batch": (STEP, "N", "Sequences per optimizer step over all ranks."),
+    "vocab_multiple": (STEP, "N", "Pad the vocabulary to a multiple of this."),
+    "attention": (STEP, "KIND", "eager, sdpa or flash."),
+    "loss": (STEP, "KIND", "plain, fused or chunked."),
+    "compile": (STEP, "", "Run through torch.compile."),
+    "dropout": (STEP, "SHARE", "Dropout of the hidden states, 0 to 1."),
+    "precision": (PRECISION, "NAME", "fp32, bf16-autocast, fp16-autocast, bf16-master, bf16-pure or fsdp2-mixed."),
+    "optimizer": (PRECISION, "NAME", "adamw, adamw_8bit, sgd, sgd_momentum."),
+    "optimizer_implementation": (PRECISION, "KIND", "foreach, fused, loop or bnb."),
+    "optimizer_in_backward": (PRECISION, "", "Step each parameter as soon as its gradient is there."),
+    "lora_rank": (PRECISION, "N", "Train LoRA adapters of this rank on a frozen base."),
+    "lora_targets": (PRECISION, "NAME,…", "Linear layers that get an adapter: q_proj,v_proj."),
+    "quantize": (PRECISION, "FORMAT", "Storage of the linear weights: nf4, int8, fp8, gguf:Q4_K …"),
+    "recompute": (MEMORY, "MODE", "none, selective or full: what backward computes again."),
+    "recompute_every": (MEMORY, "N", "Recompute every n-th layer."),
+    "recompute_layers": (MEMORY, "N", "Recompute this many layers."),
+    "recompute_segments": (MEMORY, "N", "Cut the stack into n segments, each recomputed whole."),
+    "recompute_modules": (MEMORY, "NAME,…", "Recompute only these modules."),
+    "expandable_segments": (MEMORY, "", "The allocator's expandable_segments."),
+    "max_model_len": (SERVING, "TOKENS", "Longest sequence to be served."),
+    "sequences": (SERVING, "N", "Sequences at once, per replica."),
+    "max_batched_tokens": (SERVING, "TOKENS", "Tokens of one forward pass."),
+    "kv_dtype": (SERVING, "DTYPE", "Number format of the cache."),
+    "page_tokens": (SERVING, "TOKENS", "Tokens of one page of the cache."),
+    "memory_fraction": (SERVING, "SHARE", "Share of the device that the engine may take, 0 to 1."),
+    "cuda_graphs": (SERVING, "", "Capture CUDA graphs."),
+    "prompt_tokens": (SERVING, "TOKENS", "Tokens of a prompt."),
+    "output_tokens": (SERVING, "TOKENS", "Tokens of an answer."),
+}
+_OFFLOAD = (MEMORY, "WHAT,…", "Keep in host memory: optimizer, parameters, activations.")
+
+
+def _flag(kind: type, group: Group, metavar: str, words: str) -> Any:
+    return Annotated[kind | None, Parameter(help=words, group=group, metavar=metavar or None)]
+
+
+def _fields() -> list[tuple[str, Any, None]]:
+    """Every flag is text until ``values`` reads it by its rule, so that all problems of a command line are told at once."""
+    made = [(name, _flag(bool if RULES[SHORT[name]].kind == "flag" else str, *about), None) for name, about in HELP.items()]
+    return [*made, ("offload", _flag(str, *_OFFLOAD), None)]
+
+
+if TYPE_CHECKING:
+    PlanFlags = Any
+else:
+    PlanFlags = make_dataclass("PlanFlags", _fields(), frozen=True, kw_only=True, namespace={"__module__": __name__})
+
+
+def _job(words: str, metavar: str, **more: Any) -> Parameter:
+    return Parameter(help=words, metavar=metavar, group=JOB, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFlags:
+    """What the job runs on, and where its plan is."""
+
+    gpus: Annotated[str | None, _job("Count and device: 8xH100-80GB. Without it there is a sheet and no verdict.", "GPUS")] = None
+    nodes: Annotated[str | None, _job("Number of nodes.", "N")] = None
+    per_node: Annotated[str | None, _job("Devices of one node.", "N")] = None
+    host_memory: Annotated[str | None, _job("Host memory of one node: 1TiB.", "SIZE")] = None
+    plan: Annotated[str | None, _job("A plan (memsheet/plan/1), or - for stdin; flags override it.", "FILE", allow_leading_hyphen=True)] = None
+    parameters: Annotated[str | None, _job("A bare parameter count in place of MODEL: 7e9.", "COUNT")] = None
+
+
+def _output(words: str, **more: Any) -> Parameter:
+    return Parameter(help=words, group=OUTPUT, negative="", show_default=False, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """How the answer is written."""
+
+    json: Annotated[bool, _output("One JSON object on stdout.")] = False
+    full: Annotated[bool, _output("Every item at every instant.")] = False
+    units: Annotated[str, _output("GiB, or GB for decimal.", metavar="UNIT")] = "GiB"
+    debug: Annotated[bool, _output("A traceback where something goes wrong.")] = False
+
+
+Json = Annotated[bool, _output("One JSON object on stdout.")]
+Debug = Annotated[bool, _output("A traceback where something goes wrong.")]
+
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+
+
+def values(flags: Any) -> dict[str, Any]:
+    """The plan flags that were given, read by the rules of their keys; what cannot be read stays text and is refused there."""
+    given = {} if flags is None else asdict(flags)
+    return {name: value if name == "offload" else read(SHORT[name], value) for name, value in given.items() if value is not None}
+
+
+def read(key: str, text: Any) -> Any:
+    """``text`` as the rule of ``key`` wants it, or as it is."""
+    match RULES[key].kind:
+        case "count":
+            return whole(text)
+        case "share":
+            return _share(text)
+        case "counts":
+            return [whole(part) for part in text.split(",")]
+        case "texts":
+            return [part.strip() for part in text.split(",") if part.strip()]
+        case _:
+            return text
+
+
+def whole(text: str) -> int | str:
+    """``text`` as a whole number if it is one."""
+    return int(text) if _WHOLE.fullmatch(text.strip()) else text
+
+
+def _share(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,57 @@
+"""`memsheet gpus`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet import catalog
+from memsheet.cli import screen
+from memsheet.cli.flags import Debug, Json
+from memsheet.errors import refuse
+from memsheet.spec.device import Basis, Device
+from memsheet.units import format_giga
+
+MARKS = {Basis.REPORTED: "", Basis.DRIVER: "~", Basis.DATASHEET: "?"}
+LEGEND = """
+GiB is what a framework gets of a card, which is what a job must fit; GB is what it is sold as.
+~ derived from the driver's total, the low end taken   ? nothing but the datasheet is known   ! other facts of the card are uncertain
+"""
+
+
+def gpus(filter_: str = "", /, *, json: Json = False, debug: Debug = False) -> int:
+    """The devices memsheet knows and what a framework gets of each. FILTER: only names that contain it."""
+    del debug  # read from the command line itself
+    found = [device for device in catalog.devices() if filter_.lower() in f"{device.name} {device.full_name} {device.arch}".lower()]
+    if not found:
+        raise refuse("filter", filter_, "is in the name of no device", "`memsheet gpus` lists all")
+    if json:
+        screen.write_json({"schema": "memsheet/gpus/1", "gpus": [_document(device) for device in found]})
+    else:
+        screen.write(_table(found) + LEGEND)
+    return 0
+
+
+def _document(device: Device) -> dict[str, Any]:
+    return {
+        "name": device.name, "full_name": device.full_name, "vendor": device.vendor, "arch": device.arch,
+        "capacity_bytes": device.framework_bytes, "capacity_low_bytes": device.framework_low_bytes,
+        "capacity_high_bytes": device.framework_high_bytes, "datasheet_bytes": device.datasheet_bytes,
+        "basis": device.basis.value, "evidence": device.evidence, "per_node": device.per_node,
+        "uncertain": list(device.uncertain), "notes": list(device.notes), "sources": list(device.sources),
+    }  # fmt: skip
+
+
+def _table(devices: list[Device]) -> str:
+    rows = [("device", "GiB", "", "GB", "a node", "known from")]
+    for device in devices:
+        size = format_giga(device.framework_bytes, headroom=True)
+        marks = MARKS[device.basis] + ("!" if device.uncertain else "")
+        box = f"{device.datasheet_bytes // 10**9}"
+        rows.append((device.name, size, marks, box, str(device.per_node or ""), _short(device.evidence, screen.width())))
+    return screen.columns(rows, right=frozenset({1, 3, 4}))
+
+
+def _short(evidence: str, width: int) -> str:
+    """The source on what is left of a line; ``--json`` has all of it."""
+    room = max(20, width - 48)
+    return evidence if len(evidence) <= room else evidence[: room - 1] + "…"

@@ -1,0 +1,44 @@
+"""`memsheet models`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet import catalog
+from memsheet.cli import screen
+from memsheet.cli.flags import Debug, Json
+from memsheet.errors import refuse
+from memsheet.formulas.params import active_parameter_count, parameter_count
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.units import format_count
+
+
+def models(filter_: str = "", /, *, json: Json = False, debug: Debug = False) -> int:
+    """The bundled models with exact parameter counts. FILTER: only names or families that contain it."""
+    del debug  # read from the command line itself
+    found = [row for name in catalog.model_names() if (row := _row(name)) and filter_.lower() in f"{row['name']} {row['family']}"]
+    if not found:
+        raise refuse("filter", filter_, "is in no bundled name", "`memsheet models` lists all; any config.json works too")
+    if json:
+        screen.write_json({"schema": "memsheet/models/1", "models": found})
+    else:
+        screen.write(_table(found))
+    return 0
+
+
+def _row(name: str) -> dict[str, Any]:
+    entry = catalog.find_model(name)
+    assert entry is not None
+    spec = read_hf_config(entry["config"], name=name)
+    return {
+        "name": name, "parameters": parameter_count(spec), "active_parameters": active_parameter_count(spec), "family": spec.model_type,
+        "aliases": entry.get("aliases", []), "source": entry["source"],
+    }  # fmt: skip
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    cells = [("model", "parameters", "active", "family")]
+    for row in rows:
+        active = "" if row["active_parameters"] == row["parameters"] else format_count(row["active_parameters"])
+        cells.append((row["name"], format_count(row["parameters"]), active, row["family"]))
+    return screen.columns(cells, right=frozenset({1, 2}))

@@ -1,0 +1,66 @@
+"""Writing answers to stdout, whoever reads it: a terminal, a file, a pipe that closes early."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memsheet.errors import refuse
+from memsheet.report.json import dumps
+
+NARROWEST, WIDEST, WITHOUT_TERMINAL = 60, 120, 100
+UNITS = {"gib": False, "gb": True}
+
+
+def write(text: str) -> None:
+    """``text`` to stdout. A reader that has seen enough (``| head``) is no error."""
+    encoding = sys.stdout.encoding or "ascii"
+    try:
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush at exit goes nowhere
+
+
+def write_json(document: Mapping[str, Any]) -> None:
+    """One object: indented for a person, on one line for a program."""
+    write(dumps(document, indent=2 if sys.stdout.isatty() else None))
+
+
+def width() -> int:
+    return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns))
+
+
+def colour() -> bool:
+    """Colour on a terminal that has it, unless NO_COLOR asks for none."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def plain_ascii() -> bool:
+    """Whether stdout cannot show block characters."""
+    try:
+        "█·┘".encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
+def decimal(units: str) -> bool:
+    """Whether sizes are to be shown in GB. Raises InputError for other units."""
+    found = UNITS.get(units.lower())
+    if found is None:
+        raise refuse("units", units, "is not a unit of the screen", "GiB (2^30 bytes) or GB (10^9 bytes)")
+    return found
+
+
+def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
+    """Rows as aligned text, the last column ragged; ``right`` are the columns of numbers."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (cell.rjust(size) if number in right else cell.ljust(size) for number, (cell, size) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines) + "\n"
