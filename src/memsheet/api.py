@@ -71,9 +71,16 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
         verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
     return Answer(
         model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
-        assumed=resolved.assumed, cluster=cluster, sheets=sheets, verdict=verdict, notes=spec.source.notes,
+        assumed=resolved.assumed, cluster=cluster, sheets=sheets, verdict=verdict, notes=(*spec.source.notes, *_notes(resolved)),
         serving=serving_facts(spec, resolved.plan, cluster, sheets) if resolved.plan.task == "infer" else None,
     )  # fmt: skip
+
+
+def _notes(resolved: Resolved) -> tuple[str, ...]:
+    plan = resolved.plan
+    if plan.task == "infer" and plan.phase is None and plan.prompt_tokens is None:
+        return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
+    return ()
 
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:

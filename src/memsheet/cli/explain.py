@@ -16,7 +16,9 @@ def explain(term: str = "", /, *, json: Json = False, debug: Debug = False) -> i
         return _list(json=json)
     found = find_term(term)
     if json:
-        screen.write_json({"schema": "memsheet/explain/1", "term": found.name, "kind": found.kind, "text": found.text, "source": found.source})
+        screen.write_json(
+            {"schema": "memsheet/explain/1", "term": found.name, "kind": found.kind, "text": found.text, "source": found.source}
+        )
     else:
         screen.write(_page(found))
     return 0
@@ -32,6 +34,9 @@ def _list(*, json: bool) -> int:
     if json:
         screen.write_json({"schema": "memsheet/terms/1", "terms": [{"kind": kind, "names": names} for kind, names in term_names().items()]})
         return 0
-    paragraphs = (f"{kind}\n{textwrap.indent(textwrap.fill(', '.join(names), width=screen.width() - 2), '  ')}" for kind, names in term_names().items())
+    paragraphs = (
+        f"{kind}\n{textwrap.indent(textwrap.fill(', '.join(names), width=screen.width() - 2), '  ')}"
+        for kind, names in term_names().items()
+    )
     screen.write("\n".join(paragraphs) + "\n")
     return 0

@@ -96,7 +96,9 @@ class JobFlags:
     nodes: Annotated[str | None, _job("Number of nodes.", "N")] = None
     per_node: Annotated[str | None, _job("Devices of one node.", "N")] = None
     host_memory: Annotated[str | None, _job("Host memory of one node: 1TiB.", "SIZE")] = None
-    plan: Annotated[str | None, _job("A plan (memsheet/plan/1), or - for stdin; flags override it.", "FILE", allow_leading_hyphen=True)] = None
+    plan: Annotated[str | None, _job("A plan (memsheet/plan/1), or - for stdin; flags override it.", "FILE", allow_leading_hyphen=True)] = (
+        None
+    )
     parameters: Annotated[str | None, _job("A bare parameter count in place of MODEL: 7e9.", "COUNT")] = None
 
 

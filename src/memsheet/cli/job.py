@@ -20,9 +20,7 @@ MOST_PARAMETERS = 10**16
 """A thousand times the largest model published; a larger count is a typing error."""
 
 
-def run(
-    ask: Callable[..., Answer], model: str | None, plan_flags: Any, job: JobFlags | None, output: OutputFlags | None
-) -> int:
+def run(ask: Callable[..., Answer], model: str | None, plan_flags: Any, job: JobFlags | None, output: OutputFlags | None) -> int:
     """Ask, print, and return the verdict's exit code."""
     job, output = job or JobFlags(), output or OutputFlags()
     decimal = screen.decimal(output.units)

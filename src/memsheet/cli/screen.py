@@ -61,6 +61,8 @@ def columns(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) 
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
-        cells = (cell.rjust(size) if number in right else cell.ljust(size) for number, (cell, size) in enumerate(zip(row, widths, strict=True)))
+        cells = (
+            cell.rjust(size) if number in right else cell.ljust(size) for number, (cell, size) in enumerate(zip(row, widths, strict=True))
+        )
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines) + "\n"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.arith import Count, ceil_div
+from memsheet.arith import Count, ceil_div, minimum
 from memsheet.formulas.activations import block_axes, block_numerics, masks, numerics
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.evaluate import evaluate
@@ -48,10 +48,15 @@ def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
     common: dict[str, Any] = {"tp": plan.mesh.tp, "memory_tokens": _memory_tokens(spec, prompt)}
     after = cache_bytes(spec, plan.kv_dtype, prompt, sequences, whole=True, **common)
     late = cache_bytes(spec, plan.kv_dtype, full, sequences, **common)
+    known = plan.prompt_tokens is not None  # else prompts may be short, and windowed layers never hold more than their window
     return [
-        Item(Component.KV_CACHE, path, {Instant.PREFILL: Bytes.exact(after.get(path, 0)), Instant.DECODE: Bytes.exact(late.get(path, 0))}, CACHE)
+        Item(Component.KV_CACHE, path, {Instant.PREFILL: _prefilled(after.get(path, 0), late.get(path, 0), known=known), Instant.DECODE: Bytes.exact(late.get(path, 0))}, CACHE)
         for path in dict.fromkeys((*after, *late))
     ]  # fmt: skip
+
+
+def _prefilled(after: Count, late: Count, *, known: bool) -> Bytes:
+    return Bytes.exact(after) if known else Bytes(minimum(after, late), after, after)
 
 
 def _memory_tokens(spec: ModelSpec, prompt: Count) -> Count:
