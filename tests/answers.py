@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsheet import catalog
 from memsheet.budget import Answer, Change, Fix, Result, Verdict, budget_of, judge
-from memsheet.references import DERIVATIVES, TORCH_FSDP2, ZERO
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.references import DERIVATIVES, TORCH_FSDP2, ZERO
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Fitted, Instant, Item, Sheet
 from memsheet.spec.device import Cluster, cluster_of
 from memsheet.spec.model import ModelSpec, Source
 from memsheet.units import GIB, MIB
 
-from dataclasses import replace
-
-C, I = Component, Instant
-STEP = (I.FORWARD, I.LOSS, I.BACKWARD, I.OPTIMIZER_STEP)
+C, T = Component, Instant
+STEP = (T.FORWARD, T.LOSS, T.BACKWARD, T.OPTIMIZER_STEP)
 
 
 def model(name: str = "llama-3-70b") -> ModelSpec:
@@ -41,14 +41,14 @@ def items(*, activations: float) -> tuple[Item, ...]:
     return (
         item(C.PARAMETERS, "model.layers.*.mlp.gate_proj.weight", 26.25),
         item(C.PARAMETERS, "lm_head.weight", 6.6),
-        item(C.GRADIENTS, "model.layers.*.mlp.gate_proj.weight", 32.85, I.BACKWARD, I.OPTIMIZER_STEP),
+        item(C.GRADIENTS, "model.layers.*.mlp.gate_proj.weight", 32.85, T.BACKWARD, T.OPTIMIZER_STEP),
         item(C.OPTIMIZER_STATES, "model.layers.*.mlp.gate_proj.weight", 65.7),
         item(C.INPUTS, "input_ids", 64 * MIB / GIB),
         item(C.SAVED_ACTIVATIONS, "model.layers.*.mlp/act", activations * 0.75, *STEP[:3], evidence=saved),
-        item(C.SAVED_ACTIVATIONS, "lm_head/logits", activations * 0.25, I.LOSS, I.BACKWARD, evidence=saved),
-        item(C.TEMPORARIES, "lm_head", 3.9, I.LOSS, I.BACKWARD, evidence=saved),
+        item(C.SAVED_ACTIVATIONS, "lm_head/logits", activations * 0.25, T.LOSS, T.BACKWARD, evidence=saved),
+        item(C.TEMPORARIES, "lm_head", 3.9, T.LOSS, T.BACKWARD, evidence=saved),
         item(C.UNSHARDED_PARAMETERS, "model.layers.*", 3.2, *STEP[:3], evidence=Cited(TORCH_FSDP2)),
-        item(C.COMMUNICATION, "reduce_scatter", 1.6, I.BACKWARD, evidence=Derived("two layers in flight")),
+        item(C.COMMUNICATION, "reduce_scatter", 1.6, T.BACKWARD, evidence=Derived("two layers in flight")),
         item(C.ALLOCATOR_SLACK, "", 2.0, spread=0.5, evidence=Fitted("12 simulated steps", "none", "2026-11", "0.5 to 1.5")),
         item(C.CONTEXT, "", 1.2, spread=0.1, evidence=Fitted("3 records", "A100", "2026-11", "0.1")),
     )
@@ -71,7 +71,9 @@ def answer(*, activations: float = 160.0, gpus: str | None = "8xA100-80GB", name
 
 CHANGES = (
     Change(key="recompute.mode", before="none", after="full", saves_bytes=140 * GIB, words="recompute every layer in backward"),
-    Change(key="adapter.rank", before=None, after=16, saves_bytes=98 * GIB, words="train adapters of rank 16", needs="another kind of training"),
+    Change(
+        key="adapter.rank", before=None, after=16, saves_bytes=98 * GIB, words="train adapters of rank 16", needs="another kind of training"
+    ),
 )
 
 

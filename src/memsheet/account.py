@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memsheet.arith import Count
+from memsheet.arith import Count, agreed
 from memsheet.engines import find_engine
 from memsheet.formulas.activations import check_modelled, masks, numerics, shared_tables
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
@@ -39,30 +39,50 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     assert engine is not None
     part = stage_model(model, plan, stage)
     tensors = _items(_train(part, plan, engine), engine) if plan.task == "train" else serving_items(part, plan, engine)
-    loaded = sum(i.largest.value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
+    loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
     items = [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
-    ranks_per_stage = int(plan.mesh.gpus) // plan.mesh.pp
-    first = stage * ranks_per_stage
-    return Sheet(rank=first, stage=stage, same_as=tuple(range(first + 1, first + ranks_per_stage)), items=tuple(items))
+    first, last = _ranks(plan, stage)
+    return Sheet(rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items))
 
 
-def _train(model: ModelSpec, plan: Plan, engine: Engine) -> dict[Instant, Bag]:
+def _ranks(plan: Plan, stage: int) -> tuple[int, int]:
+    """First rank of a stage and the one after its last; plans of a stratum differ in size, so their sheet is that of rank ``stage``."""
+    if not isinstance(plan.mesh.gpus, int):
+        return stage, stage + 1
+    size = plan.mesh.gpus // plan.mesh.pp
+    return stage * size, (stage + 1) * size
+
+
+def _train(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, Bag], Kept]:
     check_modelled(model, plan)
-    parameters = tuple(held_tensors(model, plan))
-    kept = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
-    accumulates = plan.accumulation > 1
-    gradients = gradient_bag(kept, plan)
     how = numerics(plan, engine)
-    stage = walk(model, plan, engine, release=accumulates and engine.sharding.keeps_whole_gradients)
+    stage, kept = _kept(model, plan, engine)
     step = Step(
-        walk=stage, around=surroundings(engine, plan, parameters, stage), states=_states(model, plan, engine),
-        resident_gradients=gradients if accumulates else EMPTY, shared=shared_tables(model, plan, how),
-        masks=masks(model, plan, how), plan=plan,
+        walk=stage, around=kept.around, states=merge([(1, kept.states), (1, _inputs(plan))]), resident_gradients=kept.resident,
+        shared=shared_tables(model, plan, how), masks=masks(model, plan, how), plan=plan,
     )  # fmt: skip
     peaks = {instant: largest(candidates) for instant, candidates in moments(step).items() if candidates}
-    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(kept, plan))])
-    peaks[Instant.OPTIMIZER_STEP] = merge([(1, step.states), (1, step.around.always), (1, gradients), (1, scratch)])
-    return peaks
+    peaks[Instant.OPTIMIZER_STEP] = merge([(1, step.states), (1, step.around.always), (1, kept.at_step)])
+    return peaks, kept
+
+
+def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
+    """The model in order of execution, and what the engine keeps around it."""
+    if engine.sharding is Sharding.DEEPSPEED:
+        check_deepspeed(plan)
+        stage = deepspeed_walk(model, plan, engine)
+        return stage, deepspeed_kept(model, plan, stage)
+    parameters = tuple(held_tensors(model, plan))
+    shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
+    accumulates = agreed(plan.accumulation > 1)
+    gradients = gradient_bag(shards, plan)
+    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
+    stage = walk(model, plan, engine, release=accumulates and engine.sharding.keeps_whole_gradients)
+    kept = Kept(
+        states=_states(model, plan, engine), around=surroundings(engine, plan, parameters, stage),
+        resident=gradients if accumulates else EMPTY, at_step=merge([(1, gradients), (1, scratch)]),
+    )  # fmt: skip
+    return stage, offloaded(kept, plan, parameters) if plan.offload.parameters or plan.offload.optimizer else kept
 
 
 def _states(model: ModelSpec, plan: Plan, engine: Engine) -> Bag:
@@ -76,10 +96,13 @@ def _states(model: ModelSpec, plan: Plan, engine: Engine) -> Bag:
             if master is not None:
                 pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
             pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan)))
-    tokens = plan.microbatch * plan.seq_len
-    pairs.append(((Component.INPUTS, "input_ids"), INT64.nbytes(tokens)))
-    pairs.append(((Component.INPUTS, "labels"), INT64.nbytes(tokens)))
     return Bag.of(pairs)
+
+
+def _inputs(plan: Plan) -> Bag:
+    """Token ids and labels of a micro-batch."""
+    size = INT64.nbytes(plan.microbatch * plan.seq_len)
+    return Bag.of([((Component.INPUTS, "input_ids"), size), ((Component.INPUTS, "labels"), size)])
 
 
 def _allocated(items: list[Item]) -> dict[Instant, Count]:

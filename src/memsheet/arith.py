@@ -114,6 +114,18 @@ def at_least(a: Count, b: Count) -> Any:
     return a >= b
 
 
+def agreed(condition: Any) -> bool:
+    """The one truth of a condition that every plan of a stratum shares: a choice that follows from counts.
+
+    Raises ValueError where plans differ; they belong into different strata.
+    """
+    if isinstance(condition, bool):
+        return condition
+    if bool(condition.any()) != bool(condition.all()):
+        raise ValueError("plans of one stratum differ in a choice")
+    return bool(condition.all())
+
+
 def where(condition: Any, a: Count, b: Count) -> Count:
     """``a`` where the condition holds, else ``b``; both sides are evaluated."""
     if isinstance(condition, bool):

@@ -130,7 +130,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
             gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
-    adapter = _adapter(gaps, model)
+    adapter = _adapter(gaps, model, engine)
     quantization = _quantization(gaps, model, task, adapter)
     precision = _precision(gaps, engine, task, adapter, model)
     plan = Plan(
@@ -198,10 +198,11 @@ def _mesh(gaps: _Gaps, engine: Engine, task: str, zero: int, gpus: int | None, m
             gaps.wrong("gpus", gpus, f"is not the mesh's product {product}", f"leave {rest} out and it takes the rest")
         degrees[rest] *= gpus // product
         gaps.assumed.append(f"mesh.{rest} = {degrees[rest]}")
+    axes = engine.axes if model is not None else (*engine.axes, *engine.bare_axes)
     for axis, degree in degrees.items():
-        if degree > 1 and axis not in engine.axes and axis not in ("ep", "etp", "vpp"):
+        if degree > 1 and axis not in axes and axis not in ("ep", "etp", "vpp"):
             gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet", f"modelled there: {', '.join(engine.axes)}")
-        elif degree > 1 and axis not in engine.axes:
+        elif degree > 1 and axis not in axes:
             gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet")
     if zero == 0 and degrees["dp_shard"] > 1:
         gaps.wrong("mesh.dp_shard", degrees["dp_shard"], "shards nothing at zero 0", "use dp_replicate, or zero 1 to 3")
@@ -285,8 +286,8 @@ def _precision(gaps: _Gaps, engine: Engine, task: str, adapter: Adapter | None, 
         base = Precision(parameters=kept, compute=kept, gradients=kept, reduce=kept, master_weights=None, moments=kept)
         gaps.assumed += [] if fields else [f"precision.parameters = {kept.name}"]
     elif adapter is not None:
-        base = ADAPTER_PRECISION
-        gaps.assumed += [] if fields else ["precision = bf16 frozen base, fp32 adapters"]
+        base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
+        gaps.assumed += [] if fields else [f"precision = bf16 frozen base, {engine.adapter_dtype} adapters"]
     else:
         base = NAMED_PRECISIONS[engine.default_precision]
         gaps.assumed += [] if fields else [f"precision = {engine.default_precision}"]
@@ -337,7 +338,7 @@ def _recompute(gaps: _Gaps, engine: Engine, model: ModelSpec | None) -> Recomput
     return Recompute(mode=mode, every=every or 1, segments=segments, layers=counted)
 
 
-def _adapter(gaps: _Gaps, model: ModelSpec | None) -> Adapter | None:
+def _adapter(gaps: _Gaps, model: ModelSpec | None, engine: Engine) -> Adapter | None:
     rank = gaps.request.get("adapter.rank")
     if rank is None:
         return None
@@ -354,7 +355,7 @@ def _adapter(gaps: _Gaps, model: ModelSpec | None) -> Adapter | None:
         for target in targets:
             if target not in present:
                 gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", f"it has {', '.join(sorted(present))}")
-    dtype = dtype_named(gaps.get("adapter.dtype", "fp32"))
+    dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
     assert dtype is not None
     return Adapter(rank=rank, targets=tuple(targets), dtype=dtype, dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,10 @@ from memsheet.errors import InputError
 INTERRUPTED = 130
 BROKEN = 70
 """Exit code of an error that is memsheet's own (EX_SOFTWARE of sysexits.h), never that of an answer."""
+
+HELP = """Every byte on every GPU, before the job runs.
+
+Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."""
 
 COMMANDS = {
     "train": "Does this training job fit, and what takes the room?",
@@ -23,6 +28,8 @@ COMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."""
+    if arguments is None:
+        gc.disable()  # a command is over before there is garbage worth collecting
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(given)
@@ -59,9 +66,15 @@ def application() -> Any:
     """The command line as cyclopts sees it; a command's module is imported when the command is run."""
     from cyclopts import App
 
-    app = App(name="memsheet", help="Every byte on every GPU, before the job runs.", help_format="plaintext", version=_version)
-    for name, words in COMMANDS.items():
-        app.command(f"memsheet.cli.{name}:{name}", name=name, help=words)
+    app = App(
+        name="memsheet",
+        help=HELP,
+        help_format="plaintext",
+        version=_version,
+        suppress_keyboard_interrupt=False,
+    )
+    for number, (name, words) in enumerate(COMMANDS.items()):
+        app.command(f"memsheet.cli.{name}:{name}", name=name, help=words, sort_key=number)
     return app
 
 

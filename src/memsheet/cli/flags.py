@@ -116,6 +116,12 @@ class OutputFlags:
     debug: Annotated[bool, _output("A traceback where something goes wrong.")] = False
 
 
+ModelName = Annotated[
+    str | None,
+    Parameter(
+        help="A bundled name (llama-3-70b), a config.json or its folder, a .gguf or .safetensors file, or a hub id.", metavar="MODEL"
+    ),
+]
 Json = Annotated[bool, _output("One JSON object on stdout.")]
 Debug = Annotated[bool, _output("A traceback where something goes wrong.")]
 

@@ -7,19 +7,17 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from memsheet import api
-from memsheet.cli.flags import JobFlags, OutputFlags, PlanFlags
+from memsheet.cli.flags import JobFlags, ModelName, OutputFlags, PlanFlags
 from memsheet.cli.job import run
 
 
 def infer(
-    model: str | None = None,
+    model: ModelName = None,
     /,
     *,
     job: Annotated[JobFlags | None, Parameter(name="*")] = None,
     plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
     output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
 ) -> int:
-    """Does this model fit for inference, and how much cache is left? MODEL is a bundled name, a config.json or its folder, a
-    .gguf or .safetensors file, or a hub id. Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input.
-    """
+    """Does this model fit for inference, and how much cache is left?"""
     return run(api.infer, model, plan, job, output)

@@ -35,10 +35,12 @@ def _line(problem: Problem) -> str:
 
 def explain_usage(error: Any) -> int:
     """What cyclopts could not read, in one or two lines."""
-    from cyclopts.exceptions import UnknownOptionError, UnusedCliTokensError
+    from cyclopts.exceptions import MissingArgumentError, UnknownOptionError, UnusedCliTokensError
 
     if isinstance(error, UnknownOptionError):
         return _unknown_option(error)
+    if isinstance(error, MissingArgumentError) and error.keyword:
+        return _usage(f"{printable(error.keyword)}: needs a value")
     if isinstance(error, UnusedCliTokensError):
         left = " ".join(printable(token) for token in error.unused_tokens or ())
         return _usage(f"{left}: is left over; a command takes one name")

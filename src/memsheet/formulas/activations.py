@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.errors import Problem, require
-from memsheet.formulas.blocks import AttentionKernel, Numerics, record, unmodelled
-from memsheet.formulas.ends import record_embeddings, record_head
+from memsheet.formulas.blocks import record, unmodelled
+from memsheet.formulas.ends import record_embeddings, record_head, record_loss
 from memsheet.formulas.evaluate import EMPTY, Bag, Part, evaluate, with_products
+from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.references import LIGER, TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BOOL, FP32, DType
@@ -116,6 +117,7 @@ class Ends:
 
     embeddings: Part | None
     head: Part | None
+    loss: Part | None
 
 
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Ends:
@@ -125,11 +127,12 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> 
     # a tied table already has the head's gradient when its own arrives
     added = release or spec.head.tied
     first = evaluate(record_embeddings(spec.embeddings, how), axes, "", release=added) if spec.embeddings.weights else None
-    last = None
+    last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
         last = evaluate(record_head(norms, spec.head, how, plan.loss), axes, "", release=release)
-    return Ends(embeddings=first, head=last)
+        loss = evaluate(record_loss(how, plan.loss), axes, "", release=release)
+    return Ends(embeddings=first, head=last, loss=loss)
 
 
 def _end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:

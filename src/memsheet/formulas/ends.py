@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memsheet.formulas.blocks import Numerics, normalise
+from memsheet.formulas.norms import normalise
+from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tape import Grad, Recorder, Tape, Tensor
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.model import Embeddings, Head, Norm
@@ -79,19 +80,23 @@ def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
 
 @lru_cache(maxsize=64)
 def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss) -> Tape:
-    """Final norms, logits and loss. The logits stay until the model's forward returns."""
+    """Final norms and logits; a fused loss takes the hidden states themselves."""
     r = Recorder(compute=how.autocast)
     x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
     for norm in norms:
         x = normalise(r, x, norm, how)
+    return r.finish(x if loss is Loss.FUSED else project_to_vocabulary(r, x, head, how))
+
+
+@lru_cache(maxsize=64)
+def record_loss(how: Numerics, loss: Loss) -> Tape:
+    """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
+    r = Recorder(compute=how.autocast)
     if loss is Loss.FUSED:
-        value = fused_linear_cross_entropy(r, x, how)
-    else:
-        logits = project_to_vocabulary(r, x, head, how)
-        value = cross_entropy(r, logits)
-        del logits
-    del x
-    return r.finish(value, gradient=False)
+        x = r.arriving(("b", "s", "h"), how.stream)
+        return r.finish(fused_linear_cross_entropy(r, x, how), x, gradient=False)
+    x = r.arriving(("b", "s", "V"), how.autocast or how.parameters)
+    return r.finish(cross_entropy(r, x), x, gradient=False)
 
 
 def stream_dtype(how: Numerics) -> DType:

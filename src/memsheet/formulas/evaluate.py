@@ -81,6 +81,7 @@ class Part:
     forward: Bag  # at its forward's high-water mark, its input included
     backward: Bag  # at its backward's, with what it retained and the arriving gradient
     gradients: Bag  # parameters' gradients it makes
+    arriving: Bag  # what the part before hands over
     output: Count  # bytes handed to the part after
     keeps_input: bool = False  # whether it saves what it was handed
 
@@ -129,16 +130,17 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     backward = _high_water(tape, "backward", sizes, keys, release=release)
     gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)
+    arriving = Bag.of([((Component.TEMPORARIES, prefix + "input"), sizes[0])]) if tape.entries[0].path == "input" else EMPTY
     if forward is None:
-        return Part(retained, EMPTY, _high_water(tape, "forward", sizes, keys), backward, gradients, output, bool(tape.inputs))
+        return Part(retained, EMPTY, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs))
     light = [entry_bytes(entry, axes) for entry in forward.entries]
     light_keys = _keys(forward, prefix)
     again = _high_water(tape, "recomputed", sizes, keys)
-    arriving = Bag.of([((Component.TEMPORARIES, prefix + "gradient"), output)])
+    handed_back = Bag.of([((Component.TEMPORARIES, prefix + "gradient"), output)])
     kept = Bag.of([((Component.SAVED_ACTIVATIONS, prefix + "input"), light[0])])
     cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
-    step_back = largest([[(1, backward), *still], [(1, again), (1, arriving)]])
-    return Part(kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, output, keeps_input=True)
+    step_back = largest([[(1, backward), *still], [(1, again), (1, handed_back)]])
+    return Part(kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=True)
 
 

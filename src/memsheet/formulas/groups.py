@@ -15,12 +15,14 @@ from memsheet.spec.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One part of the model: embeddings, a layer, or the head. ``plain`` is the part without recompute."""
+    """One part of the model: embeddings, a layer, or the head. ``plain`` is the part without recompute; ``gradients`` those of all its
+    parameters (the head's include what a fused loss makes)."""
 
     name: str
     part: Part
     plain: Part
     parameters: tuple[Held, ...]
+    gradients: Bag
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +40,15 @@ class Walk:
     embeddings: Group | None
     layers: tuple[Layers, ...]
     head: Group | None
+    loss: Part | None
     tied: bool
 
-    def visits(self) -> Iterator[tuple[Group, int, int, int]]:
-        """The layers worth looking at (first and last repetition of each run) as (group, run, repetition, place in the pattern)."""
+    def visits(self, stops: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Group, int, int, int]]:
+        """The layers worth looking at as (group, run, repetition, place in the pattern): first and last repetition of each run, and
+        ``stops``, the (run, repetition) where something else happens.
+        """
         for run, layers in enumerate(self.layers):
-            for repetition in sorted({0, layers.count - 1}):
+            for repetition in sorted(r for r in {0, 1, layers.count - 2, layers.count - 1, *(r for n, r in stops if n == run)} if 0 <= r < layers.count):
                 for place, group in enumerate(layers.pattern):
                     yield group, run, repetition, place
 
@@ -77,27 +82,24 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Walk:
                 made[block] = _layer(block, stack, plan, engine, release=release)
         layers.append(Layers(tuple(made[block] for block in run.pattern), run.count))
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
-    first = _end("embeddings", ends.embeddings, spec.embeddings.weights, spec.embeddings.norms, plan)
-    last = _end("head", ends.head, spec.head.weights, _full_norms(stack), plan)
-    return Walk(embeddings=first, layers=tuple(layers), head=last, tied=tied)
-
-
-def _full_norms(stack: Stack) -> tuple[Norm, ...]:
-    return stack.final_norms
+    first = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
+    last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
+    return Walk(embeddings=first, layers=tuple(layers), head=last, loss=ends.loss, tied=tied)
 
 
 def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: bool) -> Group:
     prefix = stack_prefix(stack)
     part, plain = block_part(block, prefix, plan, engine, release=release)
     parameters = tuple(h for w in block.weights for h in held(prefix + w.path, w, 1, plan))
-    return Group(f"{stack.path}.*", part, plain, parameters)
+    return Group(f"{stack.path}.*", part, plain, parameters, part.gradients)
 
 
-def _end(name: str, part: Part | None, weights: tuple[Weight, ...], norms: tuple[Norm, ...], plan: Plan) -> Group | None:
-    if part is None:
+def _end(name: str, parts: tuple[Part | None, ...], weights: tuple[Weight, ...], norms: tuple[Norm, ...], plan: Plan) -> Group | None:
+    if parts[0] is None:
         return None
     own = (*weights, *(w for norm in norms for w in norm.weights))
-    return Group(name, part, part, tuple(h for w in own for h in held(w.path, w, 1, plan)))
+    gradients = Bag.of(pair for part in parts if part for pair in part.gradients.held.items())
+    return Group(name, parts[0], parts[0], tuple(h for w in own for h in held(w.path, w, 1, plan)), gradients)
 
 
 def retained(layers: Layers) -> Bag:

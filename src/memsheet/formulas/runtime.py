@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from memsheet.arith import Count
+from memsheet.arith import Count, at_least, minimum, where
 from memsheet.catalog import overheads
 from memsheet.sheet import Bytes, Component, Derived, Evidence, Fitted, FromCode, Instant, Item
 from memsheet.spec.device import Cluster
@@ -43,12 +43,12 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
     if cluster is None:
         return []
     table = _table()
-    gpus = int(plan.mesh.gpus)
     entries = [
         (Component.WORKSPACES, "cublas", workspaces(plan, cluster), table["cublas_workspace_large"]),
         (Component.CONTEXT, "cuda", _range(table["context"]), table["context"]),
     ]
-    if gpus > 1:
+    several = at_least(plan.mesh.gpus, 2)
+    if several is not False:
         entries.append((Component.CONTEXT, "nccl", _communicators(plan, table["nccl_communicator"]), table["nccl_communicator"]))
     items = [Item(c, path, dict.fromkeys(allocated, size), _evidence(entry)) for c, path, size, entry in entries]
     return [*items, _slack(plan, table, {instant: size - loaded for instant, size in allocated.items()})]
@@ -56,8 +56,9 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
 
 def _communicators(plan: Plan, entry: dict[str, Any]) -> Bytes:
     one = _range(entry)
-    groups = sum(int(degree) > 1 for degree in (plan.mesh.dp_replicate, plan.mesh.dp_shard, plan.mesh.tp, plan.mesh.pp, plan.mesh.cp))
-    return Bytes(one.low, groups * one.value, groups * one.high)
+    mesh = plan.mesh
+    groups = sum(where(at_least(degree, 2), 1, 0) for degree in (mesh.dp_replicate, mesh.dp_shard, mesh.tp, mesh.pp, mesh.cp))
+    return Bytes(minimum(groups, 1) * one.low, groups * one.value, groups * one.high)
 
 
 def _slack(plan: Plan, table: dict[str, Any], allocated: dict[Instant, Count]) -> Item:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import reduce
 from typing import Any
 
-from memsheet.arith import Count, ceil_div, minimum
+from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
 from memsheet.formulas.activations import block_axes, block_numerics, masks, numerics
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.evaluate import evaluate
 from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.states import Keeping, held_tensors, parameter_bytes
 from memsheet.references import TRANSFORMERS, TRANSFORMERS_CACHE, formula
-from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.engine import Engine
@@ -37,14 +38,14 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
 
 def _lengths(plan: Plan) -> tuple[Count, Count]:
     """Tokens of a sequence when it is full, and of its prompt."""
-    full = plan.max_model_len or 0
+    full: Count = 0 if plan.max_model_len is None else plan.max_model_len
     return full, plan.prompt_tokens if plan.prompt_tokens is not None else full
 
 
 def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
     assert plan.kv_dtype is not None
     full, prompt = _lengths(plan)
-    sequences = plan.max_sequences or 1
+    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
     common: dict[str, Any] = {"tp": plan.mesh.tp, "memory_tokens": _memory_tokens(spec, prompt)}
     after = cache_bytes(spec, plan.kv_dtype, prompt, sequences, whole=True, **common)
     late = cache_bytes(spec, plan.kv_dtype, full, sequences, **common)
@@ -70,14 +71,14 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     """Temporaries of the widest layer and the logits. Without --prompt-tokens nobody says whether prompts are read one by one or
     all at once: the low end is one token each, the value one full sequence, the high end the whole batch."""
     full, prompt = _lengths(plan)
-    sequences = plan.max_sequences or 1
+    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
     batch = _widest(spec, plan, engine, sequences, prompt)
     one = _widest(spec, plan, engine, 1, prompt) if plan.prompt_tokens is None else batch
     step = _widest(spec, plan, engine, sequences, 1)
     low = step.low if plan.prompt_tokens is None else batch.low
     grown = Bytes(0, _growing(spec, plan, full, sequences), 2 * _growing(spec, plan, full, sequences))
     evidence: Evidence = Cited(TRANSFORMERS, "the block's operations without saving") if _exact(spec, plan) else BY_HAND
-    at = {Instant.PREFILL: Bytes(min(low, one.value), one.value, max(batch.high, one.value)), Instant.DECODE: step}
+    at = {Instant.PREFILL: Bytes(minimum(low, one.value), one.value, maximum(batch.high, one.value)), Instant.DECODE: step}
     return [
         Item(Component.TEMPORARIES, "widest_layer", at, evidence),
         Item(Component.TEMPORARIES, "cache_growth", {Instant.DECODE: grown}, Cited(TRANSFORMERS_CACHE, "DynamicLayer.update: torch.cat")),
@@ -94,7 +95,7 @@ def _growing(spec: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Co
     """The new copy of one layer's keys while the old one is still there."""
     assert plan.kv_dtype is not None
     sizes = cache_bytes(replace_counts(spec), plan.kv_dtype, tokens, sequences, tp=plan.mesh.tp)
-    return max(sizes.values(), default=0) // 2
+    return reduce(maximum, sizes.values(), 0) // 2
 
 
 def replace_counts(spec: ModelSpec) -> ModelSpec:
@@ -104,25 +105,32 @@ def replace_counts(spec: ModelSpec) -> ModelSpec:
 
 
 def _exact(spec: ModelSpec, plan: Plan) -> bool:
-    return all(unmodelled(b) is None for s in spec.stacks for r in s.runs for b in r.pattern) and plan.mesh.tp == 1
+    return all(unmodelled(b) is None for s in spec.stacks for r in s.runs for b in r.pattern) and isinstance(plan.mesh.tp, int) and plan.mesh.tp == 1
 
 
 def _widest(spec: ModelSpec, plan: Plan, engine: Engine, sequences: Count, tokens: Count) -> Bytes:
     """The layer that takes most while ``sequences`` · ``tokens`` pass through it, its input included."""
     blocks = dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern)
     sizes = [_block_bytes(block, spec, plan, engine, sequences, tokens) for block in blocks]
-    return max(sizes, key=lambda b: b.value, default=Bytes.exact(0))
+    return reduce(_larger, sizes, NOTHING)
+
+
+def _larger(a: Bytes, b: Bytes) -> Bytes:
+    """The one with the larger value, element by element for arrays."""
+    first = at_least(a.value, b.value)
+    return Bytes(where(first, a.low, b.low), where(first, a.value, b.value), where(first, a.high, b.high))
 
 
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, sequences: Count, tokens: Count) -> Bytes:
     quiet = replace(
         plan, microbatch=sequences, seq_len=tokens, recompute=replace(plan.recompute, mode=RecomputeMode.NONE), adapter=None, quantization=None,
     )  # fmt: skip
-    if unmodelled(block) is None and not (plan.attention is AttentionKind.EAGER and tokens == 1):
+    if unmodelled(block) is None and not (plan.attention is AttentionKind.EAGER and isinstance(tokens, int) and tokens == 1):
         how = block_numerics(block, quiet, replace(numerics(quiet, engine), autocast=None))
         part = evaluate(record(block, how, saving=False), block_axes(block, quiet), "", release=True)
         size = part.forward.total + masks(replace(spec, stacks=spec.stacks), quiet, how).total
-        return Bytes.exact(size) if plan.mesh.tp == 1 else Bytes(size * 3 // 4, size, size * 5 // 4)
+        whole = at_least(1, plan.mesh.tp)
+        return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
     size = plan.precision.compute.nbytes(sequences * tokens * _width(block, plan.mesh.tp))
     return Bytes(size // 2, size, 2 * size)
 
@@ -130,10 +138,10 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, sequ
 @formula(cites=TRANSFORMERS, at="modeling files: tensors alive at the widest operation of a layer")
 def _width(block: Block, tp: Count) -> Count:
     """Elements a token of the layer's widest operation."""
-    stream = 3 * block.hidden
-    return stream + max((_mixer_width(m, tp) for m in block.mixers), default=0) if block.feed_forward is None else stream + max(
-        max((_mixer_width(m, tp) for m in block.mixers), default=0), _feed_forward_width(block.feed_forward, block.hidden, tp)
-    )  # fmt: skip
+    widest = reduce(maximum, (_mixer_width(m, tp) for m in block.mixers), 0)
+    if block.feed_forward is not None:
+        widest = maximum(widest, _feed_forward_width(block.feed_forward, block.hidden, tp))
+    return 3 * block.hidden + widest
 
 
 def _feed_forward_width(ff: Dense | Moe, hidden: int, tp: Count) -> Count:

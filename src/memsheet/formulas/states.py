@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memsheet.arith import Count
+from memsheet.arith import Count, at_least, where
 from memsheet.formulas.params import buffers, tensors
 from memsheet.formulas.sharding import dim0_shard, elements_of, held_shape
 from memsheet.references import EIGHT_BIT, LORA, TORCH_OPTIM, ZERO, formula
@@ -137,5 +137,7 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan) -> Count:
 @formula(cites=EIGHT_BIT, at="section 2.1: 8-bit states with one fp32 maximum a block; embeddings stay in 32 bits (section 2.3)")
 def eight_bit_states(held: Held, elements: Count) -> Count:
     """Two moments of a tensor under a block-wise 8-bit optimizer."""
-    small = held.role is Role.EMBEDDING or (isinstance(elements, int) and elements < EIGHT_BIT_MINIMUM)
-    return 2 * (FP32 if small else INT8_ADAM).nbytes(elements)
+    whole = FP32.nbytes(elements)
+    if held.role is Role.EMBEDDING:
+        return 2 * whole
+    return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), INT8_ADAM.nbytes(elements), whole)

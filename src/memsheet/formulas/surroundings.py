@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from memsheet.arith import Count
-from memsheet.formulas.evaluate import EMPTY, Bag
+from memsheet.arith import Count, at_least, ceil_div, where
+from memsheet.formulas.evaluate import EMPTY, Bag, Key
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.states import Held, gradient_dtype, module_of
@@ -21,17 +21,32 @@ from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.plan import Plan
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def _nothing(*_: object) -> Bag:
+    return EMPTY
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Surroundings:
-    """``always``: resident through the step. ``forward(group)``, ``backward(before, group, after)``: while the group runs.
-    ``leaves(group)``: gradients that stay after its backward. ``kept``: gathered once for the whole step (a root group).
+    """What the engine adds, asked for group by group. ``before`` and ``after`` are the neighbours in order of execution.
+
+    ``always``: resident through the whole step. ``through``: from the start of forward to the end of backward.
+    ``entering``: when a group's forward is about to run; ``forward``: while it runs; ``holds``: from its forward to its backward.
+    ``backward``: while its backward runs; ``leaving``: right after it; ``leaves``: gradients that stay until the optimizer's step.
+    ``during(run, repetition)``: what a place of the backward adds, the embeddings at (-1, 0) and the head at (number of runs, 0);
+    ``stops``: the places worth a look for it; ``end``: when the last backward is over and before the optimizer's step.
     """
 
-    always: Bag
-    forward: Callable[[Group], Bag]
-    backward: Callable[[Group | None, Group, Group | None], Bag]
-    leaves: Callable[[Group], Bag]
-    loss: Bag = EMPTY
+    always: Bag = EMPTY
+    through: Bag = EMPTY
+    entering: Callable[[Group | None, Group], Bag] = _nothing
+    forward: Callable[[Group | None, Group], Bag] = _nothing
+    holds: Callable[[Group], Bag] = _nothing
+    backward: Callable[[Group | None, Group, Group | None], Bag] = _nothing
+    leaving: Callable[[Group | None, Group], Bag] = _nothing
+    leaves: Callable[[Group], Bag] = _nothing
+    during: Callable[[int, int], Bag] = _nothing
+    stops: frozenset[tuple[int, int]] = frozenset()
+    end: Bag = EMPTY
 
 
 def _bag(component: Component, path: str, size: Count) -> Bag:
@@ -53,9 +68,9 @@ def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
 
 def replicated(plan: Plan, parameters: tuple[Held, ...]) -> Surroundings:
     """Nothing is gathered; autograd's own gradients stay until the step. Several replicas add DDP's buckets."""
-    several = int(plan.mesh.dp_replicate) > 1 if isinstance(plan.mesh.dp_replicate, int) else True
-    buckets = _bag(Component.COMMUNICATION, "ddp/buckets", ddp_buckets(parameters, plan)) if several else EMPTY
-    return Surroundings(always=buckets, forward=lambda _: EMPTY, backward=lambda *_: EMPTY, leaves=lambda group: group.part.gradients)
+    several, size = at_least(plan.mesh.dp_replicate, 2), ddp_buckets(parameters, plan)
+    buckets = _bag(Component.COMMUNICATION, "ddp/buckets", where(several, size, 0)) if several is not False else EMPTY
+    return Surroundings(always=buckets, leaves=lambda group: group.gradients)
 
 
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------------
@@ -89,36 +104,55 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
 
     Tied embeddings and head are one group that stays gathered through forward and backward (accelerate fsdp_utils.py:857-885).
     """
-    root = Bag.of([*_unsharded(embeddings, plan).held.items(), *_unsharded(head, plan).held.items()]) if tied else EMPTY
     keeps = not plan.reshard_after_forward
+    size = {group: gathered_bytes(group, plan) for group in (embeddings, head) if group}
 
-    def forward(group: Group) -> Bag:
-        if group is head or (tied and group is embeddings):
-            return EMPTY if tied else _twice(group, plan)
-        return _twice(group, plan)
+    def whole(group: Group | None) -> Count:
+        if group is None or (tied and group in (embeddings, head)):
+            return 0
+        if group not in size:
+            size[group] = gathered_bytes(group, plan)
+        return size[group]
+
+    def unsharded(group: Group) -> tuple[Key, Count]:
+        return (Component.UNSHARDED_PARAMETERS, f"{group.name}/unsharded"), whole(group)
+
+    def arrived(group: Group | None) -> tuple[Key, Count]:
+        return (Component.UNSHARDED_PARAMETERS, f"{group.name if group else 'none'}/all_gather"), whole(group)
+
+    def reduced(group: Group | None) -> tuple[Key, Count]:
+        waiting = reduce_input_bytes(group, plan) if group and not (tied and group in (embeddings, head)) else 0
+        return (Component.COMMUNICATION, f"{group.name if group else 'none'}/reduce_scatter"), waiting
+
+    def entering(before: Group | None, group: Group) -> Bag:
+        """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local
+        name still refers to it)."""
+        return Bag.of([arrived(before), arrived(group), unsharded(group)])
+
+    def forward(before: Group | None, group: Group) -> Bag:
+        """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
+        return Bag.of([unsharded(group), arrived(group if whole(group) else before)])
 
     def backward(before: Group | None, group: Group, after: Group | None) -> Bag:
-        own = EMPTY if tied and group in (embeddings, head) else _unsharded(group, plan)
-        fetched = before if before is not None and not (tied and before is embeddings) and not keeps else None
-        ahead = _bag(Component.UNSHARDED_PARAMETERS, f"{fetched.name}/all_gather", gathered_bytes(fetched, plan)) if fetched else EMPTY
-        waits = after is not None and not (tied and after is head)
-        behind = _bag(Component.COMMUNICATION, f"{after.name}/reduce_scatter", reduce_input_bytes(after, plan)) if after and waits else EMPTY
-        return Bag.of([*own.held.items(), *ahead.held.items(), *behind.held.items()])
+        fetched = arrived(None if keeps and before is not embeddings else before)
+        return Bag.of([unsharded(group), fetched, reduced(after)])
 
-    return Surroundings(always=root, forward=forward, backward=backward, leaves=lambda group: sharded_gradients(group, plan))
+    def leaving(before: Group | None, group: Group) -> Bag:
+        shard = ceil_div(reduced(group)[1], plan.mesh.dp_shard)
+        return Bag.of([arrived(None if keeps else before), reduced(group), ((Component.COMMUNICATION, f"{group.name}/reduced_shard"), shard), *group.gradients.held.items()])
+
+    root = Bag.of(_root(embeddings, head, plan)) if tied else EMPTY
+    return Surroundings(
+        through=root, entering=entering, forward=forward,
+        holds=lambda group: Bag.of([unsharded(group)]) if keeps or group is head else EMPTY,
+        backward=backward, leaving=leaving, leaves=lambda group: group.gradients if tied and group is head else sharded_gradients(group, plan),
+    )  # fmt: skip
 
 
-def _unsharded(group: Group | None, plan: Plan) -> Bag:
-    if group is None:
-        return EMPTY
-    return _bag(Component.UNSHARDED_PARAMETERS, f"{group.name}/unsharded", gathered_bytes(group, plan))
-
-
-def _twice(group: Group, plan: Plan) -> Bag:
-    """Unsharded parameters, and the all-gather's output that stays until the next group's arrives."""
-    size = gathered_bytes(group, plan)
-    name = group.name
-    return Bag.of([((Component.UNSHARDED_PARAMETERS, f"{name}/unsharded"), size), ((Component.UNSHARDED_PARAMETERS, f"{name}/all_gather"), size)])
+def _root(embeddings: Group | None, head: Group | None, plan: Plan) -> list[tuple[Key, Count]]:
+    """A tied root group, gathered from the start of forward to the end of backward."""
+    whole = sum(gathered_bytes(group, plan) for group in (embeddings, head) if group)
+    return [((Component.UNSHARDED_PARAMETERS, "root/unsharded"), whole)]
 
 
 # ---- which one ---------------------------------------------------------------------------------------------------------------
@@ -132,4 +166,4 @@ def surroundings(engine: Engine, plan: Plan, parameters: tuple[Held, ...], walk:
         case Sharding.FSDP2:
             return fsdp2(plan, walk.embeddings, walk.head, tied=walk.tied)
         case Sharding.DEEPSPEED:
-            raise NotImplementedError
+            raise AssertionError("formulas/deepspeed.py answers for it")

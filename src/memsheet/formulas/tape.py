@@ -218,10 +218,11 @@ class Recorder:
 
     def linear(self, x: Tensor, weight: Tensor, out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``: saves the input for the weight's gradient, the weight for the input's."""
-        x, weight = self.autocast(x, f"{path}/input"), self.autocast(weight, path)
-        operands = [x, weight]
-        if bias is not None:
-            operands.append(self.autocast(bias, path + ".bias"))
+        # autocast casts its arguments from the last to the first
+        operands = [self.autocast(bias, path + ".bias")] if bias is not None else []
+        weight = self.autocast(weight, path)
+        x = self.autocast(x, f"{path}/input")
+        operands = [x, weight, *operands]
         shape, dtype = (*x.shape[:-1], out), x.dtype
         saved = [x] if weight.needs_grad else []
         if x.needs_grad:
@@ -271,13 +272,11 @@ class Recorder:
         metas = [(t.shape, t.dtype, t.needs_grad) for t in (a, b)]
 
         def backward(g: Grad) -> list[Grad | None]:
-            (sa, da, na), (sb, db, nb) = metas
-            products = [self.grad(wide, g.dtype) if na else None, self.grad(wide, g.dtype) if nb else None]
-            first = products[0] if products[0] is None or (da is g.dtype and sa == wide) else self.grad(sa, da)
-            second = products[1]
-            if second is not None and (reduces or sb != wide or db is not g.dtype):
-                second = self.grad(sb, db)
-            return [first, second]
+            grads = [self.grad(wide, g.dtype) if need else None for _, _, need in metas]
+            for n, (own_shape, own_dtype, need) in enumerate(metas):
+                if need and (own_shape != wide or own_dtype is not g.dtype or (n == 1 and reduces)):
+                    grads[n] = self.grad(own_shape, own_dtype)
+            return grads
 
         return self.apply(self.tensor(path, shape, dtype), (a, b), saved, backward)
 
@@ -332,6 +331,11 @@ class Recorder:
         back, dtype = x.shape, x.dtype
         return self.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda g: [self.grad(back, dtype)])
 
+    def gather(self, x: Tensor, shape: Shape, path: str) -> Tensor:
+        """Part of ``x`` copied out by index; its gradient is a full-size tensor of zeros around it."""
+        back, dtype = x.shape, x.dtype
+        return self.apply(self.tensor(path, shape, dtype), (x,), (), lambda g: [self.grad(back, dtype)])
+
     def split(self, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
         """All parts of ``x`` as views; their gradients are concatenated into one tensor."""
         back, dtype = x.shape, x.dtype
@@ -371,6 +375,18 @@ class Recorder:
             return grads
 
         return self.apply(out, inputs, saved, backward)
+
+    def product(self, a: Tensor, b: Tensor, shape: Shape, path: str) -> Tensor:
+        """A batched matrix product: saves each operand for the other's gradient; the second's is made first."""
+        b = self.autocast(b, path + "/b")
+        a = self.autocast(a, path + "/a")
+        saved = [x for x, other in ((a, b), (b, a)) if other.needs_grad]
+        metas = [(t.shape, t.dtype, t.needs_grad) for t in (b, a)]
+
+        def backward(g: Grad) -> list[Grad | None]:
+            return [self.grad(s, d) if need else None for s, d, need in metas][::-1]
+
+        return self.apply(self.tensor(path, shape, a.dtype), (a, b), saved, backward)
 
     # ---- finishing ----------------------------------------------------------------------------------------------------
 

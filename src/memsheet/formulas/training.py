@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
 
-from memsheet.arith import Count
-from memsheet.formulas.evaluate import EMPTY, Bag, Moment
+from memsheet.arith import Count, maximum
+from memsheet.formulas.evaluate import EMPTY, Bag, Moment, largest
 from memsheet.formulas.groups import Group, Layers, Walk, retained
 from memsheet.formulas.states import Held, gradient_dtype, module_of
 from memsheet.formulas.surroundings import Surroundings
@@ -34,11 +35,11 @@ class Step:
 
 def moments(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
-    base: Moment = [(1, step.states), (1, step.around.always), (1, step.resident_gradients)]
+    base: Moment = [(1, step.states), (1, step.around.always), (1, step.around.through), (1, step.resident_gradients)]
     return {
-        Instant.LOAD: [[(1, step.states)]],
+        Instant.LOAD: [[(1, step.states), (1, step.around.always)]],
         Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
-        Instant.LOSS: [[*base, *moment] for moment in _loss(step)],
+        Instant.LOSS: [[*base, (1, step.shared), *_all_kept(step), *moment] for moment in _loss(step)],
         Instant.BACKWARD: [[*base, *moment] for moment in _backward(step)],
     }
 
@@ -46,37 +47,59 @@ def moments(step: Step) -> dict[Instant, list[Moment]]:
 def _forward(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.embeddings:
-        yield [(1, walk.embeddings.part.forward), (1, around.forward(walk.embeddings)), (1, step.masks)]
+        yield [(1, walk.embeddings.part.forward), (1, around.forward(None, walk.embeddings)), (1, step.masks)]
     for group, run, repetition, place in walk.visits():
-        yield [
+        before, _ = walk.around(run, repetition, place)
+        sofar: Moment = [
             (1, step.shared), (1, step.masks), *_before(step, run, repetition, place), *_cached(walk, run, repetition, place),
-            *_embedding_output(step, run, repetition, place), (1, group.part.forward), (1, around.forward(group)),
+            *_embedding_output(step, run, repetition, place),
         ]  # fmt: skip
+        yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
+        yield [*sofar, (1, group.part.arriving), (1, around.entering(before, group))]
 
 
 def _loss(step: Step) -> Iterator[Moment]:
-    walk = step.walk
-    if walk.head:
+    """On top of what all layers keep: the head, then the loss, which still has the head's parameters gathered."""
+    walk, around = step.walk, step.around
+    if walk.head and walk.loss:
         cached = [(layers.count, group.part.cached) for layers in walk.layers for group in layers.pattern]
-        yield [(1, step.shared), *_all_retained(step), *cached, (1, walk.head.part.forward), (1, step.around.forward(walk.head))]
+        yield [*cached, (1, walk.head.part.arriving), (1, around.entering(_last(walk), walk.head))]
+        yield [*cached, (1, walk.head.part.forward), (1, around.forward(_last(walk), walk.head))]
+        yield [*cached, (1, walk.head.part.retained), (1, walk.loss.forward), (1, around.forward(_last(walk), walk.head))]
+
+
+def _last(walk: Walk) -> Group | None:
+    return walk.layers[-1].pattern[-1] if walk.layers else walk.embeddings
 
 
 def _backward(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
-    if walk.head:
-        last = walk.layers[-1].pattern[-1] if walk.layers else walk.embeddings
-        yield [(1, step.shared), *_all_retained(step), (1, walk.head.part.backward), (1, around.backward(last, walk.head, None))]
-    for group, run, repetition, place in walk.visits():
-        before, after = walk.around(run, repetition, place)
+    if walk.head and walk.loss:
+        kept: Moment = [(1, step.shared), *_all_kept(step)]
+        yield [*kept, (1, walk.head.part.retained), (1, around.holds(walk.head)), (1, walk.loss.backward)]
+        fused = (1, walk.loss.gradients)
         yield [
-            (1, step.shared), *_before(step, run, repetition, place), *_segment(step, group, run),
-            *_left(step, run, repetition, place), (1, _own_backward(step, group)), (1, around.backward(before, group, after)),
+            *kept, fused, (1, walk.head.part.backward), (1, around.backward(_last(walk), walk.head, None)), (1, around.during(len(walk.layers), 0)),
         ]  # fmt: skip
+        yield [*kept, (1, walk.head.part.arriving), (1, around.leaving(_last(walk), walk.head))]
+    for group, run, repetition, place in walk.visits(around.stops):
+        before, after = walk.around(run, repetition, place)
+        kept = [(1, step.shared), *_before(step, run, repetition, place), *_left(step, run, repetition, place)]
+        yield [*kept, *_segment(step), (1, group.part.backward), (1, around.backward(before, group, after)), (1, around.during(run, repetition))]
+        yield [*kept, (1, group.part.arriving), (1, around.leaving(before, group))]
     if walk.embeddings:
         after = walk.layers[0].pattern[0] if walk.layers else walk.head
-        everything = [(layers.count, around.leaves(group)) for layers in walk.layers for group in layers.pattern]
-        left = [] if step.accumulates else [*everything, *_head_left(step)]
-        yield [*left, (1, walk.embeddings.part.backward), (1, around.backward(None, walk.embeddings, after))]
+        own = [(1, walk.embeddings.part.backward), (1, around.backward(None, walk.embeddings, after)), (1, around.during(-1, 0))]
+        yield [*_everything_left(step), *own]
+    if around.end is not EMPTY:
+        yield [(1, around.end)]
+
+
+def _everything_left(step: Step) -> Moment:
+    if step.accumulates:
+        return []
+    layers = [(run.count, step.around.leaves(group)) for run in step.walk.layers for group in run.pattern]
+    return [*layers, *_head_left(step)]
 
 
 # ---- what earlier layers keep, what later layers left ----------------------------------------------------------------------
@@ -112,34 +135,41 @@ def _kept(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, B
 def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
     """What everything ahead of a layer keeps for backward."""
     walk = step.walk
-    moment: list[tuple[Count, Bag]] = [(1, walk.embeddings.part.retained)] if walk.embeddings else []
+    moment = _embeddings_kept(step)
     for layers in walk.layers[:run]:
-        moment += _kept(step, layers, layers.count)
-    moment += _kept(step, walk.layers[run], repetition)
+        moment += [*_kept(step, layers, layers.count), *_held(step, layers, layers.count)]
+    moment += [*_kept(step, walk.layers[run], repetition), *_held(step, walk.layers[run], repetition)]
+    moment += [(1, step.around.holds(group)) for group in walk.layers[run].pattern[:place]]
     if _share(step)[1] == 1:
         moment += [(1, group.part.retained) for group in walk.layers[run].pattern[:place]]
     return moment
 
 
-def _all_retained(step: Step) -> list[tuple[Count, Bag]]:
+def _embeddings_kept(step: Step) -> list[tuple[Count, Bag]]:
+    first = step.walk.embeddings
+    return [(1, first.part.retained), (1, step.around.holds(first))] if first else []
+
+
+def _all_kept(step: Step) -> list[tuple[Count, Bag]]:
     walk = step.walk
-    moment: list[tuple[Count, Bag]] = [(1, walk.embeddings.part.retained)] if walk.embeddings else []
+    moment = _embeddings_kept(step)
     for layers in walk.layers:
-        moment += _kept(step, layers, layers.count)
+        moment += [*_kept(step, layers, layers.count), *_held(step, layers, layers.count)]
     return moment
 
 
-def _segment(step: Step, group: Group, run: int) -> list[tuple[Count, Bag]]:
+def _held(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, Bag]]:
+    """What the engine keeps of some repetitions of a run between forward and backward."""
+    return [(repetitions, step.around.holds(group)) for group in layers.pattern]
+
+
+def _segment(step: Step) -> list[tuple[Count, Bag]]:
     """Inside a recomputed segment of several layers: what its other layers keep while the last one's backward runs."""
     _, length = _share(step)
     if length == 1:
         return []
-    heaviest = max((g.plain.retained for layers in step.walk.layers for g in layers.pattern), key=lambda bag: bag.total)
+    heaviest = largest([[(1, g.plain.retained)] for layers in step.walk.layers for g in layers.pattern])
     return [(min(length, layer_count(step.walk)) - 1, heaviest)]
-
-
-def _own_backward(step: Step, group: Group) -> Bag:
-    return group.part.backward
 
 
 def _cached(walk: Walk, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
@@ -188,7 +218,7 @@ def step_temporaries(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> 
         case Implementation.FOREACH:
             return sum(h.times * dtype.nbytes(elements) for h, elements in parameters)
         case Implementation.LOOP:
-            return 2 * max((dtype.nbytes(elements) for _, elements in parameters), default=0)
+            return 2 * reduce(maximum, (dtype.nbytes(elements) for _, elements in parameters), 0)
         case _:
             return 0
 

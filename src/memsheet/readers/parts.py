@@ -40,11 +40,11 @@ def layer_norm(path: str, size: int, *, weight: bool = True, bias: bool = True, 
 def norm(path: str, size: int, kind: NormKind, *, bias: bool = True) -> Norm:
     """A norm of any kind; ``bias`` is asked only of torch's layer norm, the others have none."""
     match kind:
-        case NormKind.LAYER:
-            return layer_norm(path, size, bias=bias)
+        case NormKind.LAYER | NormKind.LAYER_OFFSET:
+            return layer_norm(path, size, bias=bias, kind=kind)
         case NormKind.LAYER_UNFUSED:
             return layer_norm(path, size, bias=False, kind=kind)
-        case NormKind.LAYER_NO_AFFINE | NormKind.L2:
+        case NormKind.LAYER_NO_AFFINE | NormKind.LAYER_WIDE | NormKind.L2:
             return layer_norm(path, size, weight=False, bias=False, kind=kind)
         case NormKind.RMS | NormKind.RMS_OFFSET | NormKind.RMS_FP32_SCALE | NormKind.GATED_RMS:
             return rms_norm(path, size, kind)

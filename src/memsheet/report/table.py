@@ -6,7 +6,7 @@ Complete without colour and without a terminal. Names that come from files are p
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ def render(answer: Answer, look: Look) -> str:
 def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
     sheet = worst(answer.sheets)
     yield _headline(answer, sheet, look)
-    yield _asked(answer)
+    yield _asked(answer, look)
     yield _bars(answer, sheet, look)
     yield _ledger(answer, sheet, look)
     yield _in_words(answer, sheet, look)
@@ -91,23 +91,20 @@ def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
     if answer.verdict is not None and (help_ := _fixes(answer.verdict, answer, look)) is not None:
         yield help_
     if answer.assumed:
-        yield _listed("Assumed", "; ".join(answer.assumed))
+        yield _row("Assumed", "bold", map(printable, answer.assumed), look, between="; ")
     if notes := tuple(_notes(answer, look)):
-        yield _bullets("Notes", notes)
+        yield _row("Notes", "bold", ("\n".join(notes),), look)
 
 
 def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     verdict, cluster = answer.verdict, answer.cluster
     if verdict is None or cluster is None:
         peak = sheet.allocated
-        return _row(
-            "PREDICTED",
-            "bold",
-            _sentence(f"{look.need(peak.value)} of tensors on {_which(answer, sheet)}{_range(peak, look)}", _peak(sheet)),
-        )
+        tensors = f"{look.need(peak.value)} of tensors{_range(peak, look)}"
+        return _row("PREDICTED", "bold", (tensors, _which(answer, sheet), _peak(sheet)), look)
     word, style = VERDICTS[verdict.result]
     needs = f"needs {look.need(verdict.device.value)} of {look.room(cluster.device.framework_bytes)} per GPU{_range(verdict.device, look)}"
-    return _row(word, style, _sentence(needs, _headroom(verdict, look), _which(answer, sheet), _peak(sheet)))
+    return _row(word, style, (needs, _headroom(verdict, look), _which(answer, sheet), _peak(sheet)), look)
 
 
 def _headroom(verdict: Verdict, look: Look) -> str:
@@ -127,18 +124,19 @@ def _which(answer: Answer, sheet: Sheet) -> str:
     """The worst rank, and who is like it."""
     alike, ranks = 1 + len(sheet.same_as), sum(1 + len(each.same_as) for each in answer.sheets)
     if ranks == 1:
-        return "the only rank"
+        return ""
     if alike == ranks:
         return f"rank {sheet.rank} (all {ranks} ranks alike)"
-    stage = f"stage {sheet.stage}, " if answer.plan.mesh.pp > 1 else ""
-    return f"rank {sheet.rank} of {ranks} ({stage}{alike} alike)"
+    stage = f"stage {sheet.stage}" if answer.plan.mesh.pp > 1 else ""
+    known = ", ".join(part for part in (stage, f"{alike} alike" if alike > 1 else "") if part)
+    return f"rank {sheet.rank} of {ranks}" + (f" ({known})" if known else "")
 
 
 def _peak(sheet: Sheet) -> str:
     return f"peak in {INSTANTS[sheet.peak_instant]}"
 
 
-def _asked(answer: Answer) -> Text:
+def _asked(answer: Answer, look: Look) -> Text:
     """The question in one line: model, hardware, and every choice that matters."""
     from rich.text import Text
 
@@ -146,7 +144,7 @@ def _asked(answer: Answer) -> Text:
     size = f" ({_billions(answer.parameters)} parameters{_active(answer)})"
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     text = Text.assemble((f"{plan.task} ", ""), (printable(model.name), "bold"), size, where)
-    return text.append("\n" + _sentence(*_choices(plan)), "dim")
+    return text.append("\n" + _flow(_choices(plan), look.width), "dim")
 
 
 def _active(answer: Answer) -> str:
@@ -164,7 +162,7 @@ def _choices(plan: Plan) -> Iterator[str]:
     yield plan.engine
     if plan.task == "train":
         yield f"zero {plan.zero}"
-    yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp")
+    yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep")
                 if (degree := getattr(plan.mesh, axis)) != 1)  # fmt: skip
     yield from _training(plan) if plan.task == "train" else _serving(plan)
     if plan.quantization:
@@ -215,27 +213,41 @@ def _marks(sheet: Sheet) -> dict[Component, tuple[str, str]]:
 
 
 def _bars(answer: Answer, main: Sheet, look: Look) -> RenderableType:
-    """A stacked bar for each distinct rank, all to one scale, against what a GPU gives."""
+    """A stacked bar for each kind of rank, all to one scale, against what a GPU gives."""
     from rich.text import Text
 
     capacity = answer.cluster.device.framework_bytes if answer.cluster else None
-    shown = sorted(answer.sheets, key=lambda sheet: -sheet.device.value)[:SHOWN_RANKS]
-    labels = [_label(sheet, answer) for sheet in shown]
-    left = max(map(len, labels)) + 2
-    width = look.width - left - 1
-    scale = max(capacity or 0, *(sheet.device.value for sheet in shown))
+    groups = _alike(answer)
+    shown = groups[:SHOWN_RANKS]
+    labels = [_label(group, answer) for group in shown]
+    totals = [look.need(group[0].device.value) for group in shown] if len(groups) > 1 else [""]
+    left, right = max(map(len, labels)) + 2, max(map(len, totals)) + 1
+    width = look.width - left - right
+    scale = max(capacity or 0, *(group[0].device.value for group in shown))
     marks, lines = _marks(main), Text(no_wrap=True)
-    for sheet, label in zip(shown, labels, strict=True):
-        lines.append(f"{label:<{left}}").append(_bar(sheet, marks, width, scale, capacity)).append("\n")
-    lines.append(_ruler(left, width, scale, capacity, look))
-    hidden = len(answer.sheets) - len(shown)
-    return lines.append(f"\n{'':{left}}and {hidden} more distinct ranks, all smaller") if hidden else lines
+    for group, label, total in zip(shown, labels, totals, strict=True):
+        lines.append(f"{label:<{left}}").append(_bar(group[0], marks, width, scale, capacity)).append(f"{total:>{right}}\n")
+    lines.append(_ruler(left, width, scale, capacity, look=look, end="" if len(groups) > 1 else look.need(scale)))
+    hidden = len(groups) - len(shown)
+    return lines.append(f"\n{'':{left}}and {hidden} more kinds of rank, all smaller") if hidden else lines
 
 
-def _label(sheet: Sheet, answer: Answer) -> str:
+def _alike(answer: Answer) -> list[list[Sheet]]:
+    """Sheets whose components are equal in size at their peaks, the largest first."""
+    groups: dict[tuple[int, ...], list[Sheet]] = {}
+    for sheet in answer.sheets:
+        groups.setdefault(tuple(sheet.of(component).value for component in Component), []).append(sheet)
+    return sorted(groups.values(), key=lambda group: -group[0].device.value)
+
+
+def _label(group: list[Sheet], answer: Answer) -> str:
     if len(answer.sheets) == 1:
-        return "each GPU" if sheet.same_as else "the GPU"
-    return f"stage {sheet.stage}" if answer.plan.mesh.pp > 1 else f"rank {sheet.rank}"
+        return "each GPU" if group[0].same_as else "the GPU"
+    kind, numbers = ("stage", [sheet.stage for sheet in group]) if answer.plan.mesh.pp > 1 else ("rank", [sheet.rank for sheet in group])
+    if len(numbers) == 1:
+        return f"{kind} {numbers[0]}"
+    run = numbers == list(range(numbers[0], numbers[-1] + 1))
+    return f"{kind}s {numbers[0]}-{numbers[-1]}" if run else f"{len(numbers)} {kind}s"
 
 
 def _bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None) -> Text:
@@ -255,11 +267,10 @@ def _bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scal
     return text[:edge] + Text("│", "bold") + text[edge + 1 :]
 
 
-def _ruler(left: int, width: int, scale: int, capacity: int | None, look: Look) -> Text:
-    """Under the bars: where the capacity lies and how far the scale goes."""
+def _ruler(left: int, width: int, scale: int, capacity: int | None, *, end: str, look: Look) -> Text:
+    """Under the bars: where the capacity lies, and ``end`` where the scale goes farther."""
     from rich.text import Text
 
-    end = look.need(scale)
     if capacity is None:
         return Text(f"{'':{left}}0{end:>{width - 1}}", "dim")
     words = f"{look.room(capacity)} a GPU gives"
@@ -305,7 +316,7 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     component_rows((Component.ALLOCATOR_SLACK,))
     total_row("= reserved", sheet.reserved, "segments; torch.cuda.max_memory_reserved" if named else "allocator's segments")
     component_rows((Component.CONTEXT,))
-    total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if named else "in nvidia-smi")
+    total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if named else "what nvidia-smi shows")
     return table
 
 
@@ -324,8 +335,8 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     names, size = states(sheet)
     alone = "Model states alone" if answer.plan.task == "train" else "Weights alone"
     first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)} a GPU ({format_bytes(size.value)})."
-    instants = ", ".join(f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
-    lines = [first, f"Allocated over the step, in {look.unit}: {instants}."]
+    instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
+    lines = [first, _flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
     lines += _serving_lines(answer, look)
@@ -333,11 +344,13 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
 
 
 def _serving_lines(answer: Answer, look: Look) -> Iterator[str]:
+    """Cache bytes a token, and how many sequences have room beside the weights, for one replica."""
     serving = answer.serving or {}
     if per_token := serving.get("kv_bytes_per_token"):
-        tokens = serving.get("kv_tokens")
-        room = f"; there is room for {format_count(int(tokens))} tokens" if tokens is not None else ""
-        yield f"The cache takes {look.need(int(per_token), 2)} a token{room}."
+        yield f"A token takes {look.need(int(per_token), 2)} of cache in one replica."
+    if fitting := serving.get("max_sequences"):
+        rows = [f"{format_count(int(count))} of {int(length):,} tokens" for length, count in fitting.items()]
+        yield _flow(("Sequences that have room beside the weights:", *rows), look.width, between="  ")
 
 
 def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
@@ -345,7 +358,7 @@ def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    title = f"Every item of {_which(answer, sheet)}, in {look.unit} at each instant's high-water mark"
+    title = f"Every item of {_which(answer, sheet) or 'the rank'}, in {look.unit} at each instant's high-water mark"
     table = Table(
         box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", title_style="bold", header_style="bold"
     )
@@ -356,20 +369,21 @@ def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
     last = None
     for item in sorted(sheet.items, key=lambda item: (order[item.component], -item.largest.value)):
         if item.component is not last:
-            sizes = (look.cell(sheet.of(item.component, instant=instant).value) for instant in sheet.instants)
-            table.add_row(Text(spoken(item.component), "bold"), *(Text(size, "bold") for size in sizes))
+            held = (sheet.of(item.component, instant=instant).value for instant in sheet.instants)
+            table.add_row(Text(spoken(item.component), "bold"), *(Text(look.cell(size) if size else "", "bold") for size in held))
             last = item.component
-        held = (look.cell(item.at[instant].value) if instant in item.at else "" for instant in sheet.instants)
-        table.add_row(Text("  " + (printable(item.path) or "all")), *held)
+        cells = (look.cell(item.at[instant].value) if instant in item.at else "" for instant in sheet.instants)
+        table.add_row(Text("  " + (printable(item.path) or "all")), *cells)
     return table
 
 
 def _fixes(verdict: Verdict, answer: Answer, look: Look) -> RenderableType | None:
     if verdict.cheapest_fix is not None:
         return _fix(verdict.cheapest_fix, answer, look)
-    if verdict.result is Result.FITS:
+    searched = answer.plan.task == "train" and bool(answer.model.model_type)
+    if verdict.result is Result.FITS or not searched:
         return None
-    return _listed("What helps", "no change, and no list of changes that was tried, makes it fit on these GPUs")
+    return _row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)
 
 
 def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
@@ -407,30 +421,26 @@ def _notes(answer: Answer, look: Look) -> Iterator[str]:
     yield from dict.fromkeys(printable(note) for note in notes)
 
 
-def _sentence(*parts: str) -> str:
-    return " · ".join(part for part in parts if part)
+def _flow(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
+    """Phrases joined into lines of at most ``width`` that break only between phrases (a longer phrase wraps by itself)."""
+    lines: list[str] = []
+    phrases = [part for part in parts if part]
+    for number, part in enumerate(phrases, start=1):
+        mark = len(between.rstrip()) if number < len(phrases) else 0
+        if lines and len(lines[-1]) + len(between) + len(part) + mark <= width:
+            lines[-1] += between + part
+        else:
+            lines.append(part)
+    return f"{between.rstrip()}\n".join(lines)
 
 
-def _row(word: str, style: str, rest: str) -> RenderableType:
-    """A word, and a text that wraps beside it."""
+def _row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> RenderableType:
+    """A word, and phrases that wrap beside it."""
     from rich.table import Table
     from rich.text import Text
 
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(word, style), Text(rest))
+    grid.add_row(Text(word, style), Text(_flow(phrases, look.width - len(word) - 2, between=between)))
     return grid
-
-
-def _listed(title: str, words: str) -> RenderableType:
-    return _row(title, "bold", printable_long(words))
-
-
-def _bullets(title: str, notes: tuple[str, ...]) -> RenderableType:
-    return _row(title, "bold", "\n".join(notes))
-
-
-def printable_long(text: str) -> str:
-    """``text`` without control characters, however long."""
-    return "".join(c if c.isprintable() else "�" for c in text)

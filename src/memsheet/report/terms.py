@@ -188,5 +188,5 @@ def _formulas() -> dict[str, Term]:
     for qualified, (reference, at) in FORMULAS.items():
         module, _, name = qualified.removeprefix("memsheet.formulas.").partition(".")
         function = getattr(modules.get(module), name, None)
-        terms[_key(name).lstrip("_")] = Term(name.lstrip("_"), "formula", (getdoc(function) or "").replace("\n", " "), _cite(reference, at))
+        terms[_key(name).lstrip("_")] = Term(name.lstrip("_"), "formula", " ".join((getdoc(function) or at).split()), _cite(reference, at))
     return terms

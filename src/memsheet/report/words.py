@@ -62,8 +62,9 @@ def mostly(component: Component, sheet: Sheet) -> str:
 
 
 def states(sheet: Sheet) -> tuple[str, Bytes]:
-    """The model states by name, and their bytes at the instant when they are most."""
-    instant = max(sheet.instants, key=lambda when: sheet.of(*STATES, instant=when).value)
+    """The model states by name, and their bytes: at the optimizer step, when each is there once, else where they are most."""
+    whole = [when for when in sheet.instants if when is Instant.OPTIMIZER_STEP] or sheet.instants
+    instant = max(whole, key=lambda when: sheet.of(*STATES, instant=when).value)
     present = [component for component in STATES if sheet.of(component, instant=instant).value]
     return ", ".join(spoken(component) for component in present), sheet.of(*STATES, instant=instant)
 

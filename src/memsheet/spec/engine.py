@@ -31,6 +31,7 @@ class Engine:
     tested: str  # the version whose source was read
     tasks: tuple[str, ...]
     axes: tuple[str, ...]  # mesh degrees that may exceed 1
+    bare_axes: tuple[str, ...] = ()  # and those that may where only states are asked, which they divide evenly
     zero: tuple[int, ...]
     default_zero: int
     sharding: Sharding
@@ -43,6 +44,7 @@ class Engine:
     schedules: tuple[Schedule, ...] = ()
     optimizers: tuple[OptimizerName, ...]
     default_implementation: Implementation
+    adapter_dtype: str = "fp32"  # that adapters are trained in; peft raises them unless the engine casts the whole model
     offload: tuple[str, ...] = ()
     whole_roles: frozenset[Role] = frozenset()  # tensors every tensor-parallel rank keeps whole
     whole_latent: bool = False  # latent attention is not split

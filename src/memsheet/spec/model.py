@@ -58,6 +58,8 @@ class NormKind(Enum):
     RMS_FP32_SCALE = "rms_fp32_scale"  # times the weight in fp32, then cast back
     LAYER = "layer"  # torch's fused layer norm
     LAYER_NO_AFFINE = "layer_no_affine"
+    LAYER_WIDE = "layer_wide"  # without affine, on the input raised to fp32, the result lowered again (olmo)
+    LAYER_OFFSET = "layer_offset"  # times (1 + weight); under autocast cast by hand to the low dtype (nemotron)
     LAYER_UNFUSED = "layer_unfused"  # written out in elementwise operations (cohere)
     GATED_RMS = "gated_rms"  # multiplied by an activated gate (state-space models)
     L2 = "l2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from memsheet.arith import Count
+from memsheet.arith import Count, ceil_div, maximum
 from memsheet.spec.dtypes import DType
 
 
@@ -163,9 +163,9 @@ class Plan:
     phase: str | None = None
 
     @property
-    def accumulation(self) -> int:
+    def accumulation(self) -> Count:
         """Micro-batches per optimizer step on one data-parallel rank."""
         if self.global_batch is None:
             return 1
         per_pass = self.microbatch * self.mesh.data_parallel
-        return max(1, -(-int(self.global_batch) // int(per_pass)))
+        return maximum(1, ceil_div(self.global_batch, maximum(1, per_pass)))

@@ -33,7 +33,7 @@ RECIPES: dict[str, Recipe] = {
         qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), residual_scale=True, embeddings_scaled=True, head_scaled=True,
     ),
     "olmo": Recipe(
-        sizes=Sizes(4096, 50304, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS, norm=NormKind.LAYER_NO_AFFINE,
+        sizes=Sizes(4096, 50304, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS, norm=NormKind.LAYER_WIDE,
     ),
     "olmo2": Recipe(
         sizes=Sizes(4096, 50304, 32, None, None, 11008, 32, 2048), qkv_bias=_BIAS, out_bias=_BIAS,
@@ -54,7 +54,7 @@ RECIPES: dict[str, Recipe] = {
         positions=everywhere_sliding(None), activation="gelu_pytorch_tanh", embeddings_dropout=True, tied=True,
     ),
     "nemotron": Recipe(
-        sizes=Sizes(6144, 256000, 48, None, None, 24576, 32, 4096), norm=NormKind.LAYER, mlp="plain",
+        sizes=Sizes(6144, 256000, 48, None, None, 24576, 32, 4096), norm=NormKind.LAYER_OFFSET, mlp="plain",
         qkv_bias=_BIAS, out_bias=_BIAS, mlp_bias=Ask("mlp_bias"), rotary_share=0.5, activation="relu2",
     ),
     "glm": Recipe(

@@ -1,0 +1,232 @@
+"""One measured case (``memsheet/cases/1``) asked of memsheet: what was predicted, or why it was refused.
+
+Only memsheet's public functions are used, and nothing of a case's truth reaches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memsheet.api import answer
+from memsheet.budget import Answer, Budget, Result, judge
+from memsheet.catalog import devices, find_device
+from memsheet.engines import find_engine
+from memsheet.errors import InputError
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.sheet import Bytes, Component, Instant, Sheet, total
+from memsheet.spec.check import flatten
+from memsheet.spec.device import ONE_NODE, Basis, Cluster, Device, cluster_of
+from memsheet.units import GIB, MIB
+
+Case = Mapping[str, Any]
+
+MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "peak_bytes_unspecified")  # the first that a case has counts
+SERVING = ("weights_bytes", "kv_cache_bytes", "kv_tokens")
+SPEED = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s")
+VERDICT = "verdict"  # of a case of which only whether it fitted is known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure beside its prediction; ``error`` is (predicted - measured) / measured."""
+
+    id: str
+    metric: str
+    predicted: int
+    low: int
+    high: int
+    measured: int
+    inside: bool
+    suspect: str
+    note: str = ""
+
+    @property
+    def error(self) -> float:
+        return (self.predicted - self.measured) / self.measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a case: rows, or the reason it was refused. ``verdict``: True right, False wrong, None not decided."""
+
+    case: Case
+    metrics: tuple[str, ...]
+    rows: tuple[Row, ...] = ()
+    refused: str | None = None
+    verdict: bool | None = None
+
+
+def run_case(case: Case) -> Outcome:
+    """Ask, compare, and never crash: what memsheet refuses comes back as a reason."""
+    metrics = metrics_of(case)
+    try:
+        found = ask(case)
+        rows = tuple(row for metric in metrics for row in rows_of(case, found, metric))
+    except InputError as error:
+        return Outcome(case=case, metrics=metrics, refused=reason_of(case, error))
+    except Exception as error:  # noqa: BLE001 - a defect is a row of the table, not the end of it
+        return Outcome(case=case, metrics=metrics, refused=f"defect: {type(error).__name__}: {str(error)[:60]}")
+    if not rows and metrics != (VERDICT,):
+        return Outcome(case=case, metrics=metrics, refused=f"{metrics[0]} is not predicted yet")
+    return Outcome(case=case, metrics=metrics, rows=rows, verdict=verdict_of(case, found))
+
+
+def metrics_of(case: Case) -> tuple[str, ...]:
+    """What a case is compared by: one memory figure (several of a server), else its speed, else its verdict alone."""
+    truth = case["truth"]
+    memory = next(((m,) for m in MEMORY if truth.get(m) is not None), ())
+    served = tuple(m for m in SERVING if truth.get(m) is not None)
+    speed = next(((m,) for m in SPEED if truth.get(m) is not None), ())
+    wanted = (speed, memory, served) if case["kind"] == "step-time" else (served or memory, speed)
+    return next((metrics for metrics in wanted if metrics), (VERDICT,))
+
+
+def ask(case: Case) -> Answer:
+    """The answer to the case's plan on the case's model and cards. Raises InputError where it is refused."""
+    engine, task = case["plan"].get("engine"), case["plan"].get("task")
+    if engine is not None:
+        known = find_engine(engine)
+        if known is None or task not in known.tasks:
+            raise _Refused(f"engine {engine} is not modelled" + (f" for {task}" if known else ""))
+    spec = read_hf_config(case["config"], name=case["model"] or "model")
+    request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
+    return answer(spec, request, cluster_for(case["hardware"]), fix=False)
+
+
+class _Refused(InputError):
+    """A refusal that needs no shortening."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(())
+        self.reason = reason
+
+
+def reason_of(case: Case, error: InputError) -> str:
+    """The first problem in a few words, the same for all cases that have it."""
+    if isinstance(error, _Refused):
+        return error.reason
+    problem = error.problems[0]
+    short = problem.reason.split(",")[0].split(";")[0].removesuffix(" yet").replace(f" of {case['model']}", " of the model")
+    value = problem.value if isinstance(problem.value, str | int | float) and problem.field != "model" else ""
+    return " ".join(f"{problem.field} {value} {short}".split())
+
+
+def cluster_for(hardware: Mapping[str, Any]) -> Cluster | None:
+    """The case's cards. One that the catalogue lacks is taken by the size on its box, with the widest range there is for such cards."""
+    count = hardware.get("count") or 1
+    if hardware.get("device"):
+        device = find_device(hardware["device"])
+    elif hardware.get("memory_gb"):
+        device = _by_its_box(hardware)
+    else:
+        return None
+    return cluster_of(device, count, per_node=max(n for n in range(1, ONE_NODE + 1) if count % n == 0))
+
+
+def _by_its_box(hardware: Mapping[str, Any]) -> Device:
+    size = int(hardware["memory_gb"])
+    gap = max(d.datasheet_bytes - d.framework_low_bytes for d in devices() if d.basis is Basis.DATASHEET)  # as the catalogue does
+    return Device(
+        name="unlisted", full_name=hardware.get("name") or "a card", vendor="", arch="", datasheet_bytes=size * 10**9,
+        framework_bytes=size * 10**9 - gap, framework_low_bytes=size * 10**9 - gap, framework_high_bytes=size * GIB,
+        basis=Basis.DATASHEET, evidence="the size the source prints",
+    )  # fmt: skip
+
+
+# predictions ---------------------------------------------------------------------------------------------------------
+
+
+def rows_of(case: Case, found: Answer, metric: str) -> Iterator[Row]:
+    """The case's figure of ``metric`` beside its prediction: one row, or one a rank where the source lists ranks."""
+    if metric == VERDICT or metric in SPEED:
+        return
+    listed = case["truth"].get(metric.replace("_bytes", "_by_rank_bytes"))
+    if listed:
+        for rank, measured in enumerate(listed):
+            sheet = _sheet_of_rank(found, rank)
+            yield _row(case, f"{case['id']}@rank{rank}", metric, _size(case, found, metric, sheet), measured, sheet)
+        return
+    size, sheet = _scoped(case, found, metric)
+    yield _row(case, case["id"], metric, size, case["truth"][metric], sheet)
+
+
+def _sheet_of_rank(found: Answer, rank: int) -> Sheet:
+    return next((s for s in found.sheets if rank == s.rank or rank in s.same_as), found.sheets[-1])
+
+
+def _scoped(case: Case, found: Answer, metric: str) -> tuple[Bytes, Sheet]:
+    """The prediction over the ranks that the figure is about: one device's is the fullest one's."""
+    sized = [(_size(case, found, metric, sheet), sheet) for sheet in found.sheets]
+    if metric == "kv_tokens":
+        return sized[0]
+    match case.get("truth_scope"):
+        case "sum_over_devices":
+            copies = [size for size, sheet in sized for _ in range(1 + len(sheet.same_as))]
+            return total(copies), max(sized, key=lambda pair: pair[0].value)[1]
+        case "rank_0":
+            sheet = _sheet_of_rank(found, 0)
+            return _size(case, found, metric, sheet), sheet
+        case _:
+            return max(sized, key=lambda pair: pair[0].value)
+
+
+def _size(case: Case, found: Answer, metric: str, sheet: Sheet) -> Bytes:
+    if metric == "kv_tokens":
+        return Bytes.exact((found.serving or {}).get("kv_tokens", 0))
+    if metric == "device_bytes" and case["hardware"].get("context_bytes"):
+        return sheet.reserved + Bytes.exact(case["hardware"]["context_bytes"])  # the source printed the process without its model
+    return _SIZES[metric](sheet)
+
+
+_SIZES: dict[str, Callable[[Sheet], Bytes]] = {
+    "peak_allocated_bytes": lambda sheet: sheet.allocated,
+    "peak_reserved_bytes": lambda sheet: sheet.reserved,
+    "device_bytes": lambda sheet: sheet.device,
+    # nobody said which counter: the value is that of tensors, the range reaches to what the driver shows
+    "peak_bytes_unspecified": lambda sheet: Bytes(sheet.allocated.low, sheet.allocated.value, sheet.device.high),
+    "weights_bytes": lambda sheet: sheet.of(Component.PARAMETERS, instant=Instant.LOAD),
+    "kv_cache_bytes": lambda sheet: sheet.of(Component.KV_CACHE, instant=Instant.DECODE),
+}
+
+
+def _row(case: Case, name: str, metric: str, size: Bytes, measured: int, sheet: Sheet) -> Row:
+    half = (case.get("resolution_bytes") or 0) / 2  # a printed figure stands for all that round to it
+    return Row(
+        id=name, metric=metric, predicted=int(size.value), low=int(size.low), high=int(size.high), measured=measured,
+        inside=size.low - half <= measured <= size.high + half, suspect=suspect(sheet, int(size.value) - measured), note=note(case),
+    )  # fmt: skip
+
+
+def suspect(sheet: Sheet, gap: int) -> str:
+    """The largest component of the peak that could hold a gap that size; the parameters only where no other could."""
+    peak = {c: size for c, size in sheet.sums()[sheet.peak_instant].items() if size.value}
+    able = {c: size for c, size in peak.items() if size.value >= abs(gap) and c is not Component.PARAMETERS} or peak
+    largest = max(able, key=lambda c: able[c].value)
+    return f"{largest.value} at {sheet.peak_instant.value}, {able[largest].value // MIB:,} MiB"
+
+
+def note(case: Case) -> str:
+    """Why a row may be off without anyone's fault."""
+    kind = case["plan"].get("seq_len_kind")
+    bound = {"maximum": "lengths up to seq_len: the prediction is an upper bound", "minimum": "lengths from seq_len: a lower bound"}.get(kind or "", "")
+    return "; ".join(filter(None, (bound, "plan incomplete" if case.get("unknown") else "", "unit assumed" if case.get("unit_uncertain") else "")))
+
+
+# verdicts ------------------------------------------------------------------------------------------------------------
+
+
+def verdict_of(case: Case, found: Answer) -> bool | None:
+    """Whether FITS or DOES NOT FIT was right; None for UNCERTAIN, and where nobody knows the card or the outcome."""
+    fitted, usable = case["truth"].get("fits"), case["hardware"].get("usable_gib")
+    if fitted is None:
+        return None
+    if usable and found.cluster:
+        size = int(usable * GIB)
+        verdict = judge(found.sheets, Budget(low_bytes=size, capacity_bytes=size, high_bytes=size))
+    elif found.verdict is not None:
+        verdict = found.verdict
+    else:
+        return None
+    return None if verdict.result is Result.UNCERTAIN else (verdict.result is Result.FITS) == fitted

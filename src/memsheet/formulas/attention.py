@@ -1,0 +1,228 @@
+"""Attention as the transformers library runs it, written over shape-only tensors.
+
+Local variables stand for those of the library's own functions: what one of them still names is still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memsheet.formulas.families import Habits, Joint, Rest
+from memsheet.formulas.norms import normalise
+from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.tape import Axis, Recorder, Shape, Tensor
+from memsheet.spec.dtypes import FP16, FP32, INT64
+from memsheet.spec.model import Attention, Norm, Weight
+
+Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None]]
+HEADS: Shape = ("b", "a", "s", "d")
+MERGED: Shape = ("b", "s", "a", "d")
+SCORES: Shape = ("b", "a", "s", "s")
+
+
+def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor | None]:
+    """Projections, norms of queries and keys, rotary positions, attention, output projection; and the probabilities if eager."""
+    weights = {w.path: w for w in at.weights}
+    q, k, v = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
+    if at.rotary_dim:
+        q, k = rotary(r, q, k, at, how, own)
+    context, probabilities = CORES[how.attention](r, q, k, v, at, how, own)
+    context = r.view(context, ("b", "s", "a·d"))
+    out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
+    return project(r, context, weights, out, "h", "a·d", how), probabilities
+
+
+# ---- queries, keys and values ----------------------------------------------------------------------------------------------
+
+
+def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
+    name = at.weights[0].path.removesuffix(".weight")
+    whole = project(r, x, weights, name, "(a+2k)·d", "h", how)
+    shapes: tuple[Shape, ...] = tuple(("b", heads, "s", "d") for heads in ("a", "k", "k"))
+    match own.joint:
+        case Joint.SPLIT:
+            return r.split(whole, shapes)
+        case Joint.SLICES:
+            return [r.slice(whole, shape) for shape in shapes]
+        case Joint.INDEXED:
+            q = r.slice(whole, shapes[0])
+            return [q, *(r.gather(whole, shape, at.path + "/" + part) for shape, part in zip(shapes[1:], "kv", strict=True))]
+
+
+def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
+    names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")][:3]
+    norms = (*_qk_norms(at), None)
+    made = []
+    for name, heads, norm in zip(names, "akk", norms, strict=True):
+        y = project(r, x, weights, name, f"{heads}·d", "h", how)
+        if own.scaled_query and not made:
+            y = r.scale(y, name + "/scaled")
+        made.append(_into_heads(r, y, heads, norm, at, how))
+        del y
+    return made
+
+
+def _qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
+    """The norm of queries and that of keys: half of the weights each."""
+    if at.qk_norm is None:
+        return None, None
+    half = len(at.qk_norm.weights) // 2
+    return tuple(  # type: ignore[return-value]
+        Norm(path=w[0].path.removesuffix(".weight"), kind=at.qk_norm.kind, size=at.qk_norm.size, weights=w)
+        for w in (at.qk_norm.weights[:half], at.qk_norm.weights[half:])
+    )
+
+
+def _into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: Numerics) -> Tensor:
+    """``(b, s, heads·d)`` → ``(b, heads, s, d)``, normalised before or after it is cut into heads."""
+    if norm is not None and norm.size != at.head_dim:
+        y = normalise(r, y, norm, how)
+    y = r.view(y, ("b", "s", heads, "d"))
+    if norm is not None and norm.size == at.head_dim:
+        y = normalise(r, y, norm, how)
+    return r.transposed_view(y, ("b", heads, "s", "d"))
+
+
+# ---- rotary positions --------------------------------------------------------------------------------------------------------
+
+
+def rotary(r: Recorder, q: Tensor, k: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor]:
+    """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the rest."""
+    tables = [_table(r, at, how, own) for _ in range(2)]
+    paths = (at.path + "/q", at.path + "/k")
+    if own.rest is Rest.NONE:
+        return _turn(r, q, tables, paths[0], own), _turn(r, k, tables, paths[1], own)
+    (q_turned, q_rest), (k_turned, k_rest) = _cut(r, q, at), _cut(r, k, at)
+    if own.rest is Rest.AT_ONCE:
+        q = _join(r, _turn(r, q_turned, tables, paths[0], own), q_rest, paths[0])
+        return q, _join(r, _turn(r, k_turned, tables, paths[1], own), k_rest, paths[1])
+    q_turned, k_turned = _turn(r, q_turned, tables, paths[0], own), _turn(r, k_turned, tables, paths[1], own)
+    q = _join(r, q_turned, q_rest, paths[0])
+    if own.rest is Rest.IN_TURN:
+        del q_turned
+    return q, _join(r, k_turned, k_rest, paths[1])
+
+
+def _table(r: Recorder, at: Attention, how: Numerics, own: Habits) -> Tensor:
+    """Sines or cosines: the model's, or a copy of this layer's own."""
+    shape: Shape = ("s", at.rotary_dim)
+    dtype = FP32 if own.wide_tables else how.stream
+    return r.tensor(at.path + "/rotary_table", shape, dtype) if own.own_tables else Tensor(None, shape, dtype)
+
+
+def _cut(r: Recorder, x: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
+    first, rest = (*x.shape[:-1], at.rotary_dim), (*x.shape[:-1], at.head_dim - at.rotary_dim)
+    return r.slice(x, first), r.slice(x, rest)
+
+
+def _join(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
+    return r.cat((turned, rest), (*turned.shape[:-1], "d"), path + "/rotary")
+
+
+def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: Habits) -> Tensor:
+    """x * cos + rotate(x) * sin; where asked, in fp32 and lowered again."""
+    dtype = x.dtype
+    if not own.wide_rotary:
+        return r.add(r.mul(x, tables[0], path + "/cos", reduces=True), _turned_sine(r, x, tables[1], path), path + "/rotary")
+    x = r.cast(x, FP32, path + "/fp32")
+    total = r.add(r.mul(x, tables[0], path + "/cos", reduces=True), _turned_sine(r, x, tables[1], path), path + "/rotary")
+    return r.cast(total, dtype, path + "/rotary")
+
+
+def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
+    return r.mul(_rotate(r, x, path), table, path + "/sin", reduces=True)
+
+
+def _rotate(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """Two halves of a head (or its odd and even elements) change places, one of them negated."""
+    last = x.shape[-1]
+    half = (*x.shape[:-1], last // 2 if isinstance(last, int) else f"{last}/2")
+    first, second = r.slice(x, half), r.slice(x, half)
+    return r.cat((r.scale(second, path + "/neg"), first), x.shape, path + "/rotated")
+
+
+# ---- softmax(q k) v ------------------------------------------------------------------------------------------------------------
+
+
+def repeat_kv(r: Recorder, x: Tensor, path: str, *, grouped: bool) -> Tensor:
+    """Keys or values copied out for every query head; the gradient is summed back over the group."""
+    if not grouped:
+        return x
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, HEADS, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor]:
+    """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
+    path, grouped = at.path, at.heads != at.kv_heads
+    k, v = repeat_kv(r, k, path + "/k", grouped=grouped), repeat_kv(r, v, path + "/v", grouped=grouped)
+    if own.wide_scores:
+        q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
+    weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
+    if at.softcap:
+        weights = r.scale(weights, path + "/softcap")
+        weights = r.unary(weights, path + "/softcap", saves="output")
+        weights = r.scale(weights, path + "/softcap")
+    weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
+    weights = r.cast(_softmax(r, weights, path, own), (q if own.wide_softmax else v).dtype, path + "/probabilities")
+    weights = r.dropout(weights, path + "/dropout", active=how.dropout)
+    out = r.product(weights, v, HEADS, path + "/context")
+    return r.copy(out, MERGED, path + "/context"), weights
+
+
+def _softmax(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:
+    """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast first."""
+    if not own.wide_softmax and r.compute is None:
+        return r.unary(x, path + "/softmax", saves="output")
+    if x.dtype is not FP16:
+        x = r.cast(x, FP32, path + "/scores")
+    return r.unary(x, path + "/softmax", saves="output", dtype=FP32)
+
+
+def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """A flash kernel: keeps q, k, v, its output and one fp32 log-sum-exp a head and position, no score matrix.
+
+    Its output is laid out as the queries are: where they are contiguous by head, it is copied before heads are merged.
+    """
+    path = at.path
+    q, k, v = _lowered(r, q, k, v, path)
+    if how.padded_head:
+        q, k, v = (_pad(r, t, f"{path}/{name}_padded", how.padded_head) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+    out = r.tensor(path + "/context", q.shape, q.dtype)
+    lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
+    seed = r.tensor(path + "/rng", (3,), INT64)
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
+    if how.padded_head:
+        return r.copy(r.slice(out, HEADS), MERGED, path + "/context"), None
+    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not Rest.NONE else r.view(out, MERGED)), None
+
+
+def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
+    path, grouped = at.path, at.heads != at.kv_heads
+    k, v = repeat_kv(r, k, path + "/k", grouped=grouped), repeat_kv(r, v, path + "/v", grouped=grouped)
+    q, k, v = _lowered(r, q, k, v, path)
+    bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
+    out = r.tensor(path + "/context", q.shape, q.dtype)
+    lse = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32)
+    seed = r.tensor(path + "/rng", (2,), INT64)
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed, *bias))
+    return r.view(out, MERGED), None
+
+
+def _lowered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
+    v = r.autocast(v, path + "/v")
+    k = r.autocast(k, path + "/k")
+    return r.autocast(q, path + "/q"), k, v
+
+
+def _pad(r: Recorder, x: Tensor, path: str, head: Axis) -> Tensor:
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, (*x.shape[:-1], head), dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+CORES: dict[AttentionKernel, Core] = {
+    AttentionKernel.EAGER: eager_attention,
+    AttentionKernel.FUSED: fused_attention,
+    AttentionKernel.EFFICIENT: efficient_attention,
+}

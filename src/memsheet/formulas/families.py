@@ -1,0 +1,70 @@
+"""Where the modeling code of a family differs from Llama's in what its layers allocate, as data (transformers 5.23)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Joint(Enum):
+    """How queries, keys and values come out of one projection."""
+
+    SPLIT = "split"  # views of one split: their gradients are joined once
+    SLICES = "slices"  # a slice each: every gradient is a full-size tensor of zeros around its part
+    INDEXED = "indexed"  # queries a slice, keys and values copied out by index (falcon)
+
+
+class Rest(Enum):
+    """What becomes of the part of a head that rotary positions leave alone."""
+
+    NONE = "none"  # the whole head is turned
+    AT_ONCE = "at once"  # queries are turned and joined to their rest, then keys
+    IN_TURN = "in turn"  # both are turned, then each is joined
+    TOGETHER = "together"  # the same, and what was turned lives until both are joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """What a family's layer does in its own way."""
+
+    joint: Joint = Joint.SPLIT
+    rest: Rest = Rest.NONE
+    own_tables: bool = False  # each layer repeats the rotary tables for itself
+    wide_tables: bool = False  # the tables stay in fp32
+    wide_rotary: bool = False  # queries and keys are turned in fp32
+    before_heads: bool = False  # rotary runs before heads move in front of the sequence
+    wide_scores: bool = False  # queries and keys are raised to fp32 for their product
+    wide_softmax: bool = True  # softmax is asked for in fp32
+    scaled_query: bool = False  # queries are scaled as they are made
+    in_place: bool = False  # scores and sums of branches are updated in place
+    branch_dropout: bool = False  # dropout where a branch joins the stream
+
+
+_GPT = Habits(branch_dropout=True)
+HABITS: dict[str, Habits] = {
+    "phi": Habits(rest=Rest.TOGETHER, branch_dropout=True),
+    "phi3": Habits(joint=Joint.SLICES, rest=Rest.AT_ONCE, branch_dropout=True),
+    "stablelm": Habits(rest=Rest.TOGETHER, branch_dropout=True),
+    "nemotron": Habits(rest=Rest.TOGETHER),
+    "glm": Habits(own_tables=True, rest=Rest.IN_TURN),
+    "glm4": Habits(own_tables=True, rest=Rest.IN_TURN),
+    "ernie4_5": Habits(own_tables=True, wide_tables=True, wide_rotary=True),
+    "cohere": Habits(wide_rotary=True),
+    "cohere2": Habits(wide_rotary=True),
+    "starcoder2": Habits(branch_dropout=True),
+    "gpt2": Habits(wide_softmax=False, branch_dropout=True),
+    "gpt_bigcode": _GPT,
+    "gpt_neo": Habits(wide_scores=True, wide_softmax=False, branch_dropout=True),
+    "gptj": Habits(
+        rest=Rest.TOGETHER, own_tables=True, before_heads=True, wide_scores=True, wide_softmax=False,
+        branch_dropout=True,
+    ),
+    "gpt_neox": Habits(rest=Rest.IN_TURN, branch_dropout=True),
+    "opt": Habits(scaled_query=True, branch_dropout=True),
+    "falcon": Habits(joint=Joint.INDEXED, in_place=True, branch_dropout=True),
+}  # fmt: skip
+LLAMA = Habits()
+
+
+def habits(kind: str) -> Habits:
+    return HABITS.get(kind, LLAMA)

@@ -1,0 +1,68 @@
+"""How a part of a model runs: dtypes, kernels, adapters; and the linear layers that every part is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memsheet.formulas.tape import Axis, Recorder, Tensor
+from memsheet.spec.dtypes import DType
+from memsheet.spec.model import Role, Weight
+
+
+class AttentionKernel(Enum):
+    """Which implementation computes softmax(q k) v."""
+
+    EAGER = "eager"
+    FUSED = "flash"  # flash through torch's scaled_dot_product_attention or the flash-attn package
+    EFFICIENT = "efficient"  # torch's memory-efficient kernel: one head of keys a query head, a mask if there is one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numerics:
+    """What decides how a block runs, apart from its shapes. Part of the key under which a recording is kept."""
+
+    parameters: DType
+    stream: DType  # of the residual stream that enters the block
+    autocast: DType | None
+    attention: AttentionKernel
+    dropout: bool = False
+    trains: bool = True  # the base weights train; False under adapters
+    input_grad: bool = True
+    adapter_targets: frozenset[str] = frozenset()  # last names of the linear layers that carry LoRA matrices
+    adapter_dtype: DType | None = None
+    adapter_dropout: bool = False
+    quantized: bool = False  # linear weights are dequantized for each use
+    padded_head: int | None = None  # flash pads the head dim to this many
+    mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
+
+
+def parameter(r: Recorder, weight: Weight, how: Numerics, path: str) -> Tensor:
+    return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains)
+
+
+def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+    """The linear layer ``name`` of a block, with its LoRA branch where it carries one."""
+    weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
+    low = parameter(r, bias, how, name) if bias else None
+    if how.quantized and weight.role is Role.LINEAR:
+        result = r.dequantized_linear(x, (out, width), out, name, bias=low)
+    else:
+        result = r.linear(x, r.parameter(name, (out, width), how.parameters, trains=how.trains), out, name, bias=low)
+    if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
+        return _with_adapter(r, x, result, name, out, width, how.adapter_dtype, how)
+    return result
+
+
+def _with_adapter(r: Recorder, x: Tensor, base: Tensor, name: str, out: Axis, width: Axis, dtype: DType, how: Numerics) -> Tensor:
+    """``base + lora_B(lora_A(dropout(x))) * scaling``, the input cast to the adapter's dtype (peft's Linear.forward)."""
+    down = r.parameter(f"{name}.lora_A", ("r", width), dtype)
+    up = r.parameter(f"{name}.lora_B", (out, "r"), dtype)
+    if r.compute is None:
+        x = r.cast(x, dtype, f"{name}.lora/input")
+    x = r.dropout(x, f"{name}.lora/dropout", active=how.adapter_dropout)
+    branch = r.linear(r.linear(x, down, "r", f"{name}.lora_A"), up, out, f"{name}.lora_B")
+    scaled = r.scale(branch, f"{name}.lora/scaled")
+    del branch
+    total = r.add(base, scaled, f"{name}/output")
+    return r.cast(total, base.dtype, f"{name}/output")

@@ -1,0 +1,42 @@
+"""What others build on: the public names, and the flags of every command. A change here is a decision, not an accident."""
+
+import memsheet
+from memsheet.cli import application
+
+NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "train"]
+
+PLAN_FLAGS = [
+    "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
+    "--engine-version", "--ep", "--etp", "--expandable-segments", "--global-batch", "--kv-dtype", "--layers-per-stage", "--lora-rank",
+    "--lora-targets", "--loss", "--max-batched-tokens", "--max-model-len", "--memory-fraction", "--microbatch", "--no-compile",
+    "--no-cuda-graphs", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
+    "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
+    "--precision", "--prompt-tokens", "--quantize", "--recompute", "--recompute-every", "--recompute-layers", "--recompute-modules",
+    "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--tp",
+    "--vocab-multiple", "--vpp", "--zero",
+]  # fmt: skip
+JOB_FLAGS = ["--debug", "--full", "--gpus", "--host-memory", "--json", "--nodes", "--parameters", "--per-node", "--plan", "--units"]
+FLAGS = {
+    "train": sorted(PLAN_FLAGS + JOB_FLAGS),
+    "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
+    "explain": ["--debug", "--json"],
+    "models": ["--debug", "--json"],
+    "gpus": ["--debug", "--json"],
+}
+
+
+def flags_of(command: str) -> list[str]:
+    arguments = application()[command].assemble_argument_collection()
+    return sorted(name for argument in arguments for name in argument.names if name.startswith("--") and argument.parse)
+
+
+def test_public_names():
+    assert sorted(memsheet.__all__) == NAMES
+
+
+def test_commands():
+    assert sorted(name for name in application() if not name.startswith("-")) == sorted(FLAGS)
+
+
+def test_flags():
+    assert {command: flags_of(command) for command in FLAGS} == FLAGS

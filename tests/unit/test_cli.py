@@ -1,0 +1,280 @@
+"""The command line: exit codes, what goes where, errors that say what to do, plans from files and pipes."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
+
+import pytest
+
+import answers
+import memsheet.api
+from memsheet.cli import flags, job, main, screen
+from memsheet.cli.flags import HELP
+from memsheet.errors import InputError
+from memsheet.spec.names import SHORT
+
+TRAIN = ("train", "llama-tiny", "--seq-len", "128")
+BIG = ("train", "llama-3-70b", "--gpus", "8xA100-80GB", "--seq-len", "2048")
+
+
+def run(*arguments, stdin=None, **environment):
+    """A fresh process, as a shell starts it."""
+    command = [sys.executable, "-m", "memsheet", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=60, env={**os.environ, **environment})
+
+
+def ask(capsys, *arguments):
+    code = main(arguments)
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        ((*TRAIN, "--gpus", "1xA100-80GB"), 0, "FITS"),
+        (BIG, 10, "DOES NOT FIT"),
+        (TRAIN, 0, "PREDICTED"),
+        (("infer", "llama-tiny", "--max-model-len", "128", "--gpus", "1xA100-80GB"), 0, "FITS"),
+    ],
+)
+def test_the_exit_code_is_the_verdict(capsys, arguments, code, word):
+    found, out, err = ask(capsys, *arguments)
+    assert (found, err) == (code, "")
+    assert out.startswith(word)
+
+
+def test_uncertain_is_eleven(capsys, monkeypatch):
+    capacity = answers.cluster("8xB200").device.framework_bytes
+    near = answers.answer(activations=2 + (capacity - 145.37 * 2**30) / 2**30, gpus="8xB200", fix=1)
+    monkeypatch.setattr(memsheet.api, "train", lambda **_: near)
+    monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
+    code, out, _ = ask(capsys, *TRAIN)
+    assert code == 11
+    assert out.startswith("UNCERTAIN")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("train",), ["model", "--parameters 7e9"]),
+        (("train", "llama3-8b", "--seq-len", "8"), ["did you mean llama-3-8b"]),
+        (("train", "llama-tiny", "--seq-lem", "8"), ["--seq-lem: is not a flag", "did you mean --seq-len?"]),
+        (("train", "llama-tiny", "--seq-len"), ["--seq-len: needs a value"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--seq-len", "9"), ["--seq-len"]),
+        (("train", "llama-tiny", "other", "--seq-len", "8"), ["other: is left over"]),
+        (
+            ("train", "llama-tiny", "--tp", "x", "--zero", "9", "--dropout", "lots"),
+            ["3 problems", "mesh.tp = x (--tp)", "zero = 9", "dropout"],
+        ),
+        (("train", "llama-tiny", "--seq-len", "-8"), ["seq_len = -8"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--offload", "optimiser"), ["cannot be offloaded"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xH1000"), ["did you mean"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xH100-80GB", "--nodes", "two"), ["nodes = two"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--host-memory", "80G"), ["ambiguous", "80GB"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--units", "PB"), ["units"]),
+        (("train", "llama-tiny", "--parameters", "7e9"), ["exclude one another"]),
+        (("train", "--parameters", "7.5"), ["is not a whole number"]),
+        (("train", "--parameters", "1e999999999"), ["is outside"]),
+        (("train", "--parameters", "many"), ["is not a number"]),
+        (("train", "--plan", "nowhere.json"), ["nowhere.json"]),
+        (("trian", "llama-tiny"), ['Did you mean "train"?']),
+        (("explain", "fragmentatoin"), ["is not explained here"]),
+        (("models", "nothing-of-that-name"), ["memsheet models"]),
+        (("gpus", "abacus"), ["memsheet gpus"]),
+    ],
+)
+@pytest.mark.parametrize("as_json", [False, True])
+def test_bad_input_is_told_on_stderr_and_is_two(capsys, arguments, said, as_json):
+    code, out, err = ask(capsys, *arguments, *(("--json",) if as_json and arguments[-1] != "--seq-len" else ()))
+    assert (code, out) == (2, "")
+    assert all(words in err for words in said), err
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback():
+    with pytest.raises(InputError):
+        main(("train", "--debug"))
+
+
+def test_a_fault_of_ours_is_said_to_be_ours(capsys, monkeypatch):
+    def fails(**_):
+        raise ZeroDivisionError("all is lost")
+
+    monkeypatch.setattr(memsheet.api, "train", fails)
+    monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
+    code, out, err = ask(capsys, *TRAIN)
+    assert (code, out) == (70, "")
+    assert "all is lost" in err
+    assert "--debug" in err
+
+
+def test_an_interrupt_is_quiet(capsys, monkeypatch):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(memsheet.api, "train", interrupted)
+    monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
+    assert ask(capsys, *TRAIN) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "schema"),
+    [
+        (TRAIN, "memsheet/sheet/1"),
+        (("infer", "llama-tiny", "--max-model-len", "128"), "memsheet/sheet/1"),
+        (("explain", "zero"), "memsheet/explain/1"),
+        (("explain",), "memsheet/terms/1"),
+        (("models", "gpt2"), "memsheet/models/1"),
+        (("gpus",), "memsheet/gpus/1"),
+    ],
+)
+def test_every_command_has_json(capsys, arguments, schema):
+    code, out, err = ask(capsys, *arguments, "--json")
+    assert (code, err) == (0, "")
+    assert out.count("\n") == 1
+    assert json.loads(out)["schema"] == schema
+
+
+PLAN = {
+    "schema": "memsheet/plan/1",
+    "model": "llama-tiny",
+    "gpus": "8xH100-80GB",
+    "engine": "fsdp2",
+    "seq_len": 256,
+    "microbatch": 4,
+    "recompute": {"mode": "full"},
+}
+
+
+@pytest.fixture
+def plan_file(tmp_path):
+    path = tmp_path / "plan.json"
+    path.write_text(json.dumps(PLAN))
+    return str(path)
+
+
+def plan_of(text):
+    return json.loads(text)["plan"]
+
+
+def test_a_plan_file_may_hold_the_whole_question(capsys, plan_file):
+    code, out, _ = ask(capsys, "train", "--plan", plan_file, "--json")
+    plan = plan_of(out)
+    assert code == 0
+    assert (plan["model"], plan["gpus"], plan["microbatch"], plan["recompute"]["mode"]) == ("llama-tiny", "8xH100-80GB", 4, "full")
+
+
+def test_flags_override_a_plan_file(capsys, plan_file):
+    more = ("--microbatch", "2", "--recompute", "none", "--gpus", "4xA100-80GB")
+    plan = plan_of(ask(capsys, "train", "gpt2", "--plan", plan_file, "--json", *more)[1])
+    assert (plan["model"], plan["gpus"], plan["microbatch"], plan["recompute"]["mode"]) == ("gpt2", "4xA100-80GB", 2, "none")
+    assert plan["seq_len"] == 256
+
+
+def test_a_plan_on_a_pipe_and_the_plan_of_a_sheet_come_to_the_same():
+    first = run("train", "--plan", "-", "--json", stdin=json.dumps(PLAN))
+    assert (first.returncode, first.stderr) == (0, "")
+    again = run("train", "--plan", "-", "--json", stdin=json.dumps(plan_of(first.stdout)))
+    assert (again.returncode, again.stderr) == (0, "")
+    assert json.loads(again.stdout)["ranks"] == json.loads(first.stdout)["ranks"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN}', '{"zero": 1, "zero": 2}', '{"seq_len": 8, "tp": 2}'])
+def test_a_bad_plan_on_a_pipe_is_two(text):
+    done = run("train", "llama-tiny", "--plan", "-", stdin=text)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr
+
+
+def test_flags_that_are_lists_and_switches(capsys, plan_file):
+    code, out, err = ask(
+        capsys, "train", "--plan", plan_file, "--json", "--lora-rank", "8", "--lora-targets", "q_proj,v_proj", "--no-reshard-after-forward"
+    )
+    plan = plan_of(out)
+    assert (code, err) == (0, "")
+    assert plan["adapter"]["targets"] == ["q_proj", "v_proj"]
+    assert plan["reshard_after_forward"] is False
+
+
+def test_offload_takes_a_list(capsys, plan_file):
+    plan = plan_of(ask(capsys, "train", "--plan", plan_file, "--json", "--offload", "optimizer,parameters")[1])
+    assert plan["offload"] == {"optimizer": 1, "parameters": 1, "activations": False}
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("7e9", 7_000_000_000),
+        ("7000000000", 7_000_000_000),
+        ("70553706496", 70_553_706_496),
+        ("1.5e0", None),
+        ("9007199254740993", 9_007_199_254_740_993),
+    ],
+)
+def test_parameter_counts_are_exact(text, count):
+    if count is None:
+        with pytest.raises(InputError):
+            job.parameter_count(text)
+    else:
+        assert job.parameter_count(text) == count
+
+
+def test_every_plan_option_is_a_flag_with_words():
+    assert set(HELP) == set(SHORT)
+    assert {f.name for f in fields(flags.PlanFlags)} == {*SHORT, "offload"}
+    assert all(words.endswith((".", "…")) and metavar == metavar.strip() for _, metavar, words in HELP.values())
+
+
+def test_help_names_the_flags_and_the_commands(capsys):
+    for arguments, words in (
+        ((), ("train", "infer", "explain", "models", "gpus")),
+        (("train", "--help"), ("--seq-len", "--gpus", "--json")),
+    ):
+        code, out, err = ask(capsys, *arguments)
+        assert (code, err) == (0, "")
+        assert all(word in out for word in words)
+
+
+def test_the_version(capsys):
+    assert ask(capsys, "--version")[1].strip() == memsheet.__version__
+
+
+def test_a_reader_that_closes_early_is_no_error():
+    command = f"{sys.executable} -m memsheet models | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "0"
+
+
+def test_a_screen_without_unicode_gets_ascii():
+    done = run(*BIG, PYTHONIOENCODING="ascii", NO_COLOR="1")
+    assert done.returncode == 10
+    assert done.stdout.isascii()
+    assert "DOES NOT FIT" in done.stdout
+
+
+def test_the_json_path_loads_nothing_heavy():
+    heavy = ("rich", "pydantic", "numpy", "yaml", "asyncio", "torch", "docstring_parser")
+    program = f"import sys, memsheet.cli; memsheet.cli.main({[*BIG, '--json']!r}); print([m for m in {heavy!r} if m in sys.modules], file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stderr.strip() == "[]"
+
+
+def test_columns_line_up():
+    assert screen.columns([("a", "bb"), ("ccc", "d")], right=frozenset({1})) == "a    bb\nccc   d\n"
+
+
+def test_every_bundled_model_is_listed_with_its_count(capsys):
+    rows = json.loads(ask(capsys, "models", "--json")[1])["models"]
+    assert {row["name"]: row["parameters"] for row in rows}["llama-3-70b"] == 70_553_706_496
+    assert all(0 < row["active_parameters"] <= row["parameters"] for row in rows)
+
+
+def test_every_term_can_be_explained(capsys):
+    for entry in json.loads(ask(capsys, "explain", "--json")[1])["terms"]:
+        for name in entry["names"]:
+            code, out, _ = ask(capsys, "explain", name, "--json")
+            found = json.loads(out)
+            assert (code, found["kind"], bool(found["text"])) == (0, entry["kind"], True), name
