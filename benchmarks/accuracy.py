@@ -137,7 +137,13 @@ def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "beyond_bar": [{"id": row.id, "error": row.error, "suspect": row.suspect, "note": row.note} for row in beyond],
         "wrong_verdicts": [o.case["id"] for o in outcomes if o.verdict is False],
         "peers": json.loads((DATA / "peers.json").read_text(encoding="utf-8"))["peers"],
+        "remarks": {g: text for g, text in _remarks().items() if any(o.case["group"] == g and o.refused is None for o in outcomes)},
     }
+
+
+def _remarks() -> dict[str, str]:
+    found: dict[str, str] = json.loads((DATA / "remarks.json").read_text(encoding="utf-8"))["groups"]
+    return found
 
 
 def _row(row: Row) -> dict[str, Any]:

@@ -42,7 +42,7 @@ HEAD = ["run", "signed", "mean", "worst", "inside", "verdicts"]
 
 def screen(result: Result, groups: Mapping[str, str], *, full: bool = False) -> str:
     width = max(NARROW, min(WIDE, shutil.get_terminal_size((NARROW, 24)).columns))
-    return "\n".join([*_table(result, width), *_overall(result), *_peers(result, width), *_beyond(result, groups, width, full=full)])
+    return "\n".join([*_table(result, width), *_overall(result, width), *_peers(result, width), *_beyond(result, groups, width, full=full)])
 
 
 def _line(values: Sequence[str], sizes: Sequence[int]) -> str:
@@ -53,7 +53,7 @@ def _table(result: Result, width: int) -> Iterator[str]:
     """A line a group that ran; a group of which nothing ran has its reason in place of figures."""
     name, sizes = (26 if width < 100 else 44), (7, 7, 6, 6, 6, 8)
     for kind, lines in groupby(sorted(result["groups"], key=lambda g: (g["kind"], g["run"] == 0)), key=lambda g: g["kind"]):
-        yield _line([f"{kind}: group, quality", *HEAD], (name, *sizes))
+        yield _line([kind, *HEAD], (name, *sizes))
         for line in lines:
             metric = f"  {METRICS.get(line['metric'], line['metric'])}" if width >= 100 else ""
             title = f"{line['group'][: name - 2 - len(metric)]} {line['quality']}{metric}"
@@ -62,7 +62,7 @@ def _table(result: Result, width: int) -> Iterator[str]:
                 reasons = [f"{count} refused: {reason}" for reason, count in line["refused"].items()]
             else:
                 reasons = [f"0/{line['cases']}: {'; '.join(line['refused'])}"]
-                yield from textwrap.wrap(f"{title.ljust(name)}  {reasons.pop()}", width, subsequent_indent=" " * 6, drop_whitespace=True)
+                yield from textwrap.wrap(f"{title.ljust(name)}  {reasons.pop()}", width, subsequent_indent=" " * 6, break_on_hyphens=False)
             for reason in reasons:
                 yield from textwrap.wrap(reason, width, initial_indent="    ", subsequent_indent="      ")
         yield ""
@@ -73,8 +73,8 @@ def _table(result: Result, width: int) -> Iterator[str]:
     yield ""
 
 
-def _overall(result: Result) -> Iterator[str]:
-    yield "overall: quality A with complete plans, averaged inside groups first; coverage over A and B"
+def _overall(result: Result, width: int) -> Iterator[str]:
+    yield from textwrap.wrap("overall: quality A with complete plans, averaged inside groups first; coverage over A and B", width)
     for kind, found in result["overall"].items():
         yield (
             f"  {kind:<15} groups {found['groups']}  mean {error(found['absolute'])}  worst {error(found['worst'])}  "
@@ -82,7 +82,7 @@ def _overall(result: Result) -> Iterator[str]:
         )
     wrong = result["wrong_verdicts"]
     if wrong:
-        yield f"wrong verdicts: {', '.join(wrong)}"
+        yield from textwrap.wrap(f"wrong verdicts: {', '.join(wrong)}", width, subsequent_indent="  ", break_on_hyphens=False)
     yield ""
 
 
@@ -97,13 +97,14 @@ def _peers(result: Result, width: int) -> Iterator[str]:
 
 def _beyond(result: Result, groups: Mapping[str, str], width: int, *, full: bool) -> Iterator[str]:
     rows = result["beyond_bar"]
-    yield f"{len(rows)} of {len(result['rows'])} rows are more than 3 % off; each with its largest component that could hold the gap"
+    yield f"{len(rows)} of {len(result['rows'])} rows more than 3 % off, each with where to look first"
     for group, members in groupby(sorted(rows, key=lambda r: groups[r["id"]]), key=lambda r: groups[r["id"]]):
         listed = list(members)
         yield f"  {group}"
+        yield from textwrap.wrap(result["remarks"].get(group, ""), width, initial_indent=" " * 4, subsequent_indent=" " * 4)
         for row in listed if full else listed[:PER_GROUP]:
             text = f"{error(row['error'], sign=True):>8}  {row['id']}: {row['suspect']}" + (f" ({row['note']})" if row["note"] else "")
-            yield from textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=" " * 12, drop_whitespace=True)
+            yield from textwrap.wrap(text, width, initial_indent="  ", subsequent_indent=" " * 12, break_on_hyphens=False)
         if not full and len(listed) > PER_GROUP:
             yield f"            and {len(listed) - PER_GROUP} more: --full lists them"
 
@@ -167,8 +168,13 @@ def _page_rows(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
     yield _table_row(["Peer", "Figure", "Rows", "Mean", "Worst", "Source"])
     yield _table_row(["---", "---", "---:", "---:", "---:", "---"])
     for peer in result["peers"]:
-        yield _table_row([peer["peer"], peer["what"], str(peer["rows"] or "-"), error(peer["absolute"]), error(peer["worst"]), peer["source"]])
+        yield _table_row(
+            [peer["peer"], peer["what"], str(peer["rows"] or "-"), error(peer["absolute"]), error(peer["worst"]), peer["source"]]
+        )
     yield f"\n## Rows more than 3 % off\n\n{len(result['beyond_bar'])} of {len(result['rows'])} rows.\n"
+    yield "What is known of the groups, from arithmetic over their figures:\n"
+    yield from (f"- `{group}`: {text}" for group, text in result["remarks"].items())
+    yield ""
     yield _table_row(["Group", "Row", "Error", "Look at", "Note"])
     yield _table_row(["---", "---", "---:", "---", "---"])
     for row in sorted(result["beyond_bar"], key=lambda r: groups[r["id"]]):

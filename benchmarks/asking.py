@@ -89,13 +89,13 @@ def ask(case: Case) -> Answer:
     if engine is not None:
         known = find_engine(engine)
         if known is None or task not in known.tasks:
-            raise _Refused(f"engine {engine} is not modelled" + (f" for {task}" if known else ""))
+            raise _RefusedError(f"engine {engine} is not modelled" + (f" for {task}" if known else ""))
     spec = read_hf_config(case["config"], name=case["model"] or "model")
     request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
     return answer(spec, request, cluster_for(case["hardware"]), fix=False)
 
 
-class _Refused(InputError):
+class _RefusedError(InputError):
     """A refusal that needs no shortening."""
 
     def __init__(self, reason: str) -> None:
@@ -105,7 +105,7 @@ class _Refused(InputError):
 
 def reason_of(case: Case, error: InputError) -> str:
     """The first problem in a few words, the same for all cases that have it."""
-    if isinstance(error, _Refused):
+    if isinstance(error, _RefusedError):
         return error.reason
     problem = error.problems[0]
     short = problem.reason.split(",")[0].split(";")[0].removesuffix(" yet").replace(f" of {case['model']}", " of the model")
@@ -146,10 +146,10 @@ def rows_of(case: Case, found: Answer, metric: str) -> Iterator[Row]:
     if listed:
         for rank, measured in enumerate(listed):
             sheet = _sheet_of_rank(found, rank)
-            yield _row(case, f"{case['id']}@rank{rank}", metric, _size(case, found, metric, sheet), measured, sheet)
+            yield _row(case, f"{case['id']}@rank{rank}", metric, _size(case, found, metric, sheet), measured=measured, sheet=sheet)
         return
     size, sheet = _scoped(case, found, metric)
-    yield _row(case, case["id"], metric, size, case["truth"][metric], sheet)
+    yield _row(case, case["id"], metric, size, measured=case["truth"][metric], sheet=sheet)
 
 
 def _sheet_of_rank(found: Answer, rank: int) -> Sheet:
@@ -191,27 +191,35 @@ _SIZES: dict[str, Callable[[Sheet], Bytes]] = {
 }
 
 
-def _row(case: Case, name: str, metric: str, size: Bytes, measured: int, sheet: Sheet) -> Row:
+def _row(case: Case, name: str, metric: str, size: Bytes, *, measured: int, sheet: Sheet) -> Row:
     half = (case.get("resolution_bytes") or 0) / 2  # a printed figure stands for all that round to it
     return Row(
         id=name, metric=metric, predicted=int(size.value), low=int(size.low), high=int(size.high), measured=measured,
-        inside=size.low - half <= measured <= size.high + half, suspect=suspect(sheet, int(size.value) - measured), note=note(case),
+        inside=size.low - half <= measured <= size.high + half, suspect=suspect(sheet, int(size.value) - measured, metric), note=note(case),
     )  # fmt: skip
 
 
-def suspect(sheet: Sheet, gap: int) -> str:
-    """The largest component of the peak that could hold a gap that size; the parameters only where no other could."""
-    peak = {c: size for c, size in sheet.sums()[sheet.peak_instant].items() if size.value}
-    able = {c: size for c, size in peak.items() if size.value >= abs(gap) and c is not Component.PARAMETERS} or peak
-    largest = max(able, key=lambda c: able[c].value)
-    return f"{largest.value} at {sheet.peak_instant.value}, {able[largest].value // MIB:,} MiB"
+EXACT = (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES, Component.KV_CACHE)
+
+
+def suspect(sheet: Sheet, gap: int, metric: str) -> str:
+    """The largest component of the peak that could hold a gap that size; what can be computed exactly only where nothing else could."""
+    counted = () if metric in ("device_bytes", "peak_bytes_unspecified") else (Component.CONTEXT,)
+    peak = [(c, size.value) for c, size in sheet.sums()[sheet.peak_instant].items() if size.value and c not in counted]
+    able = [(c, size) for c, size in peak if size >= abs(gap) and c not in EXACT] or peak
+    largest, size = max(able, key=lambda pair: pair[1])
+    return f"{largest.value} at {sheet.peak_instant.value}, {size // MIB:,} MiB"
 
 
 def note(case: Case) -> str:
     """Why a row may be off without anyone's fault."""
     kind = case["plan"].get("seq_len_kind")
-    bound = {"maximum": "lengths up to seq_len: the prediction is an upper bound", "minimum": "lengths from seq_len: a lower bound"}.get(kind or "", "")
-    return "; ".join(filter(None, (bound, "plan incomplete" if case.get("unknown") else "", "unit assumed" if case.get("unit_uncertain") else "")))
+    bound = {"maximum": "lengths up to seq_len: the prediction is an upper bound", "minimum": "lengths from seq_len: a lower bound"}.get(
+        kind or "", ""
+    )
+    return "; ".join(
+        filter(None, (bound, "plan incomplete" if case.get("unknown") else "", "unit assumed" if case.get("unit_uncertain") else ""))
+    )
 
 
 # verdicts ------------------------------------------------------------------------------------------------------------

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
-from memsheet.arith import Count, agreed
+from memsheet.arith import Count, agreed, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.formulas.activations import check_modelled, masks, numerics, shared_tables
+from memsheet.formulas.deepspeed import check_deepspeed, deepspeed_kept, deepspeed_walk
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
-from memsheet.formulas.groups import walk
+from memsheet.formulas.fsdp2_offload import offloaded
+from memsheet.formulas.groups import Walk, walk
+from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving import serving_items
@@ -19,7 +23,7 @@ from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import INT64
-from memsheet.spec.engine import Engine
+from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
@@ -28,6 +32,8 @@ EVIDENCE: dict[Component, Evidence] = {
     Component.SAVED_ACTIVATIONS: Cited(DERIVATIVES, "what each operation saves for its backward"),
     Component.TEMPORARIES: Cited(DERIVATIVES, "what each operation's backward allocates"),
 }
+
+NO_RANGES: Mapping[Key, tuple[Count, Count]] = MappingProxyType({})
 
 
 def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0) -> Sheet:
@@ -38,11 +44,19 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     engine = find_engine(plan.engine)
     assert engine is not None
     part = stage_model(model, plan, stage)
-    tensors = _items(_train(part, plan, engine), engine) if plan.task == "train" else serving_items(part, plan, engine)
+    host, notes = Host(), tuple[str, ...]()
+    if plan.task == "train":
+        bags, kept = _train(part, plan, engine)
+        tensors = _items(bags, engine, kept.ranges)
+        host, notes = kept.host, (*kept.notes, *kept.host.notes)
+    else:
+        tensors = serving_items(part, plan, engine)
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
     items = [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
     first, last = _ranks(plan, stage)
-    return Sheet(rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items))
+    return Sheet(
+        rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
+    )  # fmt: skip
 
 
 def _ranks(plan: Plan, stage: int) -> tuple[int, int]:
@@ -114,26 +128,31 @@ def _allocated(items: list[Item]) -> dict[Instant, Count]:
     return found
 
 
-def _items(bags: Mapping[Instant, Bag], engine: Engine) -> list[Item]:
-    """Every (component, path) with its bytes at the instants where it is resident."""
+def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
+    """Every (component, path) with its bytes at the instants where it is resident; ``ranges`` of those that are not exactly known."""
     rows: dict[Key, dict[Instant, Bytes]] = {}
     for instant, bag in bags.items():
         for key, size in bag.held.items():
-            rows.setdefault(key, {})[instant] = Bytes.exact(size)
+            rows.setdefault(key, {})[instant] = _ranged(size, *ranges[key]) if key in ranges else Bytes.exact(size)
     evidence = {component: _evidence(component, engine) for component, _ in rows}
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
 
 
+def _ranged(value: Count, low: Count, high: Count) -> Bytes:
+    return Bytes(minimum(low, value), value, maximum(high, value))
+
+
 def _evidence(component: Component, engine: Engine) -> Evidence:
-    return EVIDENCE.get(component) or engine.evidence.get(component.value) or Derived(f"the engine's own buffers ({engine.name} {engine.tested})")
+    return engine.evidence.get(component.value) or EVIDENCE.get(component) or Derived(f"the engine's own buffers ({engine.name} {engine.tested})")
 
 
 def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) -> Sheet:
     """The states of a bare parameter count on one rank."""
-    from memsheet.formulas.bare import bare_states
+    from memsheet.formulas.bare import NOTES, bare_host, bare_states
 
     engine = find_engine(plan.engine)
     assert engine is not None
-    bags = bare_states(parameters, plan, engine)
+    bags, host = bare_states(parameters, plan, engine), bare_host(parameters, plan, engine)
     items = [*_items(bags, engine), *outside_tensors(plan, cluster, {instant: bag.total for instant, bag in bags.items()})]
-    return Sheet(rank=0, same_as=tuple(range(1, int(plan.mesh.gpus))), items=tuple(items))
+    ranks = tuple(range(1, int(plan.mesh.gpus)))
+    return Sheet(rank=0, same_as=ranks, items=tuple(items), host_bytes=host.bytes, notes=(*NOTES, *host.notes))

@@ -24,6 +24,9 @@ class Term:
     def __bool__(self) -> bool:
         raise TypeError(f"a count may not drive a branch: {self.text}")
 
+    def __neg__(self) -> Term:
+        return Term(f"-{_text(self, 2)}", 2)
+
     def __add__(self, other: Any) -> Term:
         return self if _is(other, 0) else Term(f"{self.text} + {_text(other, 1)}", 1)
 

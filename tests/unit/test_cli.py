@@ -10,7 +10,7 @@ import pytest
 
 import answers
 import memsheet.api
-from memsheet.cli import flags, job, main, screen
+from memsheet.cli import flags, main, screen
 from memsheet.cli.flags import HELP
 from memsheet.errors import InputError
 from memsheet.spec.names import SHORT
@@ -72,11 +72,12 @@ def test_uncertain_is_eleven(capsys, monkeypatch):
         (("train", "llama-tiny", "--seq-len", "8", "--offload", "optimiser"), ["cannot be offloaded"]),
         (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xH1000"), ["did you mean"]),
         (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xH100-80GB", "--nodes", "two"), ["nodes = two"]),
-        (("train", "llama-tiny", "--seq-len", "8", "--host-memory", "80G"), ["ambiguous", "80GB"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--gpus", "8xL4", "--host-memory", "80G"), ["ambiguous", "80GB"]),
+        (("train", "llama-tiny", "--seq-len", "8", "--nodes", "2"), ["nodes = 2", "says nothing without GPUs"]),
         (("train", "llama-tiny", "--seq-len", "8", "--units", "PB"), ["units"]),
-        (("train", "llama-tiny", "--parameters", "7e9"), ["exclude one another"]),
+        (("train", "llama-tiny", "--parameters", "7e9"), ["takes the place of a model"]),
         (("train", "--parameters", "7.5"), ["is not a whole number"]),
-        (("train", "--parameters", "1e999999999"), ["is outside"]),
+        (("train", "--parameters", "1e999999999"), ["is not a whole number"]),
         (("train", "--parameters", "many"), ["is not a number"]),
         (("train", "--plan", "nowhere.json"), ["nowhere.json"]),
         (("trian", "llama-tiny"), ['Did you mean "train"?']),
@@ -203,22 +204,22 @@ def test_offload_takes_a_list(capsys, plan_file):
     assert plan["offload"] == {"optimizer": 1, "parameters": 1, "activations": False}
 
 
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("7e9", 7_000_000_000),
-        ("7000000000", 7_000_000_000),
-        ("70553706496", 70_553_706_496),
-        ("1.5e0", None),
-        ("9007199254740993", 9_007_199_254_740_993),
-    ],
-)
-def test_parameter_counts_are_exact(text, count):
-    if count is None:
-        with pytest.raises(InputError):
-            job.parameter_count(text)
-    else:
-        assert job.parameter_count(text) == count
+def test_flags_reach_the_question_as_they_were_written(monkeypatch):
+    """Counts and sizes are read where they are needed, exactly: no float on the way."""
+    asked = {}
+    monkeypatch.setattr(memsheet.api, "train", lambda **question: asked.update(question) or answers.answer(gpus=None))
+    monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
+    machines = "--gpus 16xH100-80GB --host-memory 1TiB --nodes 2 --per-node 8"
+    given = f"--parameters 70553706496 {machines} --layers-per-stage 10,11,11 --dropout 0.1".split()
+    assert main(("train", *given, "--json")) == 0
+    assert {key: value for key, value in asked.items() if value is not None} == {
+        "parameters": "70553706496", "gpus": "16xH100-80GB", "host_memory": "1TiB", "nodes": 2, "per_node": 8, "layers_per_stage": [10, 11, 11], "dropout": 0.1,
+    }  # fmt: skip
+
+
+def test_host_memory_is_understood(capsys):
+    code, _, err = ask(capsys, *TRAIN, "--gpus", "8xH100-80GB", "--host-memory", "1TiB")
+    assert (code, err) == (0, "")
 
 
 def test_every_plan_option_is_a_flag_with_words():
@@ -278,3 +279,16 @@ def test_every_term_can_be_explained(capsys):
             code, out, _ = ask(capsys, "explain", name, "--json")
             found = json.loads(out)
             assert (code, found["kind"], bool(found["text"])) == (0, entry["kind"], True), name
+
+
+def test_serving_says_what_the_cache_has_room_for(capsys):
+    _, out, _ = ask(capsys, "infer", "llama-3-8b", "--gpus", "1xA100-80GB", "--max-model-len", "8192", "--sequences", "8")
+    assert "A token takes 128.00 KiB of cache" in out
+    assert "of 8,192 tokens" in out
+
+
+def test_states_alone_never_pass_for_a_whole_job(capsys):
+    _, out, _ = ask(capsys, "train", "--parameters", "7e9", "--gpus", "8xH100-80GB")
+    first = out.splitlines()[0]
+    assert "STATES ALONE" in first
+    assert "7.00 B parameters" in out

@@ -14,8 +14,8 @@ from memsheet.engines.deepspeed import ALIGNMENT, ALLREDUCE_BUCKET, BUCKETS, Buc
 from memsheet.errors import Problem, require
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import Group, Walk, walk
-from memsheet.formulas.states import Held, held_tensors, module_of, parameter_bytes
 from memsheet.formulas.kept import Host, Kept
+from memsheet.formulas.states import Held, held_tensors, module_of, parameter_bytes
 from memsheet.formulas.surroundings import Surroundings
 from memsheet.formulas.zero_flow import Flush, Place, flushes, gatherable, gathered, later, persists, places, stops, tensor_shard
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula
@@ -31,7 +31,7 @@ BUCKET: Key = (C.COMMUNICATION, "zero/ipg_bucket")
 FLUSH: Key = (C.COMMUNICATION, "zero/reduction_copy")
 GATHERED: Key = (C.UNSHARDED_PARAMETERS, "zero/gathered")
 AUTO = (
-    "DeepSpeed's own bucket sizes; transformers writes others where its configuration says \"auto\": "
+    'DeepSpeed\'s own bucket sizes; transformers writes others where its configuration says "auto": '
     "reduce_bucket_size h·h, prefetch 0.9·h·h, persistence 10·h"
 )
 
@@ -96,11 +96,38 @@ def check_deepspeed(plan: Plan) -> None:
     if precision.compute is not precision.parameters:
         wrong("precision", precision.compute.name, "DeepSpeed casts the whole model and computes in its dtype", "--precision bf16-master")
     if plan.adapter and plan.adapter.dtype is not precision.parameters:
-        wrong("adapter.dtype", plan.adapter.dtype.name, f"becomes {precision.parameters.name}: DeepSpeed casts the whole model", "leave it out")
+        wrong(
+            "adapter.dtype",
+            plan.adapter.dtype.name,
+            f"becomes {precision.parameters.name}: DeepSpeed casts the whole model",
+            "leave it out",
+        )
     if precision.gradients not in (precision.parameters, FP32) or (precision.gradients is not precision.parameters and plan.zero in (0, 2)):
-        wrong("precision.gradients", precision.gradients.name, f"zero {plan.zero} keeps gradients in the model's dtype", "zero 1 or 3 has fp32")
-    if plan.zero == 1 and precision.gradients is FP32 and precision.parameters is not FP32 and (offload.optimizer or precision.parameters is not BF16):
+        wrong(
+            "precision.gradients",
+            precision.gradients.name,
+            f"zero {plan.zero} keeps gradients in the model's dtype",
+            "zero 1 or 3 has fp32",
+        )
+    if (
+        plan.zero == 1
+        and precision.gradients is FP32
+        and precision.parameters is not FP32
+        and (offload.optimizer or precision.parameters is not BF16)
+    ):
         wrong("precision.gradients", "fp32", "at zero 1 is modelled for bf16 without offload only", "leave it out, or zero 3")
+    if precision.master_weights not in (None, FP32) or precision.moments is not FP32:
+        wrong(
+            "precision.moments", precision.moments.name, "bf16_master_weights_and_grads and bf16_optimizer_states are not modelled", "fp32"
+        )
+    unfused = plan.optimizer is not None and plan.optimizer.implementation is not Implementation.FUSED
+    if plan.zero == 0 and precision.parameters is not FP32 and unfused:
+        wrong(
+            "optimizer.implementation",
+            "unfused",
+            "FP16_UnfusedOptimizer, which DeepSpeed takes at zero 0, is not modelled",
+            "fused, or zero 1",
+        )
     if plan.quantization and plan.zero == 3:
         wrong("quantization.weights", plan.quantization.weights.name, "is not modelled at zero 3", "zero 2 keeps it whole")
     found += _offload_problems(plan)
@@ -114,7 +141,9 @@ def _offload_problems(plan: Plan) -> list[Problem]:
     if offload.optimizer and plan.zero == 0:
         found.append(Problem(field="offload.optimizer", value=offload.optimizer, reason="exists from zero 1 on", hint="--zero 2"))
     if 0 < offload.parameters < 1:
-        found.append(Problem(field="offload.parameters", value=offload.parameters, reason="has no partial form in DeepSpeed", hint="give 0 or 1"))
+        found.append(
+            Problem(field="offload.parameters", value=offload.parameters, reason="has no partial form in DeepSpeed", hint="give 0 or 1")
+        )
     if 0 < offload.optimizer < 1 and plan.zero != 3:
         hint = "give 0 or 1; the ratio of offload_optimizer exists at zero 3"
         found.append(Problem(field="offload.optimizer", value=offload.optimizer, reason=f"is not divided at zero {plan.zero}", hint=hint))
@@ -149,25 +178,23 @@ def master_bytes(zero: Zero, elements: Count) -> Count:
     return 0 if zero.plan.zero == 0 and zero.plan.precision.parameters is FP32 else FP32.nbytes(elements)
 
 
-def _parameters(spec: ModelSpec, zero: Zero) -> dict[Key, Count]:
-    plan = zero.plan
-    sizes = parameter_bytes(spec, plan, zero.parameters, Sharding.DEEPSPEED)
+def _parameters(zero: Zero) -> dict[Key, Count]:
+    """The model's own parameters, whole up to stage 2."""
+    plan, sizes = zero.plan, dict[Key, Count]()
+    for h in zero.parameters:
+        if not plan.offload.parameters or persists(h, zero.buckets):  # partition_parameters.py:1801-1815
+            key = (C.PARAMETERS, module_of(h.path))
+            sizes[key] = sizes.get(key, 0) + h.times * h.dtype.nbytes(tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements)
     if plan.zero in (1, 2):
         sizes[C.PARAMETERS, "zero/padding"] = zero.width * (zero.shard * zero.ranks - zero.total)
-    if plan.zero == 3:
-        sizes = {key: size for key, size in sizes.items() if key[0] is C.BUFFERS}
-        for h in zero.parameters:
-            key = (C.PARAMETERS, module_of(h.path))
-            if not plan.offload.parameters or persists(h, zero.buckets):  # partition_parameters.py:1801-1815
-                sizes[key] = sizes.get(key, 0) + h.times * h.dtype.nbytes(tensor_shard(h, zero.ranks))
     return sizes
 
 
-def states(spec: ModelSpec, zero: Zero) -> Bag:
+def states(zero: Zero) -> Bag:
     """Parameters, their master and moments, and the gradients that exist from the first step to the last."""
     plan, kept = zero.plan, zero.shard - zero.host
     pairs = [
-        *_parameters(spec, zero).items(),
+        *_parameters(zero).items(),
         ((C.MASTER_WEIGHTS, "zero/fp32_partition"), master_bytes(zero, kept)),
         ((C.OPTIMIZER_STATES, "zero/fp32_partition"), moment_bytes(kept, plan)),
     ]
@@ -200,7 +227,9 @@ def optimizer_scratch(elements: Count, plan: Plan) -> Count:
     return copies * plan.precision.moments.nbytes(elements)
 
 
-@formula(cites=DEEPSPEED, at="stage_1_and_2.py:2346-2386: flat copy, its fp32 copy, the step; 2289-2291, 2083-2091: checks a tensor at a time")
+@formula(
+    cites=DEEPSPEED, at="stage_1_and_2.py:2346-2386: flat copy, its fp32 copy, the step; 2289-2291, 2083-2091: checks a tensor at a time"
+)
 def partition_scratch(zero: Zero) -> Count:
     """Stages 1 and 2, beside the gradients' partition: the flat and the fp32 gradients, the step, or the overflow check."""
     gradients, checked = zero.width * zero.shard, minimum(zero.widest, zero.shard)
@@ -209,7 +238,10 @@ def partition_scratch(zero: Zero) -> Count:
     return maximum(maximum(gradients + wide, stepping), (2 * FP32.nbytes(1) + 3) * checked)
 
 
-@formula(cites=DEEPSPEED, at="stage3.py:2397-2417, 2629-2644: a sub-group's gradients flat, then in fp32; 2726-2731: checks over the whole buffer")
+@formula(
+    cites=DEEPSPEED,
+    at="stage3.py:2397-2417, 2629-2644: a sub-group's gradients flat, then in fp32; 2726-2731: checks over the whole buffer",
+)
 def sub_group_scratch(zero: Zero) -> Count:
     """Stage 3, beside the flat gradient buffer."""
     gradients = zero.plan.precision.gradients
@@ -246,7 +278,9 @@ def at_step(zero: Zero) -> Bag:
 # ---- around the layers ---------------------------------------------------------------------------------------------------------
 
 
-@formula(cites=DEEPSPEED, at="stage_1_and_2.py:2493-2516, stage3.py:730-735: buffers of reduce_bucket_size elements, whatever the model's size")
+@formula(
+    cites=DEEPSPEED, at="stage_1_and_2.py:2493-2516, stage3.py:730-735: buffers of reduce_bucket_size elements, whatever the model's size"
+)
 def bucket_bytes(zero: Zero) -> Count:
     """The fixed buckets in which gradients wait for their reduction."""
     return zero.buckets.buffers(zero.plan.zero) * zero.width * zero.buckets.reduce_bucket
@@ -283,7 +317,10 @@ def _all_reduce(zero: Zero) -> Bag:
     return Bag.of([*_unless_resident(zero), ((C.COMMUNICATION, "allreduce/flat"), copied)])
 
 
-@formula(cites=DEEPSPEED, at="stage_1_and_2.py:861-881, 1193-1242: after the last backward each gradient moves into the bucket, flushed when full")
+@formula(
+    cites=DEEPSPEED,
+    at="stage_1_and_2.py:861-881, 1193-1242: after the last backward each gradient moves into the bucket, flushed when full",
+)
 def _around_one(zero: Zero) -> Surroundings:
     """Stage 1: from its first gradient on the bucket is there; the partition grows while the bucket's gradients are gone."""
     bucket = EMPTY if zero.accumulates else Bag.of([(BUCKET, bucket_bytes(zero))])
@@ -326,7 +363,7 @@ def reduced(zero: Zero, place: Place, made: list[Flush], partition: Bag) -> Bag:
 
 def _around_three(zero: Zero, stage: Walk) -> Surroundings:
     """Stage 3: a bucket for good, its copy at a flush, persistent parameters, and parameters gathered ahead of their use."""
-    buckets, plan = zero.buckets, zero.plan
+    buckets = zero.buckets
     made = flushes(stage, buckets.reduce_bucket, 1, cuts=False)
     steps = list(places(stage))
     left: dict[Place, Count] = {}
@@ -347,7 +384,7 @@ def _around_three(zero: Zero, stage: Walk) -> Surroundings:
 
     whole = fetched(everything)
     return Surroundings(
-        always=always, entering=lambda *_: whole, forward=lambda _: whole, holds=lambda group: whole if group is stage.head else EMPTY,
+        always=always, entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
         during=during, stops=stops(made),
     )  # fmt: skip
 
@@ -357,7 +394,9 @@ def gathered_bag(zero: Zero, remaining: Count, biggest: Count) -> Bag:
     size = gathered(remaining, biggest, zero.buckets)
     bag = [(GATHERED, zero.width * size.value)]
     if zero.plan.offload.parameters:
-        bag.append(((C.UNSHARDED_PARAMETERS, "zero/from_host"), zero.width * (minimum(remaining, zero.buckets.prefetch + biggest) // zero.ranks)))
+        bag.append(
+            ((C.UNSHARDED_PARAMETERS, "zero/from_host"), zero.width * (minimum(remaining, zero.buckets.prefetch + biggest) // zero.ranks))
+        )
     return Bag.of(bag)
 
 
@@ -432,8 +471,9 @@ def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> Walk:
 def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: Walk, buckets: Buckets = BUCKETS) -> Kept:
     """Everything DeepSpeed keeps on a rank through a step."""
     zero = zero_of(plan, tuple(held_tensors(spec, plan)), buckets)
+    fixed = Bag.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
     return Kept(
-        states=states(spec, zero), around=around(zero, stage), resident=resident(zero), at_step=at_step(zero), host=host_memory(zero),
+        states=merge([(1, states(zero)), (1, fixed)]), around=around(zero, stage), resident=resident(zero), at_step=at_step(zero), host=host_memory(zero),
         ranges=_ranges(zero), notes=(AUTO,) if plan.zero else (),
     )  # fmt: skip
 

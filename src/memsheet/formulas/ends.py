@@ -85,7 +85,9 @@ def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss) 
     x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
     for norm in norms:
         x = normalise(r, x, norm, how)
-    return r.finish(x if loss is Loss.FUSED else project_to_vocabulary(r, x, head, how))
+    if loss is Loss.FUSED:
+        return r.finish(x)
+    return r.finish(project_to_vocabulary(r, x, head, how), lingering=(x,))
 
 
 @lru_cache(maxsize=64)

@@ -77,7 +77,7 @@ class Part:
     """One recorded part of the model with its sizes."""
 
     retained: Bag  # held from its forward to its backward
-    cached: Bag  # held by the autocast cache alone, until the model's forward ends
+    cached: Bag  # besides, until the model's forward ends: the autocast cache's copies, the last hidden states
     forward: Bag  # at its forward's high-water mark, its input included
     backward: Bag  # at its backward's, with what it retained and the arriving gradient
     gradients: Bag  # parameters' gradients it makes
@@ -132,7 +132,8 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     output = sum(sizes[i] for i in tape.outputs)
     arriving = Bag.of([((Component.TEMPORARIES, prefix + "input"), sizes[0])]) if tape.entries[0].path == "input" else EMPTY
     if forward is None:
-        return Part(retained, EMPTY, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs))
+        cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
+        return Part(retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs))
     light = [entry_bytes(entry, axes) for entry in forward.entries]
     light_keys = _keys(forward, prefix)
     again = _high_water(tape, "recomputed", sizes, keys)

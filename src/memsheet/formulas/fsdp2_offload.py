@@ -24,7 +24,12 @@ def offloaded(kept: Kept, plan: Plan, parameters: tuple[Held, ...]) -> Kept:
     """
     for key, share in (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer)):
         if share != 1:
-            raise refuse(key, share, "fsdp2's CPUOffloadPolicy moves parameters, gradients and optimizer states together", "--offload optimizer,parameters")
+            raise refuse(
+                key,
+                share,
+                "fsdp2's CPUOffloadPolicy moves parameters, gradients and optimizer states together",
+                "--offload optimizer,parameters",
+            )
     left = Bag.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
     return replace(
         kept, states=left, around=_around(kept.around, plan), resident=EMPTY, at_step=EMPTY, host=host_memory(plan, parameters)
@@ -62,7 +67,9 @@ def _around(around: Surroundings, plan: Plan) -> Surroundings:
     return replace(around, entering=entering, backward=backward, leaves=lambda _: EMPTY)
 
 
-@formula(cites=TORCH_FSDP2, at="_fsdp_param.py:312-315: every shard in a pinned buffer of its own; gradients are copied into pinned ones too")
+@formula(
+    cites=TORCH_FSDP2, at="_fsdp_param.py:312-315: every shard in a pinned buffer of its own; gradients are copied into pinned ones too"
+)
 def host_memory(plan: Plan, parameters: tuple[Held, ...]) -> Host:
     """Parameters and gradients pinned, optimizer states (made by the optimizer on the host) pageable."""
     pinned: list[Count] = []

@@ -11,21 +11,6 @@ from memsheet.formulas.surroundings import Surroundings
 from memsheet.units import format_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept:
-    """``states``: at every instant. ``resident``: gradients (and their buffers) of earlier micro-batches while the next one runs.
-    ``at_step``: gradients and scratch at the optimizer's step. ``ranges``: (low, high) of what was derived and is not exactly known.
-    """
-
-    states: Bag
-    around: Surroundings
-    resident: Bag
-    at_step: Bag
-    host: Host
-    ranges: Mapping[Key, tuple[Count, Count]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, slots=True)
 class Host:
     """Host memory of one rank: pinned buffers one by one, and pageable bytes."""
@@ -48,4 +33,21 @@ class Host:
         """A word on the rounding, where it costs something."""
         if not all(isinstance(size, int) for size in self.pinned) or self.high_bytes == self.bytes:
             return ()
-        return (f"host memory is as requested; torch rounds pinned buffers up to powers of two: up to {format_bytes(self.high_bytes)} a rank",)
+        return (
+            f"host memory is as requested; torch rounds pinned buffers up to powers of two: up to {format_bytes(self.high_bytes)} a rank",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kept:
+    """``states``: at every instant. ``resident``: gradients (and their buffers) of earlier micro-batches while the next one runs.
+    ``at_step``: gradients and scratch at the optimizer's step. ``ranges``: (low, high) of what was derived and is not exactly known.
+    """
+
+    states: Bag
+    around: Surroundings
+    resident: Bag
+    at_step: Bag
+    host: Host = Host()
+    ranges: Mapping[Key, tuple[Count, Count]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -81,3 +81,9 @@ def pages(cache_bytes: Count, bytes_per_token: Count, page_tokens: Count) -> Cou
 def paged_sequences(page_count: Count, tokens: Count, page_tokens: Count) -> Count:
     """Sequences of ``tokens`` each that a number of pages can hold."""
     return page_count // ceil_div(tokens, page_tokens)
+
+
+@formula(cites=PAGED, at="section 3.1, figure 2: slots reserved and never written")
+def idle_share(used: float, reserved: float) -> float:
+    """The share of a reservation that holds nothing."""
+    return 1 - used / reserved

@@ -105,10 +105,11 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
     Tied embeddings and head are one group that stays gathered through forward and backward (accelerate fsdp_utils.py:857-885).
     """
     keeps = not plan.reshard_after_forward
+    rooted = (embeddings, head) if tied else ()
     size = {group: gathered_bytes(group, plan) for group in (embeddings, head) if group}
 
     def whole(group: Group | None) -> Count:
-        if group is None or (tied and group in (embeddings, head)):
+        if group is None or group in rooted:
             return 0
         if group not in size:
             size[group] = gathered_bytes(group, plan)
@@ -121,7 +122,7 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
         return (Component.UNSHARDED_PARAMETERS, f"{group.name if group else 'none'}/all_gather"), whole(group)
 
     def reduced(group: Group | None) -> tuple[Key, Count]:
-        waiting = reduce_input_bytes(group, plan) if group and not (tied and group in (embeddings, head)) else 0
+        waiting = reduce_input_bytes(group, plan) if group and group not in rooted else 0
         return (Component.COMMUNICATION, f"{group.name if group else 'none'}/reduce_scatter"), waiting
 
     def entering(before: Group | None, group: Group) -> Bag:
@@ -131,7 +132,7 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
 
     def forward(before: Group | None, group: Group) -> Bag:
         """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
-        return Bag.of([unsharded(group), arrived(group if whole(group) else before)])
+        return Bag.of([unsharded(group), arrived(before if group in rooted else group)])
 
     def backward(before: Group | None, group: Group, after: Group | None) -> Bag:
         fetched = arrived(None if keeps and before is not embeddings else before)

@@ -52,7 +52,7 @@ class Tape:
     forward: Log
     backward: Log
     saved: frozenset[int]  # alive after forward because backward needs them
-    cached: frozenset[int]  # alive after forward because the autocast cache holds them until the model's forward ends
+    cached: frozenset[int]  # held until the model's forward ends, by the autocast cache or a local variable
     outputs: frozenset[int]  # handed to the part after
     inputs: frozenset[int]  # made by the part before and saved by this one
 
@@ -390,15 +390,15 @@ class Recorder:
 
     # ---- finishing ----------------------------------------------------------------------------------------------------
 
-    def finish(self, output: Tensor, *inputs: Tensor, gradient: bool = True) -> Tape:
+    def finish(self, output: Tensor, *inputs: Tensor, gradient: bool = True, lingering: tuple[Tensor, ...] = ()) -> Tape:
         """Close the forward at ``output`` and play its backward.
 
         ``inputs`` were handed over by the part before, which holds on to them until forward ends. ``gradient``: one of the
-        output's size arrives from the part after.
+        output's size arrives from the part after. ``lingering``: what the model's forward still names until it returns.
         """
         made = output.storage.index if output.storage else -1
-        cached = frozenset(t.storage.index for t in self._cache.values() if t.storage)
-        cache = list(self._cache.values())
+        cache = [*self._cache.values(), *lingering]
+        cached = frozenset(t.storage.index for t in cache if t.storage)
         self._cache.clear()
         root = (output.node, output.port) if output.node else None
         shape, dtype = output.shape, output.dtype

@@ -32,6 +32,11 @@ class Step:
     def accumulates(self) -> bool:
         return self.resident_gradients is not EMPTY
 
+    @property
+    def kept_masks(self) -> Bag:
+        """A checkpoint holds on to its arguments, the mask among them, until its layer has run backward."""
+        return self.masks if self.plan.recompute.mode is RecomputeMode.FULL else EMPTY
+
 
 def moments(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
@@ -62,10 +67,11 @@ def _loss(step: Step) -> Iterator[Moment]:
     """On top of what all layers keep: the head, then the loss, which still has the head's parameters gathered."""
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
-        cached = [(layers.count, group.part.cached) for layers in walk.layers for group in layers.pattern]
+        cached = [(1, step.kept_masks), *((layers.count, group.part.cached) for layers in walk.layers for group in layers.pattern)]
         yield [*cached, (1, walk.head.part.arriving), (1, around.entering(_last(walk), walk.head))]
         yield [*cached, (1, walk.head.part.forward), (1, around.forward(_last(walk), walk.head))]
-        yield [*cached, (1, walk.head.part.retained), (1, walk.loss.forward), (1, around.forward(_last(walk), walk.head))]
+        left = [(1, walk.head.part.retained), (1, walk.head.part.cached)]
+        yield [*cached, *left, (1, walk.loss.forward), (1, around.forward(_last(walk), walk.head))]
 
 
 def _last(walk: Walk) -> Group | None:
@@ -75,7 +81,7 @@ def _last(walk: Walk) -> Group | None:
 def _backward(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
-        kept: Moment = [(1, step.shared), *_all_kept(step)]
+        kept: Moment = [(1, step.shared), (1, step.kept_masks), *_all_kept(step)]
         yield [*kept, (1, walk.head.part.retained), (1, around.holds(walk.head)), (1, walk.loss.backward)]
         fused = (1, walk.loss.gradients)
         yield [
@@ -84,7 +90,7 @@ def _backward(step: Step) -> Iterator[Moment]:
         yield [*kept, (1, walk.head.part.arriving), (1, around.leaving(_last(walk), walk.head))]
     for group, run, repetition, place in walk.visits(around.stops):
         before, after = walk.around(run, repetition, place)
-        kept = [(1, step.shared), *_before(step, run, repetition, place), *_left(step, run, repetition, place)]
+        kept = [(1, step.shared), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place)]
         yield [*kept, *_segment(step), (1, group.part.backward), (1, around.backward(before, group, after)), (1, around.during(run, repetition))]
         yield [*kept, (1, group.part.arriving), (1, around.leaving(before, group))]
     if walk.embeddings:

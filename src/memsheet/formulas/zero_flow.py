@@ -43,7 +43,9 @@ def _sizes(groups: tuple[Group, ...], cache: dict[int, list[int]]) -> list[int]:
     return cache[key]
 
 
-@formula(cites=DEEPSPEED, at="stage_1_and_2.py:1201-1203: a gradient that would overflow the bucket flushes it first; the rest goes at the end")
+@formula(
+    cites=DEEPSPEED, at="stage_1_and_2.py:1201-1203: a gradient that would overflow the bucket flushes it first; the rest goes at the end"
+)
 def flushes(walk: Walk, bucket: int, shard: Count, *, cuts: bool) -> list[Flush]:
     """Every flush of a backward, gradients arriving in the reverse order of the parameters.
 
@@ -77,9 +79,16 @@ def later(place: Place, other: Place) -> bool:
 
 
 def stops(made: list[Flush]) -> frozenset[Place]:
-    """Flushes that may set the peak: the first two, and the first two that copy. Later ones see fewer activations."""
-    copying = [flush for flush in made if not isinstance(flush.copied, int) or flush.copied]
-    return frozenset(flush.place for flush in (*made[:2], *copying[:2]))
+    """Flushes that may set the peak of any plan: the first two, and each that copies more than those before it. Activations shrink
+    on the way, so no other one can.
+    """
+    found, most = {flush.place for flush in made[:2]}, 0
+    for flush in made[1:]:
+        more = flush.copied > most
+        if more if isinstance(more, bool) else more.any():
+            found.add(flush.place)
+        most = maximum(most, flush.copied)
+    return frozenset(found)
 
 
 # ---- parameters gathered ahead of their use (zero 3) -----------------------------------------------------------------------

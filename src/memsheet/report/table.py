@@ -7,59 +7,29 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Fix, Result, Verdict, worst
 from memsheet.errors import printable
+from memsheet.report.bars import GLYPHS, Look, bars, components, marks_of
 from memsheet.report.words import INSTANTS, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
-from memsheet.spec.device import Basis
+from memsheet.spec.device import Basis, Device
 from memsheet.spec.plan import Plan
-from memsheet.units import format_bytes, format_count, format_giga
+from memsheet.units import format_bytes, format_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
-SHOWN_RANKS = 8
 WIDE = 100
-GLYPHS = "█▓▒░▚▞"
-REST = "·"
-COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
+LONGEST_NOTE = 1000
 VERDICTS = {
     Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
 }  # fmt: skip
 ASCII = str.maketrans(
     {**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "┘": "'", "×": "x", "→": "->", "…": "...", "�": "?"}
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII."""
-
-    width: int = 80
-    decimal: bool = False
-    full: bool = False
-    colour: bool = False
-    ascii: bool = False
-
-    @property
-    def unit(self) -> str:
-        return "GB" if self.decimal else "GiB"
-
-    def need(self, size: int, digits: int = 1) -> str:
-        """A need, rounded up."""
-        return format_bytes(size, decimal=self.decimal, digits=digits)
-
-    def room(self, size: int, digits: int = 1) -> str:
-        """A capacity or headroom, rounded down."""
-        return format_bytes(size, decimal=self.decimal, headroom=True, digits=digits)
-
-    def cell(self, size: int) -> str:
-        """A need in a column that names the unit."""
-        return format_giga(size, decimal=self.decimal)
 
 
 def render(answer: Answer, look: Look) -> str:
@@ -83,7 +53,7 @@ def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
     sheet = worst(answer.sheets)
     yield _headline(answer, sheet, look)
     yield _asked(answer, look)
-    yield _bars(answer, sheet, look)
+    yield bars(answer, sheet, look)
     yield _ledger(answer, sheet, look)
     yield _in_words(answer, sheet, look)
     if look.full:
@@ -91,7 +61,7 @@ def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
     if answer.verdict is not None and (help_ := _fixes(answer.verdict, answer, look)) is not None:
         yield help_
     if answer.assumed:
-        yield _row("Assumed", "bold", map(printable, answer.assumed), look, between="; ")
+        yield _row("Assumed", "bold", map(_one_line, answer.assumed), look, between="; ")
     if notes := tuple(_notes(answer, look)):
         yield _row("Notes", "bold", ("\n".join(notes),), look)
 
@@ -103,8 +73,18 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         tensors = f"{look.need(peak.value)} of tensors{_range(peak, look)}"
         return _row("PREDICTED", "bold", (tensors, _which(answer, sheet), _peak(sheet)), look)
     word, style = VERDICTS[verdict.result]
-    needs = f"needs {look.need(verdict.device.value)} of {look.room(cluster.device.framework_bytes)} per GPU{_range(verdict.device, look)}"
-    return _row(word, style, (needs, _headroom(verdict, look), _which(answer, sheet), _peak(sheet)), look)
+    if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
+        word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
+    needs = f"needs {look.need(verdict.device.value)} of {_capacity(cluster.device, look)} per GPU"
+    return _row(
+        word, style, (needs, _range(verdict.device, look).strip(" ()"), _headroom(verdict, look), _which(answer, sheet), _peak(sheet)), look
+    )
+
+
+def _capacity(device: Device, look: Look) -> str:
+    """What a framework gets of a card, as a range where nobody has seen it printed."""
+    low, high = look.room(device.framework_low_bytes), look.room(device.framework_high_bytes)
+    return low if low == high or device.basis is Basis.REPORTED else _span(low, high)
 
 
 def _headroom(verdict: Verdict, look: Look) -> str:
@@ -115,9 +95,13 @@ def _headroom(verdict: Verdict, look: Look) -> str:
 def _range(size: Bytes, look: Look) -> str:
     if size.low == size.high:
         return ""
-    low, high = look.need(size.low), look.need(size.high)
+    return f" (range {_span(look.need(size.low), look.need(size.high))})"
+
+
+def _span(low: str, high: str) -> str:
+    """Two sizes as a range, the unit once where it is the same."""
     number, unit = low.split(" ")
-    return f" (range {number if high.endswith(unit) else low} to {high})"
+    return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
 
 
 def _which(answer: Answer, sheet: Sheet) -> str:
@@ -143,7 +127,8 @@ def _asked(answer: Answer, look: Look) -> Text:
     plan, model = answer.plan, answer.model
     size = f" ({_billions(answer.parameters)} parameters{_active(answer)})"
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
-    text = Text.assemble((f"{plan.task} ", ""), (printable(model.name), "bold"), size, where)
+    named = (printable(model.name), "bold") if model.model_type else ("", "")
+    text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
     return text.append("\n" + _flow(_choices(plan), look.width), "dim")
 
 
@@ -167,7 +152,8 @@ def _choices(plan: Plan) -> Iterator[str]:
     yield from _training(plan) if plan.task == "train" else _serving(plan)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
-    yield f"{plan.attention.value} attention"
+    if plan.seq_len or plan.task == "infer":
+        yield f"{plan.attention.value} attention"
     if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
         yield "offload " + "+".join(name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name))
 
@@ -178,6 +164,8 @@ def _training(plan: Plan) -> Iterator[str]:
     yield precision.parameters.name if same else f"{precision.parameters.name} computed in {precision.compute.name}"
     if plan.optimizer:
         yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
+    if not plan.seq_len:  # a bare parameter count: nothing below is counted
+        return
     yield f"seq {plan.seq_len}"
     yield f"microbatch {plan.microbatch}"
     if plan.accumulation > 1:
@@ -197,90 +185,6 @@ def _serving(plan: Plan) -> Iterator[str]:
         yield f"{plan.kv_dtype.name} cache"
 
 
-def _components(sheet: Sheet) -> list[tuple[Component, Bytes]]:
-    """Components at the peak, largest first; what is no tensor comes last, whatever its size."""
-    sizes = [(component, sheet.of(component)) for component in Component]
-    present = [(component, size) for component, size in sizes if size.high]
-    return sorted(present, key=lambda pair: (pair[0] in OUTSIDE_TENSORS, -pair[1].value if pair[0] not in OUTSIDE_TENSORS else 0))
-
-
-def _marks(sheet: Sheet) -> dict[Component, tuple[str, str]]:
-    """A glyph and a colour for each of the largest components; the rest share one."""
-    order = sorted(_components(sheet), key=lambda pair: -pair[1].value)
-    known = zip(GLYPHS, COLOURS, strict=True)
-    marks = {component: mark for (component, _), mark in zip(order, known, strict=False)}
-    return {component: marks.get(component, (REST, "white")) for component, _ in order}
-
-
-def _bars(answer: Answer, main: Sheet, look: Look) -> RenderableType:
-    """A stacked bar for each kind of rank, all to one scale, against what a GPU gives."""
-    from rich.text import Text
-
-    capacity = answer.cluster.device.framework_bytes if answer.cluster else None
-    groups = _alike(answer)
-    shown = groups[:SHOWN_RANKS]
-    labels = [_label(group, answer) for group in shown]
-    totals = [look.need(group[0].device.value) for group in shown] if len(groups) > 1 else [""]
-    left, right = max(map(len, labels)) + 2, max(map(len, totals)) + 1
-    width = look.width - left - right
-    scale = max(capacity or 0, *(group[0].device.value for group in shown))
-    marks, lines = _marks(main), Text(no_wrap=True)
-    for group, label, total in zip(shown, labels, totals, strict=True):
-        lines.append(f"{label:<{left}}").append(_bar(group[0], marks, width, scale, capacity)).append(f"{total:>{right}}\n")
-    lines.append(_ruler(left, width, scale, capacity, look=look, end="" if len(groups) > 1 else look.need(scale)))
-    hidden = len(groups) - len(shown)
-    return lines.append(f"\n{'':{left}}and {hidden} more kinds of rank, all smaller") if hidden else lines
-
-
-def _alike(answer: Answer) -> list[list[Sheet]]:
-    """Sheets whose components are equal in size at their peaks, the largest first."""
-    groups: dict[tuple[int, ...], list[Sheet]] = {}
-    for sheet in answer.sheets:
-        groups.setdefault(tuple(sheet.of(component).value for component in Component), []).append(sheet)
-    return sorted(groups.values(), key=lambda group: -group[0].device.value)
-
-
-def _label(group: list[Sheet], answer: Answer) -> str:
-    if len(answer.sheets) == 1:
-        return "each GPU" if group[0].same_as else "the GPU"
-    kind, numbers = ("stage", [sheet.stage for sheet in group]) if answer.plan.mesh.pp > 1 else ("rank", [sheet.rank for sheet in group])
-    if len(numbers) == 1:
-        return f"{kind} {numbers[0]}"
-    run = numbers == list(range(numbers[0], numbers[-1] + 1))
-    return f"{kind}s {numbers[0]}-{numbers[-1]}" if run else f"{len(numbers)} {kind}s"
-
-
-def _bar(sheet: Sheet, marks: dict[Component, tuple[str, str]], width: int, scale: int, capacity: int | None) -> Text:
-    from rich.text import Text
-
-    text, cells, so_far = Text(), 0, 0
-    for component, size in sorted(((c, sheet.of(c)) for c in Component), key=lambda pair: -pair[1].value):
-        so_far += size.value
-        until = round(so_far * width / scale)
-        glyph, colour = marks.get(component, (REST, "white"))
-        text.append(glyph * (until - cells), colour)
-        cells = until
-    text.append(" " * (width - cells))
-    if capacity is None:
-        return text
-    edge = min(round(capacity * width / scale), width - 1)
-    return text[:edge] + Text("│", "bold") + text[edge + 1 :]
-
-
-def _ruler(left: int, width: int, scale: int, capacity: int | None, *, end: str, look: Look) -> Text:
-    """Under the bars: where the capacity lies, and ``end`` where the scale goes farther."""
-    from rich.text import Text
-
-    if capacity is None:
-        return Text(f"{'':{left}}0{end:>{width - 1}}", "dim")
-    words = f"{look.room(capacity)} a GPU gives"
-    edge = min(round(capacity * width / scale), width - 1)
-    line = f"{words} ┘".rjust(edge + 1) if edge >= len(words) + 2 else f"{'':{edge}}└ {words}"
-    if width - len(line) > len(end) + 2 and scale > capacity:
-        line = f"{line}{end:>{width - len(line)}}"
-    return Text(f"{'':{left}}{line}", "dim")
-
-
 def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     """What takes the room at the peak, with the three totals where each one ends."""
     from rich.table import Table
@@ -292,8 +196,8 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     table.add_column(look.unit, justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
     table.add_column("why", overflow="fold")
-    marks, whole = _marks(sheet), sheet.device.value
-    rows = _components(sheet)
+    marks, whole = marks_of(sheet), sheet.device.value
+    rows = components(sheet)
 
     def component_rows(of: tuple[Component, ...] | None) -> None:
         for component, size in rows:
@@ -418,7 +322,12 @@ def _notes(answer: Answer, look: Look) -> Iterator[str]:
         known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
         yield f"a framework gets {look.room(device.framework_bytes, 2)} of each {device.name} (sold as {box}){known}"
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
-    yield from dict.fromkeys(printable(note) for note in notes)
+    yield from dict.fromkeys(_one_line(note) for note in notes)
+
+
+def _one_line(text: str) -> str:
+    """``text`` without control characters; a sentence may be longer than the names that ``printable`` shortens."""
+    return "".join(c if c.isprintable() else "�" for c in text[:LONGEST_NOTE])
 
 
 def _flow(parts: Iterable[str], width: int, *, between: str = " · ") -> str:

@@ -1,0 +1,68 @@
+"""Every formula that gives bytes or elements says what it stands on."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+import memsheet.formulas
+from memsheet.references import FORMULAS
+
+NUMBERS = ("Count", "int", "Bytes", "dict[str, Count]", "tuple[Count, ...]", "dict[tuple[Component, str], Count]")
+
+# What returns a number and is no formula: it adds up, counts or picks what formulas gave.
+EXCEPTIONS = {
+    "evaluate.weigh": "adds up bags",
+    "evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
+    "evaluate.with_products": "names products of axes",
+    "kv_cache.cache_bytes": "adds up layers",
+    "kv_cache.bytes_per_token": "adds up layers",
+    "params.parameter_count": "counts the tensors that the readers list, checked against the real code",
+    "params.active_parameter_count": "counts tensors",
+    "runtime.workspaces": "a figure of the catalogue, which carries its own evidence",
+    "sharding.elements_of": "the product of a shape",
+    "states.parameter_shard": "picks the formula of the engine's sharding",
+    "training.layer_count": "counts layers",
+    "zero_flow.gatherable": "adds up elements",
+}
+
+
+def modules() -> Iterator[ModuleType]:
+    for found in pkgutil.iter_modules(memsheet.formulas.__path__):
+        yield importlib.import_module(f"memsheet.formulas.{found.name}")
+
+
+def numeric() -> dict[str, Callable[..., Any]]:
+    """Public functions of the package that return bytes or elements, by module and name."""
+    return {
+        f"{module.__name__.rpartition('.')[2]}.{name}": function
+        for module in modules()
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
+        if str(inspect.signature(function).return_annotation) in NUMBERS
+    }
+
+
+def test_the_walk_finds_formulas() -> None:
+    assert {"sharding.dim0_shard", "kv_cache.kv_elements_per_token", "training.step_temporaries"} <= set(numeric())
+
+
+@pytest.mark.parametrize("name", sorted(numeric()))
+def test_a_function_that_returns_bytes_or_elements_cites_its_source(name: str) -> None:
+    assert f"memsheet.formulas.{name}" in FORMULAS or name in EXCEPTIONS
+
+
+def test_exceptions_are_still_there_and_cite_nothing() -> None:
+    assert [name for name in EXCEPTIONS if f"memsheet.formulas.{name}" in FORMULAS] == []
+
+
+def test_every_reference_says_where_it_is() -> None:
+    list(modules())
+    assert all(reference.title and reference.where for reference, _ in FORMULAS.values())
+    assert [name for name, (_, at) in FORMULAS.items() if not at] == []

@@ -1,0 +1,189 @@
+"""Every formula evaluated once on symbols: the lines of formulas.txt."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import memsheet.formulas
+from memsheet import catalog
+from memsheet.arith import Term
+from memsheet.engines import find_engine
+from memsheet.formulas.evaluate import Bag
+from memsheet.formulas.groups import Group, Walk, walk
+from memsheet.formulas.states import Held
+from memsheet.readers.model import read_model
+from memsheet.references import FORMULAS
+from memsheet.resolve import NAMED_PRECISIONS, resolve
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import BF16, FP32
+from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight
+from memsheet.spec.plan import Implementation, Mesh, OptimizerName, Optimizer, Plan, Schedule
+
+HEADER = """\
+# Every formula of memsheet.formulas, evaluated once on symbols, and what it stands on. `make regold` writes it again.
+# name(case) = algebra ; source. A dash stands where a formula takes a model and returns tables.
+"""
+
+
+def load_all() -> None:
+    for module in pkgutil.iter_modules(memsheet.formulas.__path__):
+        importlib.import_module(f"memsheet.formulas.{module.name}")
+
+
+def symbol(name: str) -> Any:
+    return Term(name)
+
+
+@cache
+def spec() -> ModelSpec:
+    return read_model("llama-tiny", catalog=catalog.find_model, names=catalog.model_names())
+
+
+@cache
+def plan(engine: str = "fsdp2", **request: Any) -> Plan:
+    """A plan whose counts are symbols."""
+    made = resolve({"task": "train", "engine": engine, "seq_len": 8, **{k.replace("__", "."): v for k, v in request.items()}}, spec()).plan
+    mesh = Mesh(dp_replicate=symbol("dp_replicate"), dp_shard=symbol("dp_shard"), tp=symbol("tp"), ep=symbol("ep"), etp=symbol("etp"))
+    return replace(made, mesh=mesh, microbatch=symbol("b"), seq_len=symbol("s"))
+
+
+TENSOR = Held("layer.weight", (symbol("out"), symbol("in")), FP32, trains=True, role=Role.LINEAR, times=1)
+
+
+@cache
+def staged() -> Walk:
+    small = replace(plan(), mesh=Mesh(dp_shard=symbol("dp_shard")), microbatch=1, seq_len=8)
+    engine = find_engine("fsdp2")
+    assert engine is not None
+    return walk(spec(), small, engine, release=False)
+
+
+def group() -> Group:
+    """One tensor of a layer, gathered and reduced like all its others."""
+    return replace(staged().layers[0].pattern[0], parameters=(TENSOR,))
+
+
+def attention(**kwargs: Any) -> Attention:
+    return Attention(path="self_attn", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), weights=(), **kwargs)
+
+
+LATENT = LatentAttention(
+    path="self_attn", heads=symbol("a"), q_lora_rank=None, kv_lora_rank=symbol("r_kv"), qk_nope_head_dim=symbol("d_nope"),
+    qk_rope_head_dim=symbol("d_rope"), v_head_dim=symbol("d_v"), weights=(),
+)  # fmt: skip
+CROSS = CrossAttention(path="cross", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), memory_hidden=8, weights=())
+MAMBA = StateSpace(path="mixer", kind="mamba", inner=8, state=8, conv_kernel=4, state_elements=symbol("state"), conv_elements=symbol("conv"), weights=())
+MATRIX = Weight(path="w", shape=(symbol("V"), symbol("h")), role=Role.HEAD, cut=0, padded=True)
+HEADS = Weight(path="w", shape=(1024, symbol("h")), role=Role.LINEAR, cut=0, units=8)
+EXPERTS = Weight(path="w", shape=(symbol("E"), symbol("f"), symbol("h")), role=Role.EXPERT, cut=1)
+SHAPE = (symbol("n_0"), symbol("n_1"))
+
+Cases = Mapping[str, tuple[tuple[Any, ...], dict[str, Any]]]
+
+
+def optimized(name: OptimizerName, implementation: Implementation) -> Plan:
+    return replace(plan(), optimizer=Optimizer(name=name, implementation=implementation))
+
+
+def call(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
+
+
+def cases() -> dict[str, Cases]:
+    """Arguments by formula, where names and annotations do not say enough."""
+    mixed = NAMED_PRECISIONS["bf16-master"]
+    s, b, h, a, t = (symbol(name) for name in "sbhat")
+    adamw, eight, sgd = (OptimizerName.ADAMW, Implementation.FUSED), (OptimizerName.ADAMW_8BIT, Implementation.BNB), (OptimizerName.SGD, Implementation.FUSED)
+    x = (TENSOR, symbol("n"))
+    return {
+        "literature.adam_states": {"bf16-master": call(symbol("P"), mixed)},
+        "literature.zero_states": {f"stage {n}": call(symbol("P"), mixed, stage=n, ranks=symbol("N")) for n in range(4)},
+        "literature.largest_model": {f"stage {n}": call(symbol("M"), mixed, stage=n, ranks=symbol("N")) for n in (0, 3)},
+        "literature.gpt_block_activations": {"fused": call(s, b, h, a, t, fused=True), "unfused": call(s, b, h, a, t)},
+        "literature.gpt_block_activations_sequence_parallel": {"": call(s, b, h, a, t)},
+        "literature.elements_rule": {"": call(symbol("L"), s, b, h, BF16)},
+        "literature.attention_scores": {"bf16": call(b, a, s, BF16)},
+        "kv_cache.kv_elements_per_token": {"attention": call(attention(), symbol("tp")), "latent": call(LATENT, symbol("tp"))},
+        "kv_cache.latent_elements_per_token": {"": call(LATENT)},
+        "kv_cache.kept_tokens": {"window": call(attention(window=4096), symbol("tokens")), "whole": call(attention(), symbol("tokens"))},
+        "kv_cache.state_elements": {"mamba": call(MAMBA), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
+        "pipeline.in_flight": {kind.value: call(kind, symbol("p"), symbol("r"), symbol("m")) for kind in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)},
+        "sharding.dim0_shard": {"": call(SHAPE, symbol("N"))}, "sharding.dim0_gathered": {"": call(SHAPE, symbol("N"))},
+        "sharding.flat_shard": {"": call(symbol("n"), symbol("N"), symbol("alignment"))},
+        "sharding.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
+        "states._adapter": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
+        "states.eight_bit_states": {"": call(*x)},
+        "states.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
+        "training.step_temporaries": {
+            how.value: call((x,), optimized(OptimizerName.ADAMW, how)) for how in (Implementation.FOREACH, Implementation.LOOP, Implementation.FUSED)
+        },
+        "training.segment_length": {
+            "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
+        },
+        "surroundings.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
+        **{f"surroundings.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
+        "activations.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
+        "states.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
+        "serving._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
+    }  # fmt: skip
+
+
+def by_annotation(function: Callable[..., Any]) -> Cases:
+    """Symbols for counts, a plan and a tensor where they are asked for; a formula that asks for more is not called."""
+    made: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = str(parameter.annotation)
+        known = {"Count": symbol(name), "int": symbol(name), "Plan": plan(), "Held": TENSOR}
+        if kind not in known:
+            return {}
+        made[name] = known[kind]
+    return {"": ((), made)}
+
+
+def shown(value: Any) -> str:
+    """A result as text: sums of dictionaries and bags item by item."""
+    if isinstance(value, Bag):
+        value = value.held
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_key(key)}: {shown(part)}" for key, part in value.items()) + "}"
+    if isinstance(value, Held):
+        return f"{value.path} {shown(value.shape)}"
+    if isinstance(value, tuple | list) or inspect.isgenerator(value):
+        return "(" + ", ".join(shown(part) for part in value) + ")"
+    return str(value)
+
+
+def _key(key: Any) -> str:
+    return f"{key[0].value} {key[1]}" if isinstance(key, tuple) and isinstance(key[0], Component) else str(key)
+
+
+def algebra(name: str) -> dict[str, str]:
+    """A formula's algebra by case; empty where it does not take symbols."""
+    module, _, function = name.rpartition(".")
+    short = f"{module.rpartition('.')[2]}.{function}"
+    found = getattr(importlib.import_module(module), function)
+    given = cases().get(short)
+    try:
+        return {case: shown(found(*args, **kwargs)) for case, (args, kwargs) in (by_annotation(found) if given is None else given).items()}
+    except (TypeError, AttributeError):
+        if given is not None:
+            raise
+        return {}  # it branches on what a formula of this kind may branch on: a tensor's size against a threshold
+
+
+def lines() -> Iterator[str]:
+    load_all()
+    for name, (reference, at) in sorted(FORMULAS.items()):
+        short, source = name.removeprefix("memsheet.formulas."), f"{reference.title} ({reference.where}){', ' + at if at else ''}"
+        for case, text in (algebra(name) or {"": "—"}).items():
+            yield f"{short}{f'[{case}]' if case else ''} = {text} ; {source}"
+
+
+def text() -> str:
+    return HEADER + "\n".join(lines()) + "\n"

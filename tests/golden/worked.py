@@ -1,0 +1,295 @@
+"""The numbers that guides publish, answered by this package: ``answer(example)`` for every entry of worked_examples.toml.
+
+A calculator names the product code that answers; nothing is worked out here that the package can work out.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import memsheet
+from memsheet import catalog
+from memsheet.arith import Term
+from memsheet.formulas import literature
+from memsheet.formulas.kv_cache import bytes_per_token
+from memsheet.formulas.params import parameter_count, tensors
+from memsheet.formulas.sharding import elements_of, held_shape
+from memsheet.formulas.states import Held, eight_bit_states, held_tensors
+from memsheet.readers.model import read_model
+from memsheet.resolve import NAMED_PRECISIONS, resolve
+from memsheet.sheet import STATES, Component, Instant
+from memsheet.spec.device import cluster_of
+from memsheet.spec.dtypes import BF16, FP32, dtype_named
+from memsheet.spec.model import ModelSpec, Role
+from memsheet.spec.plan import Mesh
+
+FILE = Path(__file__).with_name("worked_examples.toml")
+MIXED, WHOLE = NAMED_PRECISIONS["bf16-master"], NAMED_PRECISIONS["fp32"]
+Inputs = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One published number. ``agrees``: None where it is a matter of definition. ``ours`` is exact."""
+
+    id: str
+    topic: str
+    inputs: Inputs
+    published: str
+    ours: Any
+    unit: str
+    agrees: bool | None
+    note: str
+
+
+@cache
+def examples() -> tuple[Example, ...]:
+    entries = tomllib.loads(FILE.read_text(encoding="utf-8"))["example"]
+    return tuple(Example(**{"agrees": None, "note": "", **entry}) for entry in entries)
+
+
+def answer(example: Example) -> Any:
+    """What the package says."""
+    return CALCULATORS[example.id](example.inputs)
+
+
+@cache
+def model(name: str) -> ModelSpec:
+    return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+
+
+# ---- states --------------------------------------------------------------------------------------------------------------
+
+
+def weights(i: Inputs) -> int:
+    dtype = dtype_named(i["dtype"])
+    assert dtype is not None
+    return dtype.nbytes(i["parameters"])
+
+
+def zero(i: Inputs) -> int:
+    return literature.zero_states(i["parameters"], MIXED, stage=i["zero"], ranks=i["dp_shard"])
+
+
+def redundancy(i: Inputs) -> dict[str, int]:
+    one = literature.zero_states(i["parameters"], MIXED)
+    return {"cluster": i["gpus"] * one, "unique": one, "duplicate": (i["gpus"] - 1) * one}
+
+
+def tensor_pipeline_zero(i: Inputs) -> int:
+    return literature.zero_states(i["parameters"] // (i["tp"] * i["pp"]), MIXED, stage=i["zero"], ranks=i["dp_shard"])
+
+
+def data_parallel_degree(i: Inputs) -> int:
+    request = {"task": "train", "engine": "transformers", "mesh.tp": i["tp"], "mesh.pp": i["pp"], "seq_len": 1}
+    return int(resolve(request, None, cluster_of(catalog.find_device("A100-80GB"), i["gpus"])).plan.mesh.data_parallel)
+
+
+def savings(_: Inputs) -> dict[str, float]:
+    """How many times less a rank holds than without ZeRO, over 1,024 ranks."""
+    whole, ranks = 1024 * 16, 1024
+    less = {f"zero{n}": literature.zero_states(1024, MIXED, stage=n, ranks=ranks) for n in (1, 2, 3)}
+    return {stage: round(whole / size, 3) for stage, size in less.items()}
+
+
+def eight_bit(i: Inputs) -> dict[str, int]:
+    n = i["parameters"]
+    one = Held("linear.weight", (n,), BF16, trains=True, role=Role.LINEAR, times=1)
+    return {"without_scales": 2 * n, "with_scales": eight_bit_states(one, n)}
+
+
+def llama3_70b_on_eight_cards(i: Inputs) -> int:
+    return production(i["seq_len"], i["micro_batch"]).sheets[0].of(*STATES, instant=Instant.OPTIMIZER_STEP).value
+
+
+@cache
+def production(seq_len: int, microbatch: int, **options: Any) -> memsheet.Answer:
+    return memsheet.train(
+        "llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=seq_len, microbatch=microbatch, fix=False, **options
+    )
+
+
+def lora_parameters(i: Inputs) -> int:
+    plan = memsheet.train("llama-2-7b", lora_rank=i["rank"], lora_targets=i["targets"], quantize="nf4", seq_len=1).plan
+    return sum(h.times * h.elements for h in held_tensors(model("llama-2-7b"), plan) if h.trains)
+
+
+# ---- activations -----------------------------------------------------------------------------------------------------------
+
+
+def rule(i: Inputs) -> int:
+    return literature.elements_rule(i["layers"], i["seq_len"], i["micro_batch"], i["hidden"], BF16)
+
+
+def gpt_block(i: Inputs) -> dict[str, int]:
+    s, b, h, a = (i[key] for key in ("seq_len", "micro_batch", "hidden", "heads"))
+    return {
+        "unfused": i["layers"] * literature.gpt_block_activations(s, b, h, a),
+        "fused": i["layers"] * literature.gpt_block_activations(s, b, h, a, fused=True),
+    }
+
+
+def scores(i: Inputs) -> int:
+    dtype = dtype_named(i["dtype"])
+    assert dtype is not None
+    return i.get("layers", 1) * literature.attention_scores(i.get("micro_batch", 1), i.get("heads", 1), i["seq_len"], dtype)
+
+
+def printed_formula(_: Inputs) -> str:
+    return str(literature.gpt_block_activations(*(Term(name) for name in "sbhat")))  # type: ignore[arg-type]
+
+
+INPUT_7B = BF16.nbytes(4 * 2048 * 4096)
+"""A layer's input at microbatch 4, 2,048 tokens, hidden 4,096."""
+
+
+def recompute_rows(i: Inputs) -> dict[str, int]:
+    layers, size = i["layers"], i["layer_bytes"]
+    return {
+        "none": layers * size,
+        "every_layer": literature.segmented(layers, 1, size, INPUT_7B),
+        "every_4_layers": literature.segmented(layers, 4, size, INPUT_7B),
+    }
+
+
+def total_without_recompute(i: Inputs) -> int:
+    return literature.zero_states(i["parameters"], MIXED) + literature.elements_rule(32, 2048, 4, 4096, BF16)
+
+
+def total_with_recompute(i: Inputs) -> int:
+    layer = literature.elements_rule(1, 2048, 4, 4096, BF16)
+    return literature.zero_states(i["parameters"], MIXED) + literature.segmented(32, 1, layer, INPUT_7B)
+
+
+def six_components(i: Inputs) -> dict[str, int]:
+    s, b = i["seq_len"], i["microbatch"]
+    return {
+        "activations": 32 * literature.gpt_block_activations(s, b, 4096, 32, fused=True),
+        "recompute_inputs": literature.segmented(32, 1, 0, BF16.nbytes(s * b * 4096)),
+    }
+
+
+def recompute_ratio(_: Inputs) -> dict[str, float]:
+    """What a layer of the GPT block saves over its input, with fused attention and with scores of 2,048 tokens."""
+    s, b, h, a = 2048, 4, 4096, 32
+    one = BF16.nbytes(s * b * h)
+    return {
+        "fused": literature.gpt_block_activations(s, b, h, a, fused=True) / one,
+        "unfused": literature.gpt_block_activations(s, b, h, a) / one,
+    }
+
+
+# ---- serving ---------------------------------------------------------------------------------------------------------------
+
+
+def made(i: Inputs) -> dict[str, Any]:
+    """A Llama of the published shape."""
+    heads = max(i["kv_heads"], 32)
+    return {
+        "model_type": "llama", "hidden_size": heads * i["head_dim"], "num_attention_heads": heads, "num_key_value_heads": i["kv_heads"],
+        "head_dim": i["head_dim"], "num_hidden_layers": i["layers"], "intermediate_size": 4 * heads * i["head_dim"], "vocab_size": 32000,
+        "max_position_embeddings": 2**20, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def kv_cache(i: Inputs) -> int:
+    asked = memsheet.infer(i.get("model") or made(i), max_model_len=i["seq_len"], sequences=i["sequences"], kv_dtype=i["dtype"])
+    return asked.sheets[0].of(Component.KV_CACHE, instant=Instant.DECODE).value
+
+
+def kv_token(i: Inputs) -> int:
+    dtype = dtype_named(i["dtype"])
+    assert dtype is not None
+    return bytes_per_token(read_model(made(i), catalog=catalog.find_model, names=()), dtype)
+
+
+def paged(i: Inputs) -> dict[str, int]:
+    page = kv_token(i) * i["page_tokens"]
+    count = literature.pages(i["kv_bytes"], kv_token(i), i["page_tokens"])
+    sequences = {f"sequences_at_{n}": literature.paged_sequences(count, n, i["page_tokens"]) for n in (256, 512, 1024, 2048, 4096)}
+    return {"page_bytes": page, "pages": count, "tokens": count * i["page_tokens"], **sequences}
+
+
+def contiguous_waste(i: Inputs) -> float:
+    return 100 * literature.idle_share(i["average_tokens"], i["reserved_tokens"])
+
+
+def partial_pages(i: Inputs) -> dict[str, float]:
+    """The last page of a sequence is empty by half a page on average."""
+    empty = (i["page_tokens"] - 1) / 2
+    return {"tokens": empty, **{f"percent_at_{n}": round(100 * literature.idle_share(n, n + empty), 2) for n in (256, 512)}}
+
+
+def expert_parallel(i: Inputs) -> dict[str, int]:
+    """Mixtral-8x7B: what a rank holds of the routed experts, and of everything else."""
+    held = {"experts": 0, "shared": 0}
+    for _, weight, times in tensors(model("mixtral-8x7b")):
+        part = "experts" if weight.role is Role.EXPERT else "shared"
+        held[part] += times * elements_of(held_shape(weight, Mesh(ep=i["ep"])))
+    return held
+
+
+def serving_plans(i: Inputs) -> dict[str, int]:
+    """Weights and cache of a card: ``sequences`` a replica of ``tp`` cards."""
+    spec = read_model(made(i), catalog=catalog.find_model, names=())
+
+    def card(tp: int, sequences: int) -> int:
+        return BF16.nbytes(i["parameters"]) // tp + sequences * i["seq_len"] * bytes_per_token(spec, BF16, tp)
+
+    return {"tp1_16": card(1, 16), "tp2_32": card(2, 32), "tp4_64": card(4, 64)}
+
+
+MASTERS = replace(MIXED, gradients=FP32)
+
+CALCULATORS: dict[str, Callable[[Inputs], Any]] = {
+    **{f"weights-{n}b-{kind}": weights for n in (7, 13, 70) for kind in ("fp32", "bf16", "int8", "int4")},
+    "weights-7b-fp16-gib": weights,
+    "states-7b-mixed-adamw": lambda i: literature.zero_states(i["parameters"], MIXED),
+    "states-7b-fp32-adamw": lambda i: literature.zero_states(i["parameters"], WHOLE),
+    "optimizer-7b-mixed-adamw": lambda i: literature.adam_states(i["parameters"], MIXED),
+    **{f"zero{n}-7b-8gpu": zero for n in range(4)},
+    "zero2-7b-8gpu-wrong-formula": zero,
+    "redundancy-1b-16gpu": redundancy,
+    "max-model-ddp-80gb": lambda i: literature.largest_model(i["device_bytes"], MIXED),
+    "max-model-fsdp-64x80gb": lambda i: literature.largest_model(i["device_bytes"], MIXED, stage=3, ranks=i["dp_shard"]),
+    "states-70b-tp8-pp4-dp4-zero1": tensor_pipeline_zero,
+    "mesh-128-tp8-pp4": data_parallel_degree,
+    "activations-llama2-7b-rule": rule,
+    "activations-llama2-7b-34": gpt_block,
+    "scores-llama3-8b-4k": scores,
+    "scores-llama2-7b-4k-all-layers": scores,
+    "activation-unit-error": printed_formula,
+    "kv-llama2-7b-per-token": kv_token,
+    **dict.fromkeys(
+        ("kv-llama2-7b-4096x32", "kv-llama3-8b-4096x32", "kv-llama7b-4k", "kv-llama7b-128k", "kv-qwen-as-published", "kv-qwen2.5-7b-real"), kv_cache
+    ),
+    "paged-llama3-8b-60gb": paged,
+    "paged-waste-contiguous": contiguous_waste,
+    "moe-ep": expert_parallel,
+    "recompute-32-layers-1.6gb": recompute_rows,
+    "eight-bit-adam": eight_bit,
+    "llama3-70b-8xa100-80gb": llama3_70b_on_eight_cards,
+    "qlora-7b": lora_parameters,
+    "total-7b-no-recompute": total_without_recompute,
+    "total-7b-recompute": total_with_recompute,
+    "total-7b-six-components": six_components,
+    "rule-18-20-per-billion": lambda i: {
+        "bf16_gradients": literature.zero_states(i["parameters"], MIXED), "fp32_gradients": literature.zero_states(i["parameters"], MASTERS),
+    },
+    "rule-2-per-billion": weights,
+    "score-head-4k": scores,
+    "naive-70b": lambda i: literature.zero_states(i["parameters"], MIXED),
+    "zero-savings-factors": savings,
+    "paged-waste": partial_pages,
+    "four-gpu-serving": serving_plans,
+    "activations-recompute-10-30x": recompute_ratio,
+}  # fmt: skip
+
+
+def trained_share(parameters: int) -> float:
+    return parameters / parameter_count(model("llama-2-7b"))
