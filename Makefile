@@ -1,4 +1,4 @@
-# make demo | test | test-all | check | format | bench | docs | clean
+# make demo | test | test-all | regold | check | format | bench | docs | clean
 # Everything is installed into .venv; a stamp file there keeps a second run from installing again.
 
 PYTHON ?= python3
@@ -15,12 +15,13 @@ DEMO   := memsheet train llama-3-70b --gpus 8xA100-80GB --engine fsdp2 --zero 3 
 PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check format bench docs clean
+.PHONY: help demo test test-all regold check format bench docs clean
 
 help:
 	@echo "make demo      does Llama-3 70B train on 8 A100? (the core only, no torch)"
 	@echo "make test      the tests that need no GPU and no patience"
 	@echo "make test-all  the slow sweeps too"
+	@echo "make regold    golden files and computed pages, written again; read the difference before you keep it"
 	@echo "make check     ruff, mypy, import-linter"
 	@echo "make format    let ruff rewrite the layout"
 	@echo "make bench     accuracy and speed, printed"
@@ -38,6 +39,9 @@ test: $(DEV)
 
 test-all: $(DEV)
 	$(PYTEST) -m "not gpu"
+
+regold: $(DEV)
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/golden/regold.py
 
 check: $(DEV)
 	$(BIN)/ruff check

@@ -28,7 +28,9 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
 EVIDENCE: dict[Component, Evidence] = {
-    **dict.fromkeys((Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES), Cited(ZERO, "section 3.1")),
+    **dict.fromkeys(
+        (Component.PARAMETERS, Component.MASTER_WEIGHTS, Component.GRADIENTS, Component.OPTIMIZER_STATES), Cited(ZERO, "section 3.1")
+    ),
     Component.SAVED_ACTIVATIONS: Cited(DERIVATIVES, "what each operation saves for its backward"),
     Component.TEMPORARIES: Cited(DERIVATIVES, "what each operation's backward allocates"),
 }
@@ -143,16 +145,20 @@ def _ranged(value: Count, low: Count, high: Count) -> Bytes:
 
 
 def _evidence(component: Component, engine: Engine) -> Evidence:
-    return engine.evidence.get(component.value) or EVIDENCE.get(component) or Derived(f"the engine's own buffers ({engine.name} {engine.tested})")
+    return (
+        engine.evidence.get(component.value)
+        or EVIDENCE.get(component)
+        or Derived(f"the engine's own buffers ({engine.name} {engine.tested})")
+    )
 
 
 def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) -> Sheet:
     """The states of a bare parameter count on one rank."""
-    from memsheet.formulas.bare import NOTES, bare_host, bare_states
+    from memsheet.formulas.bare import bare_host, bare_states
 
     engine = find_engine(plan.engine)
     assert engine is not None
     bags, host = bare_states(parameters, plan, engine), bare_host(parameters, plan, engine)
     items = [*_items(bags, engine), *outside_tensors(plan, cluster, {instant: bag.total for instant, bag in bags.items()})]
     ranks = tuple(range(1, int(plan.mesh.gpus)))
-    return Sheet(rank=0, same_as=ranks, items=tuple(items), host_bytes=host.bytes, notes=(*NOTES, *host.notes))
+    return Sheet(rank=0, same_as=ranks, items=tuple(items), host_bytes=host.bytes, notes=host.notes)

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, budget_of, judge
+from memsheet.budget import Answer, Result, budget_of, judge
 from memsheet.catalog import find_device, find_model, model_names
-from memsheet.errors import refuse
+from memsheet.errors import Problem, refuse, require
 from memsheet.fixes import cheapest_fix
 from memsheet.formulas.params import active_parameter_count, parameter_count
 from memsheet.formulas.serving import serving_facts
@@ -47,7 +47,7 @@ def infer(model: Any = None, **options: Any) -> Answer:
 def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "plan", "parameters", "fix")}
     document = _document(where["plan"])
-    request = {**document, **request_from(options), "task": task}
+    request = {**_overridden(document, given := request_from(options)), **given, "task": task}
     model = model if model is not None else request.pop("model", None)
     cluster = _cluster(where["gpus"] or request.pop("gpus", None), where)
     for described in ("model", "gpus", "schema"):
@@ -96,6 +96,8 @@ def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster |
         head=Head(kind="none", width=0),
     )  # fmt: skip
     verdict = judge((sheet,), budget_of(cluster)) if cluster else None
+    if verdict and verdict.result is Result.FITS:  # everything but the states is still to come
+        verdict = replace(verdict, result=Result.UNCERTAIN)
     return Answer(
         model=nothing, parameters=parameters, active_parameters=parameters, plan=resolved.plan, assumed=resolved.assumed, cluster=cluster,
         sheets=(sheet,), verdict=verdict, notes=("states only: activations, gathered layers and buffers need a model's config",),
@@ -106,28 +108,40 @@ def _config(name: str) -> Mapping[str, Any] | None:
     return find_model(name)
 
 
+def _overridden(document: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The document without what a flag replaces as a whole: a named precision takes the place of all its dtypes."""
+    gone = "precision.name" in given
+    return {key: value for key, value in document.items() if not (gone and key.startswith("precision."))}
+
+
 def _document(plan: Any) -> dict[str, Any]:
     """A plan file, its text on a pipe, or a dict, as a request."""
     if plan is None:
         return {}
     if isinstance(plan, str | Path):
-        plan = parse_json(Path(plan).read_bytes(), str(plan)) if Path(plan).is_file() else _missing(plan)
+        plan = _read_plan(Path(plan))
     if not isinstance(plan, Mapping):
         raise refuse("plan", plan, "is not an object of memsheet/plan/1")
     return flatten(plan)
 
 
-def _missing(plan: str | Path) -> None:
-    raise refuse("plan", str(plan), "is not a file")
+def _read_plan(path: Path) -> Any:
+    if not path.is_file():
+        raise refuse("plan", str(path), "is not a file")
+    return parse_json(path.read_bytes(), str(path))
 
 
 def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
+    host = where["host_memory"]
     if gpus is None:
+        described = [key for key in ("nodes", "per_node", "host_memory") if where[key] is not None]
+        require(Problem(field=key, value=where[key], reason="describes a cluster, and none is named", hint="add --gpus 8xH100-80GB") for key in described)
         return None
     count, name = parse_gpus(str(gpus))
-    host = where["host_memory"]
+    if count is None:
+        raise refuse("gpus", gpus, "has no count", f"write for example 1x{name}")
     return cluster_of(
-        find_device(name), count or 1, per_node=where["per_node"], nodes=where["nodes"],
+        find_device(name), count, per_node=where["per_node"], nodes=where["nodes"],
         host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
     )  # fmt: skip
 

@@ -40,9 +40,13 @@ class Term:
         return Term(f"{_text(other, 1)} - {_text(self, 2)}", 1)
 
     def __mul__(self, other: Any) -> Term:
+        if _is(other, 0):
+            return Term("0")
         return self if _is(other, 1) else Term(f"{_text(self, 2)}·{_text(other, 2)}", 2)
 
     def __rmul__(self, other: Any) -> Term:
+        if _is(other, 0):
+            return Term("0")
         return self if _is(other, 1) else Term(f"{_text(other, 2)}·{_text(self, 2)}", 2)
 
     def __floordiv__(self, other: Any) -> Term:
@@ -80,7 +84,9 @@ def _call(name: str, *values: Any) -> Any:
 
 def ceil_div(a: Count, b: Count) -> Count:
     """``a / b`` rounded up, for non-negative ``a`` and positive ``b``."""
-    if type(b) is int and (b == 1 or type(a) is int):
+    if type(b) is int and b == 1:
+        return a
+    if type(a) is int and type(b) is int:
         return -(-a // b)
     if isinstance(a, Term) or isinstance(b, Term):
         return Term(f"⌈{_text(a, 2)} / {_text(b, 3)}⌉")  # type: ignore[return-value]

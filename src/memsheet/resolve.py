@@ -70,6 +70,19 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
+# keys that only the other task reads; any value but these is refused rather than ignored
+_OF_TRAINING: dict[str, tuple[Any, ...]] = {
+    "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (),
+    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",),
+    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
+    "offload.activations": (False,),
+}  # fmt: skip
+_OF_SERVING: dict[str, tuple[Any, ...]] = {
+    "phase": (), **dict.fromkeys(("serving.max_model_len", "serving.max_sequences", "serving.kv_dtype", "serving.prompt_tokens", "serving.output_tokens"), ()),
+}  # fmt: skip
+OTHER_TASK = {"infer": _OF_TRAINING, "train": _OF_SERVING}
+
+
 @dataclass(slots=True)
 class _Gaps:
     """The request while its gaps are filled: what was assumed, what is wrong."""
@@ -128,6 +141,10 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         value = request.get(key)
         if value is not None and value not in harmless:
             gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
+    for key, harmless in OTHER_TASK[task].items():
+        value = request.get(key)
+        if value is not None and value not in harmless:
+            gaps.wrong(key, value, f"has no meaning in {task}", "leave it out")
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
     adapter = _adapter(gaps, model, engine)
@@ -146,7 +163,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
         kv_dtype=_kv_dtype(gaps, precision), max_model_len=_max_model_len(gaps, task),
-        max_sequences=gaps.get("serving.max_sequences", gaps.get("serving.batch", 1, silent=True), silent=task == "train"),
+        max_sequences=_sequences(gaps, task),
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
     )  # fmt: skip
     require(gaps.problems)
@@ -178,8 +195,7 @@ def _zero(gaps: _Gaps, engine: Engine, task: str, gpus: int | None) -> int:
     if task != "train":
         return 0
     single = gpus == 1 or (gpus is None and _product(gaps.request) == 1)
-    default = engine.default_zero if not single or engine.default_zero == 0 else engine.default_zero
-    zero: int = gaps.get("zero", default, silent=single)
+    zero: int = gaps.get("zero", engine.default_zero, silent=single)
     if zero not in engine.zero:
         hint = {0: "engine transformers replicates the model", 1: "engine deepspeed has it"}.get(zero, "engine fsdp2 or deepspeed has it")
         gaps.wrong("zero", zero, f"does not exist in {engine.name}, which has {', '.join(map(str, engine.zero))}", hint)
@@ -198,10 +214,10 @@ def _mesh(gaps: _Gaps, engine: Engine, task: str, zero: int, gpus: int | None, m
             gaps.wrong("gpus", gpus, f"is not the mesh's product {product}", f"leave {rest} out and it takes the rest")
         degrees[rest] *= gpus // product
         gaps.assumed.append(f"mesh.{rest} = {degrees[rest]}")
-    axes = engine.axes if model is not None else (*engine.axes, *engine.bare_axes)
+    axes = engine.serving_axes if task == "infer" else engine.axes if model is not None else (*engine.axes, *engine.bare_axes)
     for axis, degree in degrees.items():
         if degree > 1 and axis not in axes and axis not in ("ep", "etp", "vpp"):
-            gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet", f"modelled there: {', '.join(engine.axes)}")
+            gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet", f"modelled there: {', '.join(axes) or 'none'}")
         elif degree > 1 and axis not in axes:
             gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet")
     if zero == 0 and degrees["dp_shard"] > 1:
@@ -271,6 +287,13 @@ def _max_model_len(gaps: _Gaps, task: str) -> int | None:
     if task == "infer" and given is None and gaps.request.get("phase") != "load":
         gaps.wrong("serving.max_model_len", None, "is missing; the cache depends on it", "for example --max-model-len 8192")
     return given
+
+
+def _sequences(gaps: _Gaps, task: str) -> int:
+    """Sequences served at once: by their own name, or as a batch of generation."""
+    given = gaps.request.get("serving.batch") or (gaps.request.get("microbatch") if task == "infer" else None)
+    sequences: int = gaps.get("serving.max_sequences", given or 1, silent=task == "train" or given is not None)
+    return sequences
 
 
 def _precision(gaps: _Gaps, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None) -> Precision:

@@ -1,4 +1,7 @@
-"""States of a bare parameter count: what is known of a job without a model's configuration."""
+"""States of a bare parameter count: what is known of a job without a model's configuration.
+
+Not included: activations, the loss, gathered layers, communication buckets and the padding of single tensors.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,6 @@ from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 C = Component
 NAME = "parameters"
-NOTES = (
-    "not included: activations, the loss, gathered layers, communication buckets and padding of single tensors, which need a model's config",
-)
 Steps = dict[Instant, Bag]
 
 

@@ -29,11 +29,16 @@ def _range(entry: dict[str, Any]) -> Bytes:
 
 def workspaces(plan: Plan, cluster: Cluster | None) -> Bytes:
     """cuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and backward's)."""
-    capability = float(cluster.device.compute_capability or 0) if cluster else 0.0
-    entry = _table()["cublas_workspace_large" if capability >= 9 else "cublas_workspace_small"]
+    entry = _table()["cublas_workspace_large" if cluster and _generation(cluster) >= 9 else "cublas_workspace_small"]
     handles = 2 if plan.task == "train" else 1
     one = _range(entry)
     return Bytes(one.low, handles * one.value, handles * one.high)
+
+
+def _generation(cluster: Cluster) -> int:
+    """The major compute capability of an NVIDIA card; 9 elsewhere, where the libraries' workspaces are at least as large."""
+    major = (cluster.device.compute_capability or "").split(".")[0]
+    return int(major) if major.isdigit() else 9
 
 
 def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant, Count], *, loaded: Count = 0) -> list[Item]:

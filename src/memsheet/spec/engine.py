@@ -30,7 +30,8 @@ class Engine:
     name: str
     tested: str  # the version whose source was read
     tasks: tuple[str, ...]
-    axes: tuple[str, ...]  # mesh degrees that may exceed 1
+    axes: tuple[str, ...]  # mesh degrees that may exceed 1 in training
+    serving_axes: tuple[str, ...] = ()  # and in inference
     bare_axes: tuple[str, ...] = ()  # and those that may where only states are asked, which they divide evenly
     zero: tuple[int, ...]
     default_zero: int
