@@ -8,7 +8,7 @@ from types import MappingProxyType
 from memsheet.arith import Count, agreed, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.formulas.activations import check_modelled, masks, numerics, shared_tables
-from memsheet.formulas.deepspeed import check_deepspeed, deepspeed_kept, deepspeed_walk
+from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.fsdp2_offload import offloaded
 from memsheet.formulas.groups import Walk, walk
@@ -19,6 +19,7 @@ from memsheet.formulas.serving import serving_items
 from memsheet.formulas.states import held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
 from memsheet.formulas.surroundings import surroundings
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
+from memsheet.formulas.zero_states import check_deepspeed
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster

@@ -338,8 +338,9 @@ def _with_fields(base: Precision, fields: Mapping[str, Any]) -> Precision:
 
 def _optimizer(gaps: _Gaps, engine: Engine) -> Optimizer:
     spelled = gaps.request.get("optimizer.name")
-    alias = {"adam": "adamw", "adamw8bit": "adamw_8bit", "adamw-8bit": "adamw_8bit", "adam8bit": "adamw_8bit"}
-    names = _Gaps({"optimizer.name": alias.get(str(spelled).lower(), spelled)}, gaps.assumed, gaps.problems)
+    alias = {"adam": "adamw", "adamw8bit": "adamw_8bit", "adam8bit": "adamw_8bit"}
+    plain = str(spelled).lower().replace("-", "").replace("_", "")
+    names = _Gaps({"optimizer.name": alias.get(plain, spelled)}, gaps.assumed, gaps.problems)
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
     eight_bit = name is OptimizerName.ADAMW_8BIT
     allowed = (Implementation.BNB,) if eight_bit else (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
@@ -409,6 +410,8 @@ def _quantization(gaps: _Gaps, model: ModelSpec | None, task: str, adapter: Adap
     if name == "nf4":
         double = gaps.get("quantization.double_quant", True)  # noqa: FBT003
         weights = dtypes.NF4 if double else dtypes.NF4_SINGLE
+    elif name == "fp8" and group is not None:
+        weights = dtypes.fp8_blocks(group)
     elif group is not None:
         weights = dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
     return Quantization(weights=weights, skip=skip)

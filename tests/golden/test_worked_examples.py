@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from golden import worked
 
+import memsheet
 from memsheet.budget import Result
+from memsheet.errors import InputError
+from memsheet.formulas import literature
 from memsheet.sheet import STATES, Instant
 
 
@@ -38,3 +41,16 @@ def test_the_released_qwen_fits_where_the_published_shape_does_not() -> None:
     published, released = (next(e.ours for e in worked.examples() if e.id == name) for name in ("kv-qwen-as-published", "kv-qwen2.5-7b-real"))
     assert weights == 2 * worked.parameter_count(worked.model("qwen2.5-7b"))
     assert published + weights + buffers > 80 * 10**9 > released + weights + buffers
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("ranks", [2, 8, 1000])
+def test_the_closed_form_of_the_zero_paper_is_what_the_engine_keeps(stage: int, ranks: int) -> None:
+    parameters = 7_000_000_000
+    over = "dp_shard" if stage else "dp_replicate"
+    assert worked.states(parameters, zero=stage, **{over: ranks}) == literature.zero_states(parameters, worked.MIXED, stage=stage, ranks=ranks)
+
+
+def test_a_mesh_that_does_not_multiply_is_refused() -> None:
+    with pytest.raises(InputError, match="is not a multiple of the mesh's product 32"):
+        memsheet.train(parameters=70e9, engine="deepspeed", gpus="120xA100-80GB", tp=8, pp=4, zero=1)

@@ -21,15 +21,14 @@ from memsheet.formulas.params import parameter_count, tensors
 from memsheet.formulas.sharding import elements_of, held_shape
 from memsheet.formulas.states import Held, eight_bit_states, held_tensors
 from memsheet.readers.model import read_model
-from memsheet.resolve import NAMED_PRECISIONS, resolve
+from memsheet.resolve import NAMED_PRECISIONS
 from memsheet.sheet import STATES, Component, Instant
-from memsheet.spec.device import cluster_of
 from memsheet.spec.dtypes import BF16, FP32, dtype_named
 from memsheet.spec.model import ModelSpec, Role
 from memsheet.spec.plan import Mesh
 
 FILE = Path(__file__).with_name("worked_examples.toml")
-MIXED, WHOLE = NAMED_PRECISIONS["bf16-master"], NAMED_PRECISIONS["fp32"]
+MIXED = NAMED_PRECISIONS["bf16-master"]
 Inputs = Mapping[str, Any]
 
 
@@ -72,22 +71,29 @@ def weights(i: Inputs) -> int:
     return dtype.nbytes(i["parameters"])
 
 
+def states(parameters: int, *components: Component, **options: Any) -> int:
+    """Bytes of the states of a bare count on one rank when backward ends (DeepSpeed's bf16: 16 bytes a parameter)."""
+    sheet = memsheet.train(parameters=parameters, **{"engine": "deepspeed", **options}).sheets[0]
+    return sheet.of(*(components or STATES), instant=Instant.BACKWARD).value
+
+
 def zero(i: Inputs) -> int:
-    return literature.zero_states(i["parameters"], MIXED, stage=i["zero"], ranks=i["dp_shard"])
+    over = "dp_shard" if i["zero"] else "dp_replicate"
+    return states(i["parameters"], zero=i["zero"], **{over: i["dp_shard"]})
 
 
 def redundancy(i: Inputs) -> dict[str, int]:
-    one = literature.zero_states(i["parameters"], MIXED)
-    return {"cluster": i["gpus"] * one, "unique": one, "duplicate": (i["gpus"] - 1) * one}
+    rank, unique = states(i["parameters"], zero=0, dp_replicate=i["gpus"]), states(i["parameters"], zero=0)
+    return {"cluster": i["gpus"] * rank, "unique": unique, "duplicate": i["gpus"] * rank - unique}
 
 
 def tensor_pipeline_zero(i: Inputs) -> int:
-    return literature.zero_states(i["parameters"] // (i["tp"] * i["pp"]), MIXED, stage=i["zero"], ranks=i["dp_shard"])
+    return states(i["parameters"], tp=i["tp"], pp=i["pp"], dp_shard=i["dp_shard"], zero=i["zero"])
 
 
 def data_parallel_degree(i: Inputs) -> int:
-    request = {"task": "train", "engine": "transformers", "mesh.tp": i["tp"], "mesh.pp": i["pp"], "seq_len": 1}
-    return int(resolve(request, None, cluster_of(catalog.find_device("A100-80GB"), i["gpus"])).plan.mesh.data_parallel)
+    answer = memsheet.train(parameters=70e9, engine="deepspeed", gpus=f"{i['gpus']}xA100-80GB", tp=i["tp"], pp=i["pp"], zero=1)
+    return int(answer.plan.mesh.data_parallel)
 
 
 def savings(_: Inputs) -> dict[str, float]:
@@ -158,12 +164,12 @@ def recompute_rows(i: Inputs) -> dict[str, int]:
 
 
 def total_without_recompute(i: Inputs) -> int:
-    return literature.zero_states(i["parameters"], MIXED) + literature.elements_rule(32, 2048, 4, 4096, BF16)
+    return states(i["parameters"], zero=0) + literature.elements_rule(32, 2048, 4, 4096, BF16)
 
 
 def total_with_recompute(i: Inputs) -> int:
     layer = literature.elements_rule(1, 2048, 4, 4096, BF16)
-    return literature.zero_states(i["parameters"], MIXED) + literature.segmented(32, 1, layer, INPUT_7B)
+    return states(i["parameters"], zero=0) + literature.segmented(32, 1, layer, INPUT_7B)
 
 
 def six_components(i: Inputs) -> dict[str, int]:
@@ -249,9 +255,9 @@ MASTERS = replace(MIXED, gradients=FP32)
 CALCULATORS: dict[str, Callable[[Inputs], Any]] = {
     **{f"weights-{n}b-{kind}": weights for n in (7, 13, 70) for kind in ("fp32", "bf16", "int8", "int4")},
     "weights-7b-fp16-gib": weights,
-    "states-7b-mixed-adamw": lambda i: literature.zero_states(i["parameters"], MIXED),
-    "states-7b-fp32-adamw": lambda i: literature.zero_states(i["parameters"], WHOLE),
-    "optimizer-7b-mixed-adamw": lambda i: literature.adam_states(i["parameters"], MIXED),
+    "states-7b-mixed-adamw": lambda i: states(i["parameters"], zero=0),
+    "states-7b-fp32-adamw": lambda i: states(i["parameters"], engine="transformers", precision="fp32"),
+    "optimizer-7b-mixed-adamw": lambda i: states(i["parameters"], Component.MASTER_WEIGHTS, Component.OPTIMIZER_STATES, zero=0),
     **{f"zero{n}-7b-8gpu": zero for n in range(4)},
     "zero2-7b-8gpu-wrong-formula": zero,
     "redundancy-1b-16gpu": redundancy,
@@ -279,11 +285,11 @@ CALCULATORS: dict[str, Callable[[Inputs], Any]] = {
     "total-7b-recompute": total_with_recompute,
     "total-7b-six-components": six_components,
     "rule-18-20-per-billion": lambda i: {
-        "bf16_gradients": literature.zero_states(i["parameters"], MIXED), "fp32_gradients": literature.zero_states(i["parameters"], MASTERS),
+        "bf16_gradients": states(i["parameters"], zero=0), "fp32_gradients": literature.zero_states(i["parameters"], MASTERS),
     },
     "rule-2-per-billion": weights,
     "score-head-4k": scores,
-    "naive-70b": lambda i: literature.zero_states(i["parameters"], MIXED),
+    "naive-70b": lambda i: states(i["parameters"], zero=0),
     "zero-savings-factors": savings,
     "paged-waste": partial_pages,
     "four-gpu-serving": serving_plans,

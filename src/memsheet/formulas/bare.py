@@ -8,11 +8,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div
-from memsheet.formulas.deepspeed import PARTITION, Zero, at_step, check_deepspeed, host_memory, moment_bytes, resident, states, zero_of
+from memsheet.formulas.deepspeed import resident
 from memsheet.formulas.evaluate import EMPTY, Bag, merge
 from memsheet.formulas.kept import Host
 from memsheet.formulas.states import Held, eight_bit_states, parameter_shard
 from memsheet.formulas.training import step_temporaries
+from memsheet.formulas.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, moment_bytes, states, zero_of
 from memsheet.references import ZERO, formula
 from memsheet.sheet import STATES, Component, Instant
 from memsheet.spec.engine import Engine, Sharding

@@ -44,7 +44,7 @@ def parameter(r: Recorder, weight: Weight, how: Numerics, path: str) -> Tensor:
 def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
     """The linear layer ``name`` of a block, with its LoRA branch where it carries one."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
-    low = parameter(r, bias, how, name) if bias else None
+    low = parameter(r, bias, how, f"{name}.bias") if bias else None
     if how.quantized and weight.role is Role.LINEAR:
         result = r.dequantized_linear(x, (out, width), out, name, bias=low)
     else:

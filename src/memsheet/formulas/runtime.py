@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -55,8 +56,14 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
     several = at_least(plan.mesh.gpus, 2)
     if several is not False:
         entries.append((Component.CONTEXT, "nccl", _communicators(plan, table["nccl_communicator"]), table["nccl_communicator"]))
-    items = [Item(c, path, dict.fromkeys(allocated, size), _evidence(entry)) for c, path, size, entry in entries]
+    items = [Item(c, path, dict.fromkeys(_when(c, plan, allocated), size), _evidence(entry)) for c, path, size, entry in entries]
     return [*items, _slack(plan, table, {instant: size - loaded for instant, size in allocated.items()})]
+
+
+def _when(component: Component, plan: Plan, instants: Iterable[Instant]) -> list[Instant]:
+    """A server has made no matrix product yet, and so no workspace, when its weights have just arrived."""
+    late = component is Component.WORKSPACES and plan.task == "infer"
+    return [instant for instant in instants if not (late and instant is Instant.LOAD)]
 
 
 def _communicators(plan: Plan, entry: dict[str, Any]) -> Bytes:

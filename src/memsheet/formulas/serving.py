@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
-from memsheet.formulas.activations import block_axes, block_numerics, masks, numerics
+from memsheet.formulas.activations import block_axes, block_numerics, masks, numerics, shared_tables
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.evaluate import evaluate
 from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
@@ -128,7 +128,8 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, sequ
     if unmodelled(block) is None and not (plan.attention is AttentionKind.EAGER and isinstance(tokens, int) and tokens == 1):
         how = block_numerics(block, quiet, replace(numerics(quiet, engine), autocast=None))
         part = evaluate(record(block, how, saving=False), block_axes(block, quiet), "", release=True)
-        size = part.forward.total + masks(replace(spec, stacks=spec.stacks), quiet, how).total
+        shared = masks(spec, quiet, how).total + shared_tables(spec, quiet, how).total
+        size = part.forward.total + shared + part.arriving.total  # the model's forward holds on to the embeddings' output
         whole = at_least(1, plan.mesh.tp)
         return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
     size = plan.precision.compute.nbytes(sequences * tokens * _width(block, plan.mesh.tp))

@@ -58,7 +58,14 @@ FP4_BNB_DOUBLE = DType("fp4-double", 4, scales=(Scale(64, 8), Scale(64 * 256, 32
 MXFP8 = DType("mxfp8", 8, scales=(Scale(32, 8),), source=OCP)
 MXFP4 = DType("mxfp4", 4, scales=(Scale(32, 8),), source=OCP)
 NVFP4 = DType("nvfp4", 4, scales=(Scale(16, 8),), source="NVIDIA NVFP4: one e4m3 scale a block of 16, one fp32 a tensor")
-FP8_BLOCK = DType("fp8-block", 8, scales=(Scale(128 * 128, 32),), source="DeepSeek-V3 report 3.3: fp32 scale a 128 x 128 block")
+
+
+def fp8_blocks(side: int) -> DType:
+    """fp8 weights with one fp32 scale a square block (weight_block_size)."""
+    return DType("fp8-block", 8, scales=(Scale(side * side, 32),), source="DeepSeek-V3 report 3.3: fp32 scale a 128 x 128 block")
+
+
+FP8_BLOCK = fp8_blocks(128)
 INT8_ADAM = DType("adam8bit", 8, scales=(Scale(256, 32),), source="bitsandbytes optim: blockwise state, fp32 absmax a block of 256")
 INT16_REMAINDER = DType("int16-remainder", 16, source="low half of fp32 beside a bf16 weight")
 
