@@ -89,7 +89,7 @@ def ceil_div(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return -(-a // b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return Term(f"⌈{_text(a, 2)} / {_text(b, 3)}⌉")  # type: ignore[return-value]
+        return Term(f"⌈{_text(a, 2)} / {_text(b, 3)}⌉")
     return (a + b - 1) // b
 
 
@@ -101,7 +101,7 @@ def round_up(a: Count, multiple: Count) -> Count:
 def maximum(a: Count, b: Count) -> Count:
     """The larger of two counts, element by element for arrays."""
     if type(a) is int and type(b) is int:
-        return a if a >= b else b
+        return max(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
         return _call("max", a, b)  # type: ignore[no-any-return]
     return _namespace(a, b).maximum(a, b)  # type: ignore[no-any-return]
@@ -110,7 +110,7 @@ def maximum(a: Count, b: Count) -> Count:
 def minimum(a: Count, b: Count) -> Count:
     """The smaller of two counts, element by element for arrays."""
     if type(a) is int and type(b) is int:
-        return a if a <= b else b
+        return min(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
         return _call("min", a, b)  # type: ignore[no-any-return]
     return _namespace(a, b).minimum(a, b)  # type: ignore[no-any-return]

@@ -44,7 +44,7 @@ def _recompute(plan: Plan, _: Cluster) -> Edits | None:
 
 def _half_microbatch(plan: Plan, _: Cluster) -> Edits | None:
     """Half the micro-batch; the global batch stays what it was, so gradients accumulate."""
-    if plan.microbatch < 2 or plan.microbatch % 2:  # noqa: PLR2004
+    if plan.microbatch < 2 or plan.microbatch % 2:
         return None
     batch = plan.global_batch or plan.microbatch * plan.mesh.data_parallel
     return {"microbatch": plan.microbatch // 2, "global_batch": batch}
@@ -52,7 +52,7 @@ def _half_microbatch(plan: Plan, _: Cluster) -> Edits | None:
 
 def _zero_up(plan: Plan, cluster: Cluster) -> Edits | None:
     engine = find_engine(plan.engine)
-    if engine is None or cluster.count == 1 or plan.zero >= 3:  # noqa: PLR2004
+    if engine is None or cluster.count == 1 or plan.zero >= 3:
         return None
     if engine.sharding is Sharding.REPLICATED:
         return {"engine": "fsdp2", "zero": 3, "precision": None}
@@ -68,7 +68,7 @@ def _offload(plan: Plan, _: Cluster) -> Edits | None:
     engine = find_engine(plan.engine)
     if engine is None or "optimizer" not in engine.offload or plan.offload.optimizer:
         return None
-    if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:  # noqa: PLR2004
+    if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:
         return {"offload.optimizer": 1}
     return {"offload.optimizer": 1, "offload.parameters": 1}
 

@@ -408,7 +408,7 @@ def _quantization(gaps: _Gaps, model: ModelSpec | None, task: str, adapter: Adap
         gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
     group, double = gaps.request.get("quantization.group_size"), gaps.request.get("quantization.double_quant")
     if name == "nf4":
-        double = gaps.get("quantization.double_quant", True)  # noqa: FBT003
+        double = gaps.get("quantization.double_quant", True)
         weights = dtypes.NF4 if double else dtypes.NF4_SINGLE
     elif name == "fp8" and group is not None:
         weights = dtypes.fp8_blocks(group)

@@ -24,7 +24,7 @@ def parse_bytes(text: str, field: str = "size") -> int:
         raise refuse(field, text, "is ambiguous", f"write {whole}{unit.upper()}B (decimal) or {whole}{unit.upper()}iB (binary)")
     if unit == "" or unit not in _FACTORS:
         raise refuse(field, text, "has no known unit", "units are B, KB, MB, GB, TB (decimal) and KiB, MiB, GiB, TiB (binary)")
-    return int(whole + fraction) * _FACTORS[unit] // 10 ** len(fraction)
+    return int(whole + fraction) * _FACTORS[unit] // int(10 ** len(fraction))
 
 
 def format_bytes(size: int, *, decimal: bool = False, headroom: bool = False, digits: int = 2) -> str:

@@ -23,7 +23,7 @@ from memsheet.resolve import NAMED_PRECISIONS, resolve
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BF16, FP32
 from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight
-from memsheet.spec.plan import Implementation, Mesh, OptimizerName, Optimizer, Plan, Schedule
+from memsheet.spec.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule
 
 HEADER = """\
 # Every formula of memsheet.formulas, evaluated once on symbols, and what it stands on. `make regold` writes it again.

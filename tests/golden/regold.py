@@ -11,6 +11,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent / "docs")]
 
 def main() -> None:
     import generate
+
     from golden import algebra, sheets
 
     (TESTS / "golden" / "formulas.txt").write_text(algebra.text(), encoding="utf-8")

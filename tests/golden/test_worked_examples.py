@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from golden import worked
 
 import memsheet
+from golden import worked
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.formulas import literature

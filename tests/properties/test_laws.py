@@ -182,7 +182,7 @@ def test_a_bigger_card_never_turns_a_fit_into_a_misfit(question: Question, card:
 
 
 @law()
-@given(st.sampled_from([s for s in Schedule]), st.integers(1, 16), st.integers(1, 64))
+@given(st.sampled_from(list(Schedule)), st.integers(1, 16), st.integers(1, 64))
 def test_earlier_stages_hold_at_least_as_many_micro_batches(schedule: Schedule, stages: int, microbatches_: int) -> None:
     if schedule is Schedule.INTERLEAVED:
         return

@@ -120,7 +120,7 @@ def _join(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
 
 
 def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: Habits) -> Tensor:
-    """x * cos + rotate(x) * sin; where asked, in fp32 and lowered again."""
+    """X * cos + rotate(x) * sin; where asked, in fp32 and lowered again."""
     dtype = x.dtype
     if not own.wide_rotary:
         return r.add(r.mul(x, tables[0], path + "/cos", reduces=True), _turned_sine(r, x, tables[1], path), path + "/rotary")

@@ -27,7 +27,8 @@ AUTO = (
 
 def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> Walk:
     """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it is wider than that."""
-    stage = walk(spec, plan, engine, release=plan.zero > 1 or agreed(plan.accumulation > 1))
+    added = agreed(plan.accumulation > 1) or zero_of(plan, ()).keeps_fp32_gradients  # to gradients that are there already
+    stage = walk(spec, plan, engine, release=plan.zero > 1 or added)
     if plan.zero > 1 and stage.head and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters)):
         return replace(stage, head=walk(spec, plan, engine, release=False).head)
     return stage

@@ -16,7 +16,8 @@ from memsheet.spec.plan import Plan
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """One part of the model: embeddings, a layer, or the head. ``plain`` is the part without recompute; ``gradients`` those of all its
-    parameters (the head's include what a fused loss makes)."""
+    parameters (the head's include what a fused loss makes).
+    """
 
     name: str
     part: Part

@@ -35,7 +35,7 @@ def _reciprocal_root(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 
 def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
-    """torch's fused layer norm: saves its input and two fp32 statistics a position. Autocast runs it in fp32."""
+    """Torch's fused layer norm: saves its input and two fp32 statistics a position. Autocast runs it in fp32."""
     if r.compute is not None:
         x = r.cast(x, FP32, path + "/input")
     return fused_layer_norm(r, x, tuple(parameter(r, w, how, path) for w in norm.weights), path)

@@ -29,7 +29,7 @@ def _range(entry: dict[str, Any]) -> Bytes:
 
 
 def workspaces(plan: Plan, cluster: Cluster | None) -> Bytes:
-    """cuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and backward's)."""
+    """CuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and backward's)."""
     entry = _table()["cublas_workspace_large" if cluster and _generation(cluster) >= 9 else "cublas_workspace_small"]
     handles = 2 if plan.task == "train" else 1
     one = _range(entry)
@@ -45,7 +45,8 @@ def _generation(cluster: Cluster) -> int:
 def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant, Count], *, loaded: Count = 0) -> list[Item]:
     """Workspaces, context, communicators and slack as items with ranges, at the instants of ``allocated`` (tensor bytes).
 
-    ``loaded``: bytes that were placed once and never move (the weights of a server), which leave no gaps."""
+    ``loaded``: bytes that were placed once and never move (the weights of a server), which leave no gaps.
+    """
     if cluster is None:
         return []
     table = _table()

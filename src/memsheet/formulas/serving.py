@@ -69,7 +69,8 @@ def _memory_tokens(spec: ModelSpec, prompt: Count) -> Count:
 
 def _working_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     """Temporaries of the widest layer and the logits. Without --prompt-tokens nobody says whether prompts are read one by one or
-    all at once: the low end is one token each, the value one full sequence, the high end the whole batch."""
+    all at once: the low end is one token each, the value one full sequence, the high end the whole batch.
+    """
     full, prompt = _lengths(plan)
     sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
     batch = _widest(spec, plan, engine, sequences, prompt)
@@ -139,7 +140,7 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, sequ
 @formula(cites=TRANSFORMERS, at="modeling files: tensors alive at the widest operation of a layer")
 def _width(block: Block, tp: Count) -> Count:
     """Elements a token of the layer's widest operation."""
-    widest = reduce(maximum, (_mixer_width(m, tp) for m in block.mixers), 0)
+    widest = reduce(maximum, (_mixer_width(m) for m in block.mixers), 0)
     if block.feed_forward is not None:
         widest = maximum(widest, _feed_forward_width(block.feed_forward, block.hidden, tp))
     return 3 * block.hidden + widest
@@ -152,7 +153,7 @@ def _feed_forward_width(ff: Dense | Moe, hidden: int, tp: Count) -> Count:
     return routed + ff.experts
 
 
-def _mixer_width(mixer: object, tp: Count) -> Count:
+def _mixer_width(mixer: object) -> Count:
     match mixer:
         case Attention():
             return 4 * mixer.heads * mixer.head_dim
@@ -172,7 +173,8 @@ def _mixer_width(mixer: object, tp: Count) -> Count:
 def serving_facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """What a serving engineer asks: cache bytes a token and a sequence, and how many sequences fit at several lengths.
 
-    Bytes are those of one replica (all its ranks' layers, heads counted once a rank where they repeat)."""
+    Bytes are those of one replica (all its ranks' layers, heads counted once a rank where they repeat).
+    """
     assert plan.kv_dtype is not None
     tp, full = plan.mesh.tp, plan.max_model_len or 0
     a_token = bytes_per_token(spec, plan.kv_dtype, tp)

@@ -127,7 +127,8 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
 
     def entering(before: Group | None, group: Group) -> Bag:
         """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local
-        name still refers to it)."""
+        name still refers to it).
+        """
         return Bag.of([arrived(before), arrived(group), unsharded(group)])
 
     def forward(before: Group | None, group: Group) -> Bag:

@@ -9,9 +9,9 @@ from importlib import import_module
 from typing import Any
 
 from memsheet.errors import refuse
-from memsheet.readers.families import FAMILIES
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
+from memsheet.readers.registry import FAMILIES
 from memsheet.spec.model import ModelSpec, Source
 
 

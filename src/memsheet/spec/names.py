@@ -34,7 +34,8 @@ def request_from(short: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises InputError for names that are not in the vocabulary, with the nearest one.
     """
-    problems, request = [], dict[str, Any]()
+    problems: list[Problem] = []
+    request: dict[str, Any] = {}
     for name, value in short.items():
         if value is None:
             continue
@@ -51,7 +52,6 @@ def request_from(short: Mapping[str, Any]) -> dict[str, Any]:
 
 def _offload(value: Any, problems: list[Problem]) -> dict[str, Any]:
     wanted = value.split(",") if isinstance(value, str) else list(value)
-    for name in wanted:
-        if name not in OFFLOADABLE:
-            problems.append(Problem(field="offload", value=name, reason="cannot be offloaded", hint=f"choose from {', '.join(OFFLOADABLE)}"))
+    hint = f"choose from {', '.join(OFFLOADABLE)}"
+    problems += [Problem(field="offload", value=n, reason="cannot be offloaded", hint=hint) for n in wanted if n not in OFFLOADABLE]
     return {f"offload.{name}": OFFLOADABLE[name] for name in wanted if name in OFFLOADABLE}

@@ -1,0 +1,23 @@
+"""Which module of ``families`` reads which ``model_type``. Modules are imported only when a model needs them."""
+
+from __future__ import annotations
+
+_MODULES = {
+    "llama": "llama mistral qwen2 qwen3 smollm3 granite olmo olmo2 phi3 stablelm starcoder2 nemotron glm glm4 exaone4 ernie4_5 cohere cohere2",
+    "gemma": "gemma gemma2 gemma3_text",
+    "gpt": "gpt2 gpt_neo gptj gpt_neox gpt_bigcode opt bloom falcon mpt phi",
+    "moe": "mixtral qwen2_moe qwen3_moe phimoe olmoe granitemoe glm4_moe gpt_oss ernie4_5_moe",
+    "latent": "deepseek_v2 deepseek_v3",
+    "hybrid": "qwen3_next jamba bamba recurrent_gemma",
+    "zamba": "zamba2",
+    "state_space": "mamba mamba2 falcon_mamba rwkv",
+    "multimodal": "gemma3 llava mistral3",
+    "qwen_vl": "qwen2_vl qwen2_5_vl",
+    "mllama": "mllama",
+    "llama4": "llama4 llama4_text",
+    "encoder": "bert roberta",
+    "t5": "t5 mt5",
+    "vit": "vit",
+}
+FAMILIES = {model_type: module for module, names in _MODULES.items() for model_type in names.split()}
+"""model_type → module of ``memsheet.readers.families`` that reads it."""
