@@ -50,7 +50,8 @@ def _tables() -> Iterator[str]:
 
 
 def _question(example: worked.Example) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {_input(value)}" for key, value in example.inputs.items()) or example.id
+    inputs = ", ".join(f"{key.replace('_', ' ')} {_input(value)}" for key, value in example.inputs.items())
+    return f"`{example.id}`: {inputs}"
 
 
 def _input(value: Any) -> str:

@@ -103,7 +103,7 @@ def maximum(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return max(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return _call("max", a, b)  # type: ignore[no-any-return]
+        return _call("max", a, b)
     return _namespace(a, b).maximum(a, b)  # type: ignore[no-any-return]
 
 
@@ -112,7 +112,7 @@ def minimum(a: Count, b: Count) -> Count:
     if type(a) is int and type(b) is int:
         return min(a, b)
     if isinstance(a, Term) or isinstance(b, Term):
-        return _call("min", a, b)  # type: ignore[no-any-return]
+        return _call("min", a, b)
     return _namespace(a, b).minimum(a, b)  # type: ignore[no-any-return]
 
 

@@ -52,7 +52,7 @@ def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], ho
 def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")][:3]
     norms = (*_qk_norms(at), None)
-    made = []
+    made: list[Tensor] = []
     for name, heads, norm in zip(names, "akk", norms, strict=True):
         y = project(r, x, weights, name, f"{heads}·d", "h", how)
         if own.scaled_query and not made:

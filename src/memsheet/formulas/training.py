@@ -103,7 +103,7 @@ def _backward(step: Step) -> Iterator[Moment]:
 
 def _everything_left(step: Step) -> Moment:
     if step.accumulates:
-        return []
+        return _head_left(step) if step.walk.tied else []
     layers = [(run.count, step.around.leaves(group)) for run in step.walk.layers for group in run.pattern]
     return [*layers, *_head_left(step)]
 
@@ -194,9 +194,10 @@ def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list
 
 
 def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
-    """Gradients that layers behind this one have left (none besides the resident ones when accumulating)."""
+    """Gradients that layers behind this one have left. When accumulating they have been added to the resident ones, except a tied
+    head's: autograd adds it to the embeddings' own before it reaches the parameter."""
     if step.accumulates:
-        return []
+        return _head_left(step) if step.walk.tied else []
     walk, around = step.walk, step.around
     moment = _head_left(step)
     for layers in walk.layers[run + 1 :]:
