@@ -1,4 +1,7 @@
-"""account(model, plan, cluster, stage) → Sheet: every byte on one rank."""
+"""account(model, plan, cluster, stage) → Sheet: every byte on one rank.
+
+What only one engine or task needs is imported where it is needed, so that a cold start stays short.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,10 @@ from memsheet.engines import find_engine
 from memsheet.formulas.activations import check_modelled, masks, numerics, shared_tables
 from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
-from memsheet.formulas.fsdp2_offload import offloaded
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving import serving_items
 from memsheet.formulas.states import held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
 from memsheet.formulas.surroundings import surroundings
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
@@ -53,6 +54,8 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
         tensors = _items(bags, engine, kept.ranges)
         host, notes = kept.host, (*kept.notes, *kept.host.notes)
     else:
+        from memsheet.formulas.serving import serving_items
+
         tensors = serving_items(part, plan, engine)
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
     items = [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
@@ -86,6 +89,8 @@ def _train(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, 
 def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     """The model in order of execution, and what the engine keeps around it."""
     if engine.sharding is Sharding.DEEPSPEED:
+        from memsheet.formulas.deepspeed import check_deepspeed, deepspeed_kept, deepspeed_walk
+
         check_deepspeed(plan)
         stage = deepspeed_walk(model, plan, engine)
         return stage, deepspeed_kept(model, plan, stage)
@@ -99,7 +104,11 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
         states=_states(model, plan, engine), around=surroundings(engine, plan, parameters, stage),
         resident=gradients if accumulates else EMPTY, at_step=merge([(1, gradients), (1, scratch)]),
     )  # fmt: skip
-    return stage, offloaded(kept, plan, parameters) if plan.offload.parameters or plan.offload.optimizer else kept
+    if not (plan.offload.parameters or plan.offload.optimizer):
+        return stage, kept
+    from memsheet.formulas.fsdp2_offload import offloaded
+
+    return stage, offloaded(kept, plan, parameters)
 
 
 def _states(model: ModelSpec, plan: Plan, engine: Engine) -> Bag:

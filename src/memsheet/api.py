@@ -12,9 +12,7 @@ from memsheet.account import account, account_bare
 from memsheet.budget import Answer, Result, budget_of, judge
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.errors import Problem, refuse, require
-from memsheet.fixes import cheapest_fix
 from memsheet.formulas.params import active_parameter_count, parameter_count
-from memsheet.formulas.serving import serving_facts
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
@@ -67,13 +65,21 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
     resolved = resolve(request, spec, cluster)
     sheets = sheets_of(spec, resolved, cluster)
     verdict = judge(sheets, budget_of(cluster)) if cluster else None
-    if verdict and cluster and fix:
+    if verdict and cluster and fix and verdict.result is not Result.FITS:
+        from memsheet.fixes import cheapest_fix
+
         verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
     return Answer(
         model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
         assumed=resolved.assumed, cluster=cluster, sheets=sheets, verdict=verdict, notes=(*spec.source.notes, *_notes(resolved)),
-        serving=serving_facts(spec, resolved.plan, cluster, sheets) if resolved.plan.task == "infer" else None,
+        serving=_serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None,
     )  # fmt: skip
+
+
+def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+    from memsheet.formulas.serving import serving_facts
+
+    return serving_facts(spec, resolved.plan, cluster, sheets)
 
 
 def _notes(resolved: Resolved) -> tuple[str, ...]:

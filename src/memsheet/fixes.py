@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.account import account
@@ -19,6 +19,7 @@ from memsheet.spec.plan import Loss, OptimizerName, Plan, RecomputeMode
 
 Edits = Mapping[str, Any]
 MAX_CHANGES = 5
+TIERS = (2, 3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +123,11 @@ def cheapest_fix(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, 
     """The cheapest single change that fits, else the shortest list found greedily; None when it fits or nothing helps."""
     if verdict.result is Result.FITS or request.get("task") != "train":
         return None
-    plan = resolve(request, spec, cluster).plan
-    start = _Tried(request, cluster, plan, sheets, verdict, ())
-    for single in _each(spec, start, 2):
-        if single.verdict.result is Result.FITS:
-            return _fix(single)
-    for tier in (2, 3, 4):
-        found = _greedily(spec, start, tier)
+    start = _Tried(request, cluster, resolve(request, spec, cluster).plan, sheets, verdict, ())
+    singles: list[_Tried] = []
+    for tier in TIERS:
+        singles += _each(spec, start, (tier,) if singles else range(tier + 1))
+        found = _greedily(spec, start, singles, tier)
         if found:
             return _fix(_shortest(spec, start, found))
     return None
@@ -138,33 +137,31 @@ def _fix(tried: _Tried) -> Fix:
     return Fix(changes=tried.changes, device=tried.verdict.device, host_bytes=tried.host_bytes)
 
 
-def _each(spec: ModelSpec, state: _Tried, tier: int) -> Iterator[_Tried]:
-    """Every change that applies, up to a tier, in order of cost."""
-    for candidate in CANDIDATES:
-        if candidate.tier <= tier:
-            tried = _apply(spec, state, candidate)
-            if tried is not None:
-                yield tried
+def _each(spec: ModelSpec, state: _Tried, tiers: Container[int]) -> list[_Tried]:
+    """Every change of some tiers that applies, in order of cost."""
+    tried = (_apply(spec, state, candidate) for candidate in CANDIDATES if candidate.tier in tiers)
+    return [t for t in tried if t is not None]
 
 
-def _greedily(spec: ModelSpec, start: _Tried, tier: int) -> _Tried | None:
-    """The change that saves most, then the next, until it fits."""
-    state = start
+def _greedily(spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int) -> _Tried | None:
+    """The first change that fits alone; else the one that saves most, then the next, until it fits."""
+    state, options = start, singles
     for _ in range(MAX_CHANGES):
-        options = [t for t in _each(spec, state, tier) if t.bytes < state.bytes]
-        if not options:
-            return None
         fitting = [t for t in options if t.verdict.result is Result.FITS]
         if fitting:
             return fitting[0]
-        state = min(options, key=lambda t: t.bytes)
+        helping = [t for t in options if t.bytes < state.bytes]
+        if not helping:
+            return None
+        state = min(helping, key=lambda t: t.bytes)
+        options = _each(spec, state, range(tier + 1))
     return None
 
 
 def _shortest(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
-    """Changes that turned out not to be needed are taken out again."""
+    """Changes that turned out not to be needed are taken out again; of two, neither was enough alone."""
     best, changed = found, True
-    while changed:
+    while changed and len(best.changes) > 2:  # noqa: PLR2004
         changed = False
         for left_out in best.changes:
             again: _Tried | None = start
@@ -223,6 +220,4 @@ def _edited(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
 def _resized(cluster: Cluster, gpus: int | None) -> Cluster:
     if gpus is None:
         return cluster
-    from dataclasses import replace
-
     return replace(cluster, nodes=gpus // cluster.per_node) if gpus % cluster.per_node == 0 else replace(cluster, per_node=gpus, nodes=1)

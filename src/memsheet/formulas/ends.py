@@ -15,10 +15,10 @@ from memsheet.spec.model import Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics) -> Tensor:
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: bool = False) -> Tensor:
     """Token and position look-ups, their sum, scaling, norms and dropout. Indices are inputs; tables get dense gradients."""
     tables = embeddings.weights
-    x = _look_up(r, tables[0].path, how)
+    x = _look_up(r, tables[0].path, how, tied=tied)
     for table in tables[1:]:
         x = r.add(x, _look_up(r, table.path, how), "embeddings/sum")
     if embeddings.scaled:
@@ -28,17 +28,25 @@ def embed(r: Recorder, embeddings: Embeddings, how: Numerics) -> Tensor:
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout)
 
 
-def _look_up(r: Recorder, path: str, how: Numerics) -> Tensor:
+def _look_up(r: Recorder, path: str, how: Numerics, *, tied: bool = False) -> Tensor:
+    """Rows of a table. ``tied``: the head's gradient waits; unless a cast made it, it is a view, and added into a third."""
     table = r.parameter(path, ("V0", "h"), how.parameters, trains=how.trains)
     dtype = how.parameters
     name = path.removesuffix(".weight")
-    return r.apply(r.tensor(f"{name}/output", ("b", "s", "h"), dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
+
+    def backward(_: Grad) -> list[Grad | None]:
+        own = r.grad(("V0", "h"), dtype)
+        total = r.grad(("V0", "h"), dtype) if tied and r.compute is None else None
+        del total
+        return [own]
+
+    return r.apply(r.tensor(f"{name}/output", ("b", "s", "h"), dtype), (table,), (), backward)
 
 
 @lru_cache(maxsize=64)
-def record_embeddings(embeddings: Embeddings, how: Numerics) -> Tape:
+def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = False) -> Tape:
     r = Recorder(compute=how.autocast)
-    return r.finish(embed(r, embeddings, how))
+    return r.finish(embed(r, embeddings, how, tied=tied))
 
 
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics) -> Tensor:

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, printable, refuse
-from memsheet.readers import safetensors
-from memsheet.readers.gguf_model import model_from_gguf
 from memsheet.readers.guard import is_file, is_folder, read_json
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec, Source
@@ -71,6 +69,8 @@ def _from_path(path: Path) -> ModelSpec:
     if is_folder(path):
         return _from_folder(path)
     if path.suffix == ".gguf":
+        from memsheet.readers.gguf_model import model_from_gguf
+
         return model_from_gguf(path)
     if path.suffix == ".safetensors":
         return _from_safetensors(path)
@@ -91,6 +91,8 @@ def _from_folder(folder: Path) -> ModelSpec:
 
 
 def _from_safetensors(path: Path) -> ModelSpec:
+    from memsheet.readers import safetensors
+
     safetensors.read_header(path)  # a broken file is refused before its neighbour is believed
     config = path.with_name("config.json")
     if not is_file(config):

@@ -1,0 +1,148 @@
+"""A plan with gaps becomes a whole one, or every reason why not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memsheet import catalog
+from memsheet.errors import InputError
+from memsheet.readers.model import read_model
+from memsheet.resolve import Resolved, resolve
+from memsheet.spec.device import cluster_of
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import AttentionKind, Loss, RecomputeMode
+
+
+def model(name: str = "llama-tiny") -> ModelSpec:
+    return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+
+
+def asked(name: str = "llama-tiny", gpus: int | None = None, **keys: Any) -> Resolved:
+    request = {"task": "train", "seq_len": 8, **{key.replace("__", "."): value for key, value in keys.items()}}
+    return resolve(request, model(name), cluster_of(catalog.find_device("A100-80GB"), gpus) if gpus else None)
+
+
+def problems(**keys: Any) -> list[tuple[str, str]]:
+    with pytest.raises(InputError) as caught:
+        asked(**keys)
+    return [(p.field, p.reason) for p in caught.value.problems]
+
+
+def test_one_gpu_trains_with_transformers_in_bf16_autocast() -> None:
+    plan = asked(gpus=1).plan
+    assert (plan.engine, plan.zero, plan.microbatch) == ("transformers", 0, 1)
+    assert (plan.precision.parameters.name, plan.precision.compute.name) == ("fp32", "bf16")
+    assert (plan.attention, plan.loss, plan.recompute.mode) == (AttentionKind.SDPA, Loss.PLAIN, RecomputeMode.NONE)
+
+
+def test_several_gpus_train_with_fsdp2_at_zero_3_and_the_rest_shards() -> None:
+    plan = asked(gpus=8).plan
+    assert (plan.engine, plan.zero, plan.mesh.dp_shard, plan.reshard_after_forward) == ("fsdp2", 3, 8, True)
+    assert (plan.precision.parameters.name, plan.precision.compute.name, plan.precision.reduce.name) == ("fp32", "bf16", "fp32")
+
+
+def test_at_zero_0_the_rest_replicates() -> None:
+    plan = asked(gpus=8, zero=0).plan
+    assert (plan.engine, plan.mesh.dp_replicate, plan.mesh.dp_shard) == ("transformers", 8, 1)
+
+
+def test_what_was_taken_for_granted_is_listed_and_what_was_asked_is_not() -> None:
+    assumed = asked(gpus=8, microbatch=2).assumed
+    assert any(line.startswith("engine = fsdp2") for line in assumed)
+    assert any("dp_shard = 8" in line for line in assumed)
+    assert not any(line.startswith(("microbatch", "seq_len")) for line in assumed)
+
+
+def test_a_mesh_must_multiply() -> None:
+    assert problems(gpus=8, mesh__dp_shard=3)[0][0] == "gpus"
+    assert problems(gpus=8, mesh__dp_shard=4, engine="fsdp2")[0] == ("gpus", "is not the mesh's product 4")
+
+
+def test_a_degree_that_does_not_divide_is_refused() -> None:
+    reasons = dict(problems(name="llama-3-8b", engine="transformers", mesh__tp=3))
+    assert any("heads" in reason or "not modelled" in reason for reason in reasons.values())
+    with pytest.raises(InputError) as caught:
+        resolve({"task": "infer", "mesh.tp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
+    assert [p.reason for p in caught.value.problems] == [
+        "does not divide the 32 attention heads of llama-3-8b",
+        "neither divides the 8 key/value heads of llama-3-8b nor is a multiple of them",
+    ]
+
+
+def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
+    with pytest.raises(InputError, match="does not divide 32 layers over 3 stages"):
+        resolve({"task": "infer", "mesh.pp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
+    plan = resolve({"task": "infer", "mesh.pp": 3, "layers_per_stage": [11, 11, 10], "serving.max_model_len": 8}, model("llama-3-8b")).plan
+    assert plan.layers_per_stage == (11, 11, 10)
+
+
+@pytest.mark.parametrize(
+    ("keys", "field", "reason"),
+    [
+        ({"engine": "megatron"}, "engine", "is not modelled for train yet"),
+        ({"engine": "transformers", "zero": 3}, "zero", "does not exist in transformers, which has 0"),
+        ({"engine": "fsdp2", "zero": 1}, "zero", "does not exist in fsdp2, which has 2, 3"),
+        ({"seq_len": 0}, "seq_len", "is missing; saved activations depend on it"),
+        ({"compile": True}, "compile", "is not modelled yet, and an option is never ignored"),
+        ({"sequence_parallel": True}, "sequence_parallel", "is not modelled yet, and an option is never ignored"),
+        ({"recompute__modules": ["mlp"]}, "recompute.modules", "is not modelled yet, and an option is never ignored"),
+        ({"recompute__mode": "selective"}, "recompute.mode", "is not modelled for transformers yet"),
+        ({"recompute__every": 2, "recompute__segments": 2}, "recompute", "every, layers and segments exclude one another"),
+        ({"recompute__segments": 9}, "recompute.segments", "exceeds the model's 4 layers"),
+        ({"attention": "cudnn"}, "attention", "is not modelled for transformers yet"),
+        ({"optimizer__name": "shampoo"}, "optimizer.name", "is not modelled for transformers yet"),
+        ({"optimizer__implementation": "apex"}, "optimizer.implementation", "is not modelled for adamw yet"),
+        ({"quantization__weights": "nf4"}, "quantization.weights", "freezes the weights, and nothing else trains"),
+        ({"quantization__weights": "q9"}, "quantization.weights", "is not a known format"),
+        ({"adapter__rank": 8, "adapter__targets": ["Wqkv"]}, "adapter.targets", "names no linear layer of llama-tiny"),
+        ({"precision__name": "bf16-master"}, "precision", "is not how transformers trains"),
+        ({"mesh__dp_shard": 2, "engine": "transformers"}, "mesh.dp_shard", "shards nothing at zero 0"),
+        ({"global_batch": 3, "microbatch": 2}, "global_batch", "is not a multiple of microbatch · data-parallel ranks = 2"),
+        ({"serving__max_model_len": 8}, "serving.max_model_len", "has no meaning in train"),
+        ({"tp": 2}, "tp", "is not a key of a plan"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(keys: dict[str, Any], field: str, reason: str) -> None:
+    assert (field, reason) in problems(**keys)
+
+
+def test_all_problems_come_at_once() -> None:
+    assert len(problems(compile=True, attention="cudnn", global_batch=3, microbatch=2)) == 3
+
+
+def test_learned_positions_end_somewhere() -> None:
+    assert ("seq_len", "exceeds the 1024 learned positions of gpt2") in problems(name="gpt2", seq_len=2048)
+
+
+def test_serving_needs_a_length_and_takes_the_cards_to_tensor_parallelism() -> None:
+    with pytest.raises(InputError, match="max_model_len"):
+        resolve({"task": "infer"}, model())
+    plan = resolve({"task": "infer", "serving.max_model_len": 8}, model("llama-3-8b"), cluster_of(catalog.find_device("A100-80GB"), 4)).plan
+    assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("transformers", 4, 1)
+
+
+def test_the_cache_is_as_long_as_prompt_and_output_together() -> None:
+    plan = resolve({"task": "infer", "serving.prompt_tokens": 100, "serving.output_tokens": 28}, model()).plan
+    assert plan.max_model_len == 128
+
+
+def test_dtypes_given_one_by_one_leave_out_what_is_null() -> None:
+    keys = {"precision__parameters": "bf16", "precision__gradients": "fp32", "precision__master_weights": "fp32", "precision__moments": "fp32"}
+    precision = asked(**keys).plan.precision
+    assert (precision.parameters.name, precision.compute.name, precision.gradients.name) == ("bf16", "bf16", "fp32")
+    assert precision.master_weights is not None
+    assert asked(**{**keys, "precision__master_weights": None}).plan.precision.master_weights is None
+
+
+def test_adapters_take_pefts_default_targets_and_say_so() -> None:
+    resolved = asked(adapter__rank=8)
+    assert resolved.plan.adapter is not None
+    assert resolved.plan.adapter.targets == ("q_proj", "v_proj")
+    assert any("peft" in line for line in resolved.assumed)
+
+
+def test_accumulation_is_what_the_global_batch_leaves() -> None:
+    assert asked(gpus=4, microbatch=2, global_batch=64).plan.accumulation == 8
+    assert asked(gpus=4, microbatch=2).plan.accumulation == 1
