@@ -11,7 +11,6 @@ from types import MappingProxyType
 from memsheet.arith import Count, agreed, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.formulas.activations import check_modelled, masks, numerics, shared_tables
-from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
@@ -20,7 +19,6 @@ from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states import held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
 from memsheet.formulas.surroundings import surroundings
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
-from memsheet.formulas.zero_states import check_deepspeed
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
@@ -89,7 +87,8 @@ def _train(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, 
 def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     """The model in order of execution, and what the engine keeps around it."""
     if engine.sharding is Sharding.DEEPSPEED:
-        from memsheet.formulas.deepspeed import check_deepspeed, deepspeed_kept, deepspeed_walk
+        from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
+        from memsheet.formulas.zero_states import check_deepspeed
 
         check_deepspeed(plan)
         stage = deepspeed_walk(model, plan, engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from memsheet.errors import refuse
@@ -18,7 +18,7 @@ _VENDORS = ("nvidia", "amd", "google", "intel", "huawei")
 
 
 def _read(*path: str) -> str:
-    return files(__name__).joinpath(*path).read_text(encoding="utf-8")
+    return Path(__file__).parent.joinpath(*path).read_text(encoding="utf-8")
 
 
 def _model_key(name: str) -> str:
@@ -58,37 +58,63 @@ def _device_key(name: str) -> str:
     return next((key.removeprefix(vendor) for vendor in _VENDORS if key.startswith(vendor)), key)
 
 
-def _toml(name: str) -> dict[str, Any]:
+def _toml(text: str) -> dict[str, Any]:
     import tomllib
 
-    return tomllib.loads(_read(name))
+    return tomllib.loads(text)
 
 
 @cache
-def _tables() -> dict[str, Any]:
-    return _toml("devices.toml")
+def _sections() -> dict[str, str]:
+    """devices.toml cut at its device tables: name → the table's text, and "" → everything else.
+
+    A question needs one device, and parsing all of them costs more than answering.
+    """
+    parts: dict[str, str] = {"": ""}
+    for part in re.split(r"^(?=\[)", _read("devices.toml"), flags=re.MULTILINE):
+        header = re.match(r'\[device\."([^"]+)"\]\n', part)
+        if header:
+            parts[header[1]] = part[header.end() :]
+        else:
+            parts[""] += part
+    return parts
+
+
+@cache
+def _general() -> dict[str, Any]:
+    return _toml(_sections()[""])
+
+
+@cache
+def _row(name: str) -> dict[str, Any]:
+    return _toml(_sections()[name])
 
 
 @cache
 def rates() -> dict[str, Any]:
     """Dense and measured rates by device, collectives and attention fits: rates.toml as it stands."""
-    return _toml("rates.toml")
+    return _toml(_read("rates.toml"))
 
 
 @cache
 def _device_index() -> dict[str, str]:
-    table = _tables()["device"]
-    return {_device_key(spelling): name for name, row in table.items() for spelling in (name, *row["aliases"], row["full_name"])}
+    """Every spelling → the device's name. Names and aliases are plain strings on one line each; a test parses them all."""
+    index = {}
+    for name, text in _sections().items():
+        lines = re.findall(r"^(?:full_name|aliases) = .*$", text, flags=re.MULTILINE) if name else []
+        spellings = (name, *(spelling for line in lines for spelling in re.findall(r'"([^"]*)"', line)))
+        index.update({_device_key(spelling): name for spelling in spellings if spelling})
+    return index
 
 
 def _cite(names: list[str]) -> str:
     """Source ids in words; an id without an entry is words already."""
-    return "; ".join(_tables()["sources"].get(name, name) for name in names)
+    return "; ".join(_general()["sources"].get(name, name) for name in names)
 
 
 def _framework(memory: dict[str, Any], cited: str) -> tuple[int, int, int, Basis, str]:
     """What frameworks get, as (low, value, high, basis, evidence)."""
-    least, most = _tables()["conventions"]["driver_minus_framework_gib"]
+    least, most = _general()["conventions"]["driver_minus_framework_gib"]
     reported = memory.get("framework_total_gib")
     if reported is not None:
         low, high = memory.get("framework_range_gib", (reported, reported))
@@ -122,7 +148,7 @@ def _links(row: dict[str, Any]) -> Links:
 
 @cache
 def _device(name: str) -> Device:
-    row = _tables()["device"][name]
+    row = _row(name)
     memory, sources = row["memory"], row["sources"]
     cited = _cite(sources.get("framework_total_gib") or sources.get("all") or [])
     low, value, high, basis, evidence = _framework(memory, cited)
@@ -139,7 +165,7 @@ def _device(name: str) -> Device:
 
 def devices() -> tuple[Device, ...]:
     """Every device of the catalogue, in its order."""
-    return tuple(_device(name) for name in _tables()["device"])
+    return tuple(_device(name) for name in _sections() if name)
 
 
 def find_device(name: str) -> Device:
@@ -172,4 +198,4 @@ def find_gpus(text: str) -> tuple[int | None, Device]:
 @cache
 def overheads() -> dict[str, Any]:
     """What a process holds on a card besides tensors, with ranges and sources (overheads.toml)."""
-    return _toml("overheads.toml")
+    return _toml(_read("overheads.toml"))
