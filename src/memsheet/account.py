@@ -17,7 +17,7 @@ from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states import held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
-from memsheet.formulas.surroundings import surroundings
+from memsheet.formulas.surroundings import surroundings, unsynced_gradient_bytes
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
@@ -35,6 +35,10 @@ EVIDENCE: dict[Component, Evidence] = {
     Component.TEMPORARIES: Cited(DERIVATIVES, "what each operation's backward allocates"),
 }
 
+UNSYNCED: Key = (Component.GRADIENTS, "no_sync")
+UNSYNCED_NOTE = (
+    "gradients are reduced after every micro-batch; accelerate and the Trainer keep them whole until the last one (no_sync): the high end"
+)
 NO_RANGES: Mapping[Key, tuple[Count, Count]] = MappingProxyType({})
 
 
@@ -99,9 +103,12 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     gradients = gradient_bag(shards, plan)
     scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
     stage = walk(model, plan, engine, release=accumulates and engine.sharding.keeps_whole_gradients)
+    unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
+    waiting = Bag.of((key, 0) for key in unsynced)
     kept = Kept(
         states=_states(model, plan, engine), around=surroundings(engine, plan, parameters, stage),
-        resident=gradients if accumulates else EMPTY, at_step=merge([(1, gradients), (1, scratch)]),
+        resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=merge([(1, gradients), (1, scratch)]),
+        ranges=unsynced, notes=(UNSYNCED_NOTE,) if unsynced else (),
     )  # fmt: skip
     if not (plan.offload.parameters or plan.offload.optimizer):
         return stage, kept
@@ -144,8 +151,9 @@ def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tup
     rows: dict[Key, dict[Instant, Bytes]] = {}
     for instant, bag in bags.items():
         for key, size in bag.held.items():
-            rows.setdefault(key, {})[instant] = _ranged(size, *ranges[key]) if key in ranges else Bytes.exact(size)
-    evidence = {component: _evidence(component, engine) for component, _ in rows}
+            size_at = _ranged(size, *ranges[key]) if key in ranges else Bytes(size, size, size)
+            rows.setdefault(key, {})[instant] = size_at
+    evidence = {component: _evidence(component, engine) for component in {component for component, _ in rows}}
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.evaluate import EMPTY, Bag, Key
@@ -106,14 +107,10 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
     """
     keeps = not plan.reshard_after_forward
     rooted = (embeddings, head) if tied else ()
-    size = {group: gathered_bytes(group, plan) for group in (embeddings, head) if group}
 
+    @cache  # a step asks for the same few groups again and again
     def whole(group: Group | None) -> Count:
-        if group is None or group in rooted:
-            return 0
-        if group not in size:
-            size[group] = gathered_bytes(group, plan)
-        return size[group]
+        return 0 if group is None or group in rooted else gathered_bytes(group, plan)
 
     def unsharded(group: Group) -> tuple[Key, Count]:
         return (Component.UNSHARDED_PARAMETERS, f"{group.name}/unsharded"), whole(group)
@@ -121,9 +118,14 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
     def arrived(group: Group | None) -> tuple[Key, Count]:
         return (Component.UNSHARDED_PARAMETERS, f"{group.name if group else 'none'}/all_gather"), whole(group)
 
+    @cache
     def reduced(group: Group | None) -> tuple[Key, Count]:
         waiting = reduce_input_bytes(group, plan) if group and group not in rooted else 0
         return (Component.COMMUNICATION, f"{group.name if group else 'none'}/reduce_scatter"), waiting
+
+    @cache
+    def leaves(group: Group) -> Bag:
+        return group.gradients if tied and group is head else sharded_gradients(group, plan)
 
     def entering(before: Group | None, group: Group) -> Bag:
         """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local
@@ -140,15 +142,26 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
         return Bag.of([unsharded(group), fetched, reduced(after)])
 
     def leaving(before: Group | None, group: Group) -> Bag:
+        """The reduced shard beside its input, and its cast where gradients have another dtype than the reduction."""
         shard = ceil_div(reduced(group)[1], plan.mesh.dp_shard)
-        return Bag.of([arrived(None if keeps else before), reduced(group), ((Component.COMMUNICATION, f"{group.name}/reduced_shard"), shard), *group.gradients.held.items()])
+        cast = leaves(group).held.items() if plan.precision.reduce is not plan.precision.gradients else ()
+        own = ((Component.COMMUNICATION, f"{group.name}/reduced_shard"), shard)
+        return Bag.of([arrived(None if keeps else before), reduced(group), own, *cast, *group.gradients.held.items()])
+
+    def holds(group: Group) -> Bag:
+        return Bag.of([unsharded(group)]) if keeps or group is head else EMPTY
 
     root = Bag.of(_root(embeddings, head, plan)) if tied else EMPTY
     return Surroundings(
-        through=root, entering=entering, forward=forward,
-        holds=lambda group: Bag.of([unsharded(group)]) if keeps or group is head else EMPTY,
-        backward=backward, leaving=leaving, leaves=lambda group: group.gradients if tied and group is head else sharded_gradients(group, plan),
+        through=root, entering=entering, forward=cache(forward), holds=cache(holds), backward=cache(backward), leaving=cache(leaving),
+        leaves=leaves,
     )  # fmt: skip
+
+
+@formula(cites=TORCH_FSDP2, at="_fsdp_param_group.py:606-612: without gradient sync the whole gradients stay, in the reduce dtype")
+def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+    """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's no_sync)."""
+    return sum(h.times * plan.precision.reduce.nbytes(h.elements) for h in parameters if h.trains)
 
 
 def _root(embeddings: Group | None, head: Group | None, plan: Plan) -> list[tuple[Key, Count]]:

@@ -69,9 +69,7 @@ def _from_path(path: Path) -> ModelSpec:
     if is_folder(path):
         return _from_folder(path)
     if path.suffix == ".gguf":
-        from memsheet.readers.gguf_model import model_from_gguf
-
-        return model_from_gguf(path)
+        return _from_gguf(path)
     if path.suffix == ".safetensors":
         return _from_safetensors(path)
     return _from_config(path, "file", path)
@@ -85,9 +83,15 @@ def _from_folder(folder: Path) -> ModelSpec:
         file for file in folder.glob("*.gguf") if not re.search(r"-\d{5}-of-\d{5}\.gguf$", file.name) or "-00001-of-" in file.name
     )
     if len(files) == 1:
-        return model_from_gguf(files[0])
+        return _from_gguf(files[0])
     reason = f"holds {len(files)} GGUF models" if files else "holds no config.json and no GGUF file"
     raise refuse("model", str(folder), reason, "name one of them" if files else "is this the folder of a model's checkpoint?")
+
+
+def _from_gguf(path: Path) -> ModelSpec:
+    from memsheet.readers.gguf_model import model_from_gguf
+
+    return model_from_gguf(path)
 
 
 def _from_safetensors(path: Path) -> ModelSpec:
