@@ -1,5 +1,7 @@
 """The pages whose numbers are computed: ``python docs/generate.py`` writes them, a test fails when they drift."""
 
+# ruff: noqa: INP001
+
 from __future__ import annotations
 
 import sys
@@ -11,9 +13,8 @@ from typing import Any
 DOCS = Path(__file__).parent
 sys.path.insert(0, str(DOCS.parent / "tests"))
 
-from golden import worked  # noqa: E402
-
 import memsheet  # noqa: E402
+from golden import worked  # noqa: E402
 from memsheet.formulas.literature import segmented  # noqa: E402
 from memsheet.sheet import Component, Instant, Sheet  # noqa: E402
 from memsheet.units import GIB  # noqa: E402
@@ -29,11 +30,13 @@ VERDICTS = {True: "stands", False: "wrong", None: "a matter of definition"}
 def worked_examples() -> str:
     """reference/worked_examples.md."""
     wrong = [e for e in worked.examples() if e.agrees is False]
+    start = (
+        f"{len(worked.examples())} numbers that guides to this subject print, each computed again by memsheet's own code\n"
+        "(`tests/golden/worked.py` names the function behind every one).\n"
+        f"{len(wrong)} of them do not stand. GB is 10⁹ bytes, GiB is 2³⁰; ours is exact, rounded only for reading."
+    )
     return "\n".join([
-        GENERATED, "# Worked examples", "",
-        f"{len(worked.examples())} numbers that guides to this subject print, each computed again by memsheet's own code "
-        "(`tests/golden/worked.py` names the function behind every one). "
-        f"{len(wrong)} of them do not stand. GB is 10⁹ bytes, GiB is 2³⁰; ours is exact, rounded only for reading.", "",
+        GENERATED, "# Worked examples", "", start, "",
         *_tables(), "## Where the published number does not stand, and why", "",
         *(f"- **{_question(e)}.** Published: {e.published}. Ours: {_value(e.ours, e.unit)}. {e.note}" for e in wrong), "",
     ])  # fmt: skip
@@ -88,7 +91,11 @@ ROWS: tuple[tuple[str, dict[str, Any], int | None], ...] = (
 
 def kept_by_layers(sheet: Sheet) -> int:
     """Bytes that the layers hold from forward to backward, as they stand when the loss is computed."""
-    return sum(i.at[Instant.LOSS].value for i in sheet.items if i.component is Component.SAVED_ACTIVATIONS and i.path.startswith("model.layers.") and Instant.LOSS in i.at)
+    return sum(
+        i.at[Instant.LOSS].value
+        for i in sheet.items
+        if i.component is Component.SAVED_ACTIVATIONS and i.path.startswith("model.layers.") and Instant.LOSS in i.at
+    )
 
 
 def recompute_rows() -> list[tuple[str, int, int, int, str]]:

@@ -11,7 +11,7 @@ _FACTORS = {
     "b": 1, "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-_SIZE = re.compile(r"^\s*(\d{1,18})(?:\.(\d{1,9}))?\s*([a-zA-Z]*)\s*$")
+_SIZE = re.compile(r"^\s*(\d{1,18})(?:\.(\d{1,9}))?\s*([a-zA-Z]*)\s*$", re.ASCII)
 
 
 def parse_bytes(text: str, field: str = "size") -> int:

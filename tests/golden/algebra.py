@@ -78,7 +78,9 @@ LATENT = LatentAttention(
     qk_rope_head_dim=symbol("d_rope"), v_head_dim=symbol("d_v"), weights=(),
 )  # fmt: skip
 CROSS = CrossAttention(path="cross", heads=symbol("a"), kv_heads=symbol("k"), head_dim=symbol("d"), memory_hidden=8, weights=())
-MAMBA = StateSpace(path="mixer", kind="mamba", inner=8, state=8, conv_kernel=4, state_elements=symbol("state"), conv_elements=symbol("conv"), weights=())
+MAMBA = StateSpace(
+    path="mixer", kind="mamba", inner=8, state=8, conv_kernel=4, state_elements=symbol("state"), conv_elements=symbol("conv"), weights=()
+)
 MATRIX = Weight(path="w", shape=(symbol("V"), symbol("h")), role=Role.HEAD, cut=0, padded=True)
 HEADS = Weight(path="w", shape=(1024, symbol("h")), role=Role.LINEAR, cut=0, units=8)
 EXPERTS = Weight(path="w", shape=(symbol("E"), symbol("f"), symbol("h")), role=Role.EXPERT, cut=1)
@@ -99,7 +101,11 @@ def cases() -> dict[str, Cases]:
     """Arguments by formula, where names and annotations do not say enough."""
     mixed = NAMED_PRECISIONS["bf16-master"]
     s, b, h, a, t = (symbol(name) for name in "sbhat")
-    adamw, eight, sgd = (OptimizerName.ADAMW, Implementation.FUSED), (OptimizerName.ADAMW_8BIT, Implementation.BNB), (OptimizerName.SGD, Implementation.FUSED)
+    adamw, eight, sgd = (
+        (OptimizerName.ADAMW, Implementation.FUSED),
+        (OptimizerName.ADAMW_8BIT, Implementation.BNB),
+        (OptimizerName.SGD, Implementation.FUSED),
+    )
     x = (TENSOR, symbol("n"))
     return {
         "literature.adam_states": {"bf16-master": call(symbol("P"), mixed)},

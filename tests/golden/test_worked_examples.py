@@ -23,7 +23,9 @@ def test_the_collection_is_whole() -> None:
     assert all(e.note for e in worked.examples() if e.agrees is not True), "a number that does not stand is explained"
 
 
-@pytest.mark.parametrize("options", [{}, {"recompute": "full"}, {"recompute": "full", "loss": "fused"}, {"precision": "fp32", "recompute": "full"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"recompute": "full"}, {"recompute": "full", "loss": "fused"}, {"precision": "fp32", "recompute": "full"}]
+)
 def test_llama_3_70b_does_not_train_on_eight_cards_of_80_gb_whatever_is_done_to_activations(options: dict[str, str]) -> None:
     answer = worked.production(2048, 4, **options)
     assert answer.verdict is not None
@@ -38,7 +40,9 @@ def test_rank_16_on_four_projections_is_a_quarter_of_a_percent() -> None:
 def test_the_released_qwen_fits_where_the_published_shape_does_not() -> None:
     """7.6B in bf16 and sixteen sequences of 32k on one card of 80 GB; the published product (50 GB) is not what decides it."""
     weights, buffers = 15_231_233_024, 2 * 10**9
-    published, released = (next(e.ours for e in worked.examples() if e.id == name) for name in ("kv-qwen-as-published", "kv-qwen2.5-7b-real"))
+    published, released = (
+        next(e.ours for e in worked.examples() if e.id == name) for name in ("kv-qwen-as-published", "kv-qwen2.5-7b-real")
+    )
     assert weights == 2 * worked.parameter_count(worked.model("qwen2.5-7b"))
     assert published + weights + buffers > 80 * 10**9 > released + weights + buffers
 
@@ -48,7 +52,9 @@ def test_the_released_qwen_fits_where_the_published_shape_does_not() -> None:
 def test_the_closed_form_of_the_zero_paper_is_what_the_engine_keeps(stage: int, ranks: int) -> None:
     parameters = 7_000_000_000
     over = "dp_shard" if stage else "dp_replicate"
-    assert worked.states(parameters, zero=stage, **{over: ranks}) == literature.zero_states(parameters, worked.MIXED, stage=stage, ranks=ranks)
+    assert worked.states(parameters, zero=stage, **{over: ranks}) == literature.zero_states(
+        parameters, worked.MIXED, stage=stage, ranks=ranks
+    )
 
 
 def test_a_mesh_that_does_not_multiply_is_refused() -> None:

@@ -28,7 +28,9 @@ def test_bytes_of_a_tensor(name: str, elements: int, size: int) -> None:
     assert dtype.nbytes(elements) == size
 
 
-@pytest.mark.parametrize(("name", "bits"), [("Q4_0", 4.5), ("Q4_K", 4.5), ("Q5_K", 5.5), ("Q6_K", 6.5625), ("Q8_0", 8.5), ("Q2_K", 2.625), ("MXFP4", 4.25)])
+@pytest.mark.parametrize(
+    ("name", "bits"), [("Q4_0", 4.5), ("Q4_K", 4.5), ("Q5_K", 5.5), ("Q6_K", 6.5625), ("Q8_0", 8.5), ("Q2_K", 2.625), ("MXFP4", 4.25)]
+)
 def test_gguf_bits_a_weight_are_those_of_the_block_structs(name: str, bits: float) -> None:
     """ggml-common.h: bytes of a block over its elements."""
     assert 8 * GGUF[name].nbytes(256 * 1000) / (256 * 1000) == bits
@@ -36,7 +38,15 @@ def test_gguf_bits_a_weight_are_those_of_the_block_structs(name: str, bits: floa
 
 @pytest.mark.parametrize(
     ("spelled", "name"),
-    [("torch.bfloat16", "bf16"), ("float16", "fp16"), ("half", "fp16"), ("float8_e4m3fn", "fp8"), ("fp8_e5m2", "fp8"), ("bf16", "bf16"), ("gguf:Q4_K", "gguf:Q4_K")],
+    [
+        ("torch.bfloat16", "bf16"),
+        ("float16", "fp16"),
+        ("half", "fp16"),
+        ("float8_e4m3fn", "fp8"),
+        ("fp8_e5m2", "fp8"),
+        ("bf16", "bf16"),
+        ("gguf:Q4_K", "gguf:Q4_K"),
+    ],
 )
 def test_other_spellings(spelled: str, name: str) -> None:
     found = dtype_named(spelled)

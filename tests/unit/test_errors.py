@@ -8,7 +8,10 @@ from memsheet.errors import InputError, Problem, printable, refuse, require
 
 
 def test_a_problem_reads_as_one_sentence_and_a_hint() -> None:
-    assert str(Problem(field="mesh.tp", value=3, reason="does not divide 32 heads", hint="use 4")) == "mesh.tp = 3: does not divide 32 heads\n  hint: use 4"
+    assert (
+        str(Problem(field="mesh.tp", value=3, reason="does not divide 32 heads", hint="use 4"))
+        == "mesh.tp = 3: does not divide 32 heads\n  hint: use 4"
+    )
     assert str(Problem(field="seq_len", reason="is missing")) == "seq_len: is missing"
 
 

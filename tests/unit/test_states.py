@@ -40,7 +40,9 @@ PARAMETERS = memsheet.train("llama-tiny", seq_len=8).parameters
         ("fsdp2-mixed", "fsdp2", 4, 0, 4, 8),  # the shard is fp32, what is gathered is bf16
     ],
 )
-def test_bytes_a_parameter_follow_the_declared_dtypes(precision: str, engine: str, weights: int, master: int, gradients: int, moments: int) -> None:
+def test_bytes_a_parameter_follow_the_declared_dtypes(
+    precision: str, engine: str, weights: int, master: int, gradients: int, moments: int
+) -> None:
     held = sheet(precision=precision, engine=engine, optimizer_implementation="foreach")
     assert bytes_of(held, C.PARAMETERS) == weights * PARAMETERS
     assert bytes_of(held, C.MASTER_WEIGHTS) == master * PARAMETERS
@@ -50,7 +52,10 @@ def test_bytes_a_parameter_follow_the_declared_dtypes(precision: str, engine: st
 
 @pytest.mark.parametrize(("optimizer", "moments"), [("adamw", 8), ("sgd_momentum", 4), ("sgd", 0)])
 def test_an_optimizer_keeps_its_own_number_of_moments(optimizer: str, moments: int) -> None:
-    assert bytes_of(sheet(optimizer=optimizer, precision="fp32", optimizer_implementation="foreach"), C.OPTIMIZER_STATES) == moments * PARAMETERS
+    assert (
+        bytes_of(sheet(optimizer=optimizer, precision="fp32", optimizer_implementation="foreach"), C.OPTIMIZER_STATES)
+        == moments * PARAMETERS
+    )
 
 
 def test_fused_adamw_keeps_a_step_count_of_four_bytes_a_tensor_on_the_device() -> None:
@@ -62,7 +67,9 @@ def test_fused_adamw_keeps_a_step_count_of_four_bytes_a_tensor_on_the_device() -
 
 def test_foreach_copies_the_second_moments_and_the_loop_two_copies_of_one_tensor() -> None:
     """torch 2.13 adam.py:762-799 and :540-546."""
-    foreach, loop, fused = (bytes_of(sheet(precision="fp32", optimizer_implementation=how), C.TEMPORARIES) for how in ("foreach", "loop", "fused"))
+    foreach, loop, fused = (
+        bytes_of(sheet(precision="fp32", optimizer_implementation=how), C.TEMPORARIES) for how in ("foreach", "loop", "fused")
+    )
     assert foreach == 4 * PARAMETERS
     assert loop == 2 * 4 * 1024 * 256  # the embedding table is the largest tensor
     assert fused == 0

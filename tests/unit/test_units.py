@@ -29,7 +29,9 @@ def test_a_bare_letter_is_refused_with_both_readings(text: str) -> None:
     assert "iB (binary)" in problem.hint
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-1GB", "80", "80 bananas", "1e3GB", "80GB!", "٣GB", "9" * 40 + "GB", "1.2.3GB", "nan GB", "inf"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-1GB", "80", "80 bananas", "1e3GB", "80GB!", "٣GB", "9" * 40 + "GB", "1.2.3GB", "nan GB", "inf"]
+)
 def test_what_is_not_a_size_is_refused(text: str) -> None:
     with pytest.raises(InputError):
         parse_bytes(text)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memsheet.arith import Count, ceil_div, maximum
+from memsheet.arith import Count, at_least, ceil_div, maximum, where
 from memsheet.errors import Problem, require
+from memsheet.formulas.attention import table_dtype
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.ends import record_embeddings, record_head, record_loss
-from memsheet.formulas.evaluate import EMPTY, Bag, Part, evaluate, with_products
+from memsheet.formulas.evaluate import Bag, Part, evaluate, with_products
+from memsheet.formulas.families import habits
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.references import LIGER, TRANSFORMERS, formula
 from memsheet.sheet import Component
@@ -94,10 +96,15 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     return with_products({
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
+        "b": plan.microbatch, "b>1": several(plan.microbatch), "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
         "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "f": ceil_div(ff.intermediate, plan.mesh.tp),
         "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
     })  # fmt: skip
+
+
+def several(count: Count) -> Count:
+    """The count itself where it is more than one, else none."""
+    return where(at_least(count, 2), count, 0)
 
 
 def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: bool) -> tuple[Part, Part]:
@@ -107,8 +114,8 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
     plain = evaluate(record(block, how), axes, prefix, release=release)
     if plan.recompute.mode is RecomputeMode.NONE:
         return plain, plain
-    light = record(block, how, saving=False)
-    return evaluate(record(block, how), axes, prefix, release=release, forward=light), plain
+    light, again = record(block, how, saving=False), record(block, how, recomputed=True)
+    return evaluate(again, axes, prefix, release=release, forward=light), plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,23 +159,35 @@ def liger_chunk(tokens: Count, hidden: int, vocab: int) -> Count:
 
 def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     """What all layers share and keep for backward: rotary tables."""
-    attentions = [m for stack in spec.stacks for run in stack.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)]
-    widths = sorted({at.rotary_dim for at in attentions if at.rotary_dim})
-    return Bag.of(((Component.SAVED_ACTIVATIONS, "model.rotary_emb"), 2 * how.stream.nbytes(plan.seq_len * width)) for width in widths)
+    return Bag.of(((Component.SAVED_ACTIVATIONS, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=False))
+
+
+def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) -> list[Count]:
+    """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
+    kinds = {
+        (at.rotary_dim, table_dtype(how, habits(kind)))
+        for kind, at in _attentions(spec) if at.rotary_dim and habits(kind).own_tables is copied and not habits(kind).table_buffer
+    }  # fmt: skip
+    return [2 * dtype.nbytes(plan.seq_len * width) for width, dtype in sorted(kinds, key=lambda kind: kind[0])]
+
+
+def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    return [(block.kind, m) for block in blocks for m in block.mixers if isinstance(m, Attention)]
 
 
 def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
-    """Masks that live through the model's forward: one a kind of attention, in the compute dtype when eager, boolean for sdpa."""
-    attentions = [m for stack in spec.stacks for run in stack.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)]
+    """What lives through the model's forward: a mask for each kind of attention, in the compute dtype when eager, boolean for sdpa;
+    rotary tables that layers copy.
+    """
     if plan.attention is AttentionKind.EAGER:
-        dtype: DType | None = how.stream
-        kinds = {at.window if at.window and at.window < plan.seq_len else None for at in attentions}
+        dtype: DType = how.stream
+        kinds = {None if habits(kind).own_window else at.window for kind, at in _attentions(spec)}
     else:
-        dtype, kinds = BOOL, {at.window for at in attentions if _needs_mask(at, plan)}
-    if not kinds or dtype is None:
-        return EMPTY
-    size = len(kinds) * dtype.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
-    return Bag.of([((Component.TEMPORARIES, "model/causal_mask"), size)])
+        dtype, kinds = BOOL, {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}
+    size = dtype.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
+    tables = [((Component.TEMPORARIES, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
+    return Bag.of([*(((Component.TEMPORARIES, "model/causal_mask"), size) for _ in kinds), *tables])
 
 
 def stack_prefix(stack: Stack) -> str:

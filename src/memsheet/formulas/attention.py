@@ -11,13 +11,15 @@ from memsheet.formulas.families import Habits, Joint, Rest
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, project
 from memsheet.formulas.tape import Axis, Recorder, Shape, Tensor
-from memsheet.spec.dtypes import FP16, FP32, INT64
+from memsheet.spec.dtypes import FP16, FP32, INT64, DType
 from memsheet.spec.model import Attention, Norm, Weight
 
 Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None]]
 HEADS: Shape = ("b", "a", "s", "d")
 MERGED: Shape = ("b", "s", "a", "d")
 SCORES: Shape = ("b", "a", "s", "s")
+MANY = "b>1"
+"""The sequences where there are several, none where there is one."""
 
 
 def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor | None]:
@@ -25,7 +27,7 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits)
     weights = {w.path: w for w in at.weights}
     q, k, v = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
     if at.rotary_dim:
-        q, k = rotary(r, q, k, at, how, own)
+        q, k, _named = rotary(r, q, k, at, how, own)
     context, probabilities = CORES[how.attention](r, q, k, v, at, how, own)
     context = r.view(context, ("b", "s", "a·d"))
     out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
@@ -86,28 +88,38 @@ def _into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Atte
 # ---- rotary positions --------------------------------------------------------------------------------------------------------
 
 
-def rotary(r: Recorder, q: Tensor, k: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor]:
-    """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the rest."""
-    tables = [_table(r, at, how, own) for _ in range(2)]
+def rotary(r: Recorder, q: Tensor, k: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the rest.
+
+    Besides queries and keys, what the caller still names while attention runs.
+    """
+    tables = _tables(r, q, at, how, own)
     paths = (at.path + "/q", at.path + "/k")
     if own.rest is Rest.NONE:
-        return _turn(r, q, tables, paths[0], own), _turn(r, k, tables, paths[1], own)
+        return _turn(r, q, tables, paths[0], own), _turn(r, k, tables, paths[1], own), ()
     (q_turned, q_rest), (k_turned, k_rest) = _cut(r, q, at), _cut(r, k, at)
     if own.rest is Rest.AT_ONCE:
         q = _join(r, _turn(r, q_turned, tables, paths[0], own), q_rest, paths[0])
-        return q, _join(r, _turn(r, k_turned, tables, paths[1], own), k_rest, paths[1])
-    q_turned, k_turned = _turn(r, q_turned, tables, paths[0], own), _turn(r, k_turned, tables, paths[1], own)
+        return q, _join(r, _turn(r, k_turned, tables, paths[1], own), k_rest, paths[1]), ()
+    q_turned = _turn(r, q_turned, tables, paths[0], own)
+    k_turned = _turn(r, k_turned, _tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own)
+    named = (q_turned, q_rest, k_turned, k_rest) if own.rest is Rest.TO_THE_END else ()
     q = _join(r, q_turned, q_rest, paths[0])
     if own.rest is Rest.IN_TURN:
         del q_turned
-    return q, _join(r, k_turned, k_rest, paths[1])
+    return q, _join(r, k_turned, k_rest, paths[1]), named
 
 
-def _table(r: Recorder, at: Attention, how: Numerics, own: Habits) -> Tensor:
-    """Sines or cosines: the model's, or a copy of this layer's own."""
+def _tables(r: Recorder, q: Tensor, at: Attention, how: Numerics, own: Habits) -> list[Tensor]:
+    """Cosines and sines: the model's, or copies of this layer's own."""
     shape: Shape = ("s", at.rotary_dim)
-    dtype = FP32 if own.wide_tables else how.stream
-    return r.tensor(at.path + "/rotary_table", shape, dtype) if own.own_tables else Tensor(None, shape, dtype)
+    dtype = q.dtype if own.table_buffer else table_dtype(how, own)
+    path = at.path + "/rotary_table"
+    return [r.tensor(path, shape, dtype) if own.own_tables else Tensor(None, shape, dtype) for _ in range(2)]
+
+
+def table_dtype(how: Numerics, own: Habits) -> DType:
+    return FP32 if own.wide_tables else how.stream
 
 
 def _cut(r: Recorder, x: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
@@ -123,14 +135,14 @@ def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: Habits) 
     """X * cos + rotate(x) * sin; where asked, in fp32 and lowered again."""
     dtype = x.dtype
     if not own.wide_rotary:
-        return r.add(r.mul(x, tables[0], path + "/cos", reduces=True), _turned_sine(r, x, tables[1], path), path + "/rotary")
+        return r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
     x = r.cast(x, FP32, path + "/fp32")
-    total = r.add(r.mul(x, tables[0], path + "/cos", reduces=True), _turned_sine(r, x, tables[1], path), path + "/rotary")
+    total = r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
     return r.cast(total, dtype, path + "/rotary")
 
 
 def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
-    return r.mul(_rotate(r, x, path), table, path + "/sin", reduces=True)
+    return r.mul(_rotate(r, x, path), table, path + "/sin")
 
 
 def _rotate(r: Recorder, x: Tensor, path: str) -> Tensor:
@@ -144,21 +156,32 @@ def _rotate(r: Recorder, x: Tensor, path: str) -> Tensor:
 # ---- softmax(q k) v ------------------------------------------------------------------------------------------------------------
 
 
-def repeat_kv(r: Recorder, x: Tensor, path: str, *, grouped: bool) -> Tensor:
-    """Keys or values copied out for every query head; the gradient is summed back over the group."""
-    if not grouped:
+def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
+    """Keys or values copied out for every query head; the gradient is summed back over the group.
+
+    A single head is a view that a product over several sequences copies.
+    """
+    if at.heads == at.kv_heads:
         return x
     back, dtype = x.shape, x.dtype
-    return r.apply(r.tensor(path, HEADS, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+    if at.kv_heads == 1:
+        repeated = Tensor(r.storage(path, (MANY, *HEADS[1:]), dtype, base=x.storage), HEADS, dtype)
+    else:
+        repeated = r.tensor(path, HEADS, dtype)
+    return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
 
 
 def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor]:
     """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
-    path, grouped = at.path, at.heads != at.kv_heads
-    k, v = repeat_kv(r, k, path + "/k", grouped=grouped), repeat_kv(r, v, path + "/v", grouped=grouped)
+    path, interleaved = at.path, own.rest is Rest.NONE or not at.rotary_dim
+    k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     if own.wide_scores:
         q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
-    weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
+    spare = [_spare(r, q, path)] if interleaved else []
+    spare += [_spare(r, k, path)] if interleaved and at.heads == at.kv_heads else []
+    weights = r.product(q, k, SCORES, path + "/scores")
+    spare = spare if r.saves else []
+    weights = r.scale(weights, path + "/scores")
     if at.softcap:
         weights = r.scale(weights, path + "/softcap")
         weights = r.unary(weights, path + "/softcap", saves="output")
@@ -166,8 +189,16 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
     weights = r.cast(_softmax(r, weights, path, own), (q if own.wide_softmax else v).dtype, path + "/probabilities")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
+    spare += [_spare(r, v, path)] if at.heads == at.kv_heads else []
     out = r.product(weights, v, HEADS, path + "/context")
     return r.copy(out, MERGED, path + "/context"), weights
+
+
+def _spare(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """Heads that lie inside positions are copied for a product over several sequences. The copy is what is saved, the original
+    lives until attention is done: as if the original were saved and the copy lived as long.
+    """
+    return r.tensor(path + "/copy", (MANY, *x.shape[1:]), r.compute or x.dtype)
 
 
 def _softmax(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:
@@ -199,8 +230,8 @@ def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
 
 def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
     """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
-    path, grouped = at.path, at.heads != at.kv_heads
-    k, v = repeat_kv(r, k, path + "/k", grouped=grouped), repeat_kv(r, v, path + "/v", grouped=grouped)
+    path = at.path
+    k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     q, k, v = _lowered(r, q, k, v, path)
     bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
     out = r.tensor(path + "/context", q.shape, q.dtype)

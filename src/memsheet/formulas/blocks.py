@@ -14,7 +14,7 @@ from memsheet.formulas.families import habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tape import Recorder, Tape, Tensor
+from memsheet.formulas.tape import Pass, Recorder, Tape, Tensor
 from memsheet.spec.model import Arrangement, Attention, Block, Dense
 
 
@@ -67,9 +67,9 @@ def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> T
 
 
 @lru_cache(maxsize=512)
-def record(block: Block, how: Numerics, *, saving: bool = True) -> Tape:
-    """The tape of one block. ``saving``: False for a forward whose activations will be recomputed."""
-    r = Recorder(compute=how.autocast, saving=saving)
+def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool = False) -> Tape:
+    """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
+    r = Recorder(compute=how.autocast, pass_=Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
     x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
     return r.finish(forward(r, x, block, how), x)
 

@@ -9,44 +9,43 @@ from functools import lru_cache
 
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tape import Grad, Recorder, Tape, Tensor
+from memsheet.formulas.tape import Axis, Grad, Recorder, Tape, Tensor
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.model import Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: bool = False) -> Tensor:
-    """Token and position look-ups, their sum, scaling, norms and dropout. Indices are inputs; tables get dense gradients."""
-    tables = embeddings.weights
-    x = _look_up(r, tables[0].path, how, tied=tied)
-    for table in tables[1:]:
-        x = r.add(x, _look_up(r, table.path, how), "embeddings/sum")
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names.
+
+    Indices are inputs; tables get dense gradients.
+    """
+    first, *others = embeddings.weights
+    x = _look_up(r, first.path, "V0", how, "b", tied=tied)
+    rows = [_look_up(r, table.path, table.shape[0], how, 1) for table in others]
+    named = (x, *rows) if rows else ()
+    for row in rows:
+        x = r.add(x, row, "embeddings/sum")
     if embeddings.scaled:
         x = r.scale(x, "embeddings/scaled")
     for norm in embeddings.norms:
         x = normalise(r, x, norm, how)
-    return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout)
+    return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout), named
 
 
-def _look_up(r: Recorder, path: str, how: Numerics, *, tied: bool = False) -> Tensor:
-    """Rows of a table. ``tied``: the head's gradient waits; unless a cast made it, it is a view, and added into a third."""
-    table = r.parameter(path, ("V0", "h"), how.parameters, trains=how.trains)
+def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis, *, tied: bool = False) -> Tensor:
+    """Rows of a table. ``tied``: the head's gradient of it waits, a transposed view unless a cast made it anew."""
     dtype = how.parameters
+    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=tied and r.compute is None)
     name = path.removesuffix(".weight")
-
-    def backward(_: Grad) -> list[Grad | None]:
-        own = r.grad(("V0", "h"), dtype)
-        total = r.grad(("V0", "h"), dtype) if tied and r.compute is None else None
-        del total
-        return [own]
-
-    return r.apply(r.tensor(f"{name}/output", ("b", "s", "h"), dtype), (table,), (), backward)
+    return r.apply(r.tensor(f"{name}/output", (sequences, "s", "h"), dtype), (table,), (), lambda _: [r.grad((rows, "h"), dtype)])
 
 
 @lru_cache(maxsize=64)
 def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = False) -> Tape:
     r = Recorder(compute=how.autocast)
-    return r.finish(embed(r, embeddings, how, tied=tied))
+    x, named = embed(r, embeddings, how, tied=tied)
+    return r.finish(x, lingering=named)
 
 
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics) -> Tensor:
@@ -78,10 +77,10 @@ def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
     logits = r.tensor("loss/chunk_logits", ("c", "V"), x.dtype)
     product = r.tensor("loss/chunk_grad_weight", ("V", "h"), weight.dtype) if weight.needs_grad else None
     del logits, product
-    shape, dtype, back = x.shape, x.dtype, weight.dtype
+    metas = [(t.shape, t.dtype, t.needs_grad) for t in (x, weight)]
 
     def backward(_: Grad) -> list[Grad | None]:
-        return [r.grad(shape, dtype), r.grad(("V", "h"), back)]
+        return [r.grad(shape, dtype) if need else None for shape, dtype, need in metas]
 
     return r.apply(r.tensor("loss/value", (1,), FP32), (x, weight), grads, backward)
 

@@ -21,6 +21,7 @@ class Rest(Enum):
     AT_ONCE = "at once"  # queries are turned and joined to their rest, then keys
     IN_TURN = "in turn"  # both are turned, then each is joined
     TOGETHER = "together"  # the same, and what was turned lives until both are joined
+    TO_THE_END = "to the end"  # the same, and all parts live until attention is done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +31,23 @@ class Habits:
     joint: Joint = Joint.SPLIT
     rest: Rest = Rest.NONE
     own_tables: bool = False  # each layer repeats the rotary tables for itself
+    table_buffer: bool = False  # from a buffer of the layer, for queries and keys each, in their dtype
     wide_tables: bool = False  # the tables stay in fp32
     wide_rotary: bool = False  # queries and keys are turned in fp32
     before_heads: bool = False  # rotary runs before heads move in front of the sequence
     wide_scores: bool = False  # queries and keys are raised to fp32 for their product
     wide_softmax: bool = True  # softmax is asked for in fp32
     scaled_query: bool = False  # queries are scaled as they are made
+    own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
     in_place: bool = False  # scores and sums of branches are updated in place
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
 _GPT = Habits(branch_dropout=True)
 HABITS: dict[str, Habits] = {
-    "phi": Habits(rest=Rest.TOGETHER, branch_dropout=True),
+    "phi": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
     "phi3": Habits(joint=Joint.SLICES, rest=Rest.AT_ONCE, branch_dropout=True),
-    "stablelm": Habits(rest=Rest.TOGETHER, branch_dropout=True),
+    "stablelm": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
     "nemotron": Habits(rest=Rest.TOGETHER),
     "glm": Habits(own_tables=True, rest=Rest.IN_TURN),
     "glm4": Habits(own_tables=True, rest=Rest.IN_TURN),
@@ -54,9 +57,9 @@ HABITS: dict[str, Habits] = {
     "starcoder2": Habits(branch_dropout=True),
     "gpt2": Habits(wide_softmax=False, branch_dropout=True),
     "gpt_bigcode": _GPT,
-    "gpt_neo": Habits(wide_scores=True, wide_softmax=False, branch_dropout=True),
+    "gpt_neo": Habits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True),
     "gptj": Habits(
-        rest=Rest.TOGETHER, own_tables=True, before_heads=True, wide_scores=True, wide_softmax=False,
+        rest=Rest.TO_THE_END, own_tables=True, table_buffer=True, before_heads=True, wide_scores=True, wide_softmax=False,
         branch_dropout=True,
     ),
     "gpt_neox": Habits(rest=Rest.IN_TURN, branch_dropout=True),

@@ -13,11 +13,9 @@ Activation = Callable[[Recorder, Tensor, str], Tensor]
 
 
 def _gelu_new(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """0.5 * x * (1 + tanh(c * (x + 0.044715 * x**3))), operation by operation; autocast runs the power in fp32."""
+    """0.5 * x * (1 + tanh(c * (x + 0.044715 * x**3))), operation by operation."""
     half = r.scale(x, path)
-    base = x if r.compute is None else r.cast(x, FP32, path + "/pow")
-    cube = r.unary(base, path + "/pow", saves="input", temporaries=2)
-    del base
+    cube = _power(r, x, path)
     cube = r.scale(cube, path)
     inner = r.add(x, cube, path)
     del cube
@@ -36,7 +34,14 @@ def _relu(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 
 def _relu2(r: Recorder, x: Tensor, path: str) -> Tensor:
-    return r.unary(_relu(r, x, path), path + "/square", saves="input", temporaries=2)
+    x = _relu(r, x, path)
+    return _power(r, x, path)
+
+
+def _power(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """A square or cube; autocast runs it in fp32."""
+    x = x if r.compute is None else r.cast(x, FP32, path + "/pow")
+    return r.unary(x, path + "/pow", saves="input", temporaries=2)
 
 
 ACTIVATIONS: dict[str, Activation] = {

@@ -15,12 +15,12 @@ def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Te
     weight, dtype = parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
     mean = _mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
-    x = r.mul(x, _reciprocal_root(r, mean, path), path + "/normalized", reduces=True)
+    x = r.mul(x, _reciprocal_root(r, mean, path), path + "/normalized")
     if norm.kind is NormKind.RMS:
-        return r.mul(r.cast(x, dtype, path + "/normalized"), weight, path + "/output", reduces=True)
+        return r.mul(r.cast(x, dtype, path + "/normalized"), weight, path + "/output")
     if norm.kind is NormKind.RMS_OFFSET:
         weight = r.unary(r.cast(weight, FP32, path + "/weight"), path + "/weight", saves="nothing")
-    return r.cast(r.mul(x, weight, path + "/scaled", reduces=True), dtype, path + "/output")
+    return r.cast(r.mul(x, weight, path + "/scaled"), dtype, path + "/output")
 
 
 def _mean(r: Recorder, x: Tensor, path: str) -> Tensor:
@@ -68,8 +68,8 @@ def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numer
     x = r.cast(x, FP32, path + "/fp32")
     mean = _mean(r, x, path)
     variance = _mean(r, r.unary(r.add(x, mean, path + "/centred"), path + "/pow", saves="input", temporaries=2), path)
-    x = r.mul(r.add(x, mean, path + "/numerator"), _reciprocal_root(r, variance, path), path + "/normalized", reduces=True)
-    x = r.mul(x, r.cast(weight, FP32, path + "/weight"), path + "/scaled", reduces=True)
+    x = r.mul(r.add(x, mean, path + "/numerator"), _reciprocal_root(r, variance, path), path + "/normalized")
+    x = r.mul(x, r.cast(weight, FP32, path + "/weight"), path + "/scaled")
     return r.cast(x, dtype, path + "/output")
 
 

@@ -101,12 +101,18 @@ def _growing(spec: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Co
 
 def replace_counts(spec: ModelSpec) -> ModelSpec:
     """The model with each distinct layer once."""
-    stacks = tuple(replace(s, runs=tuple(replace(r, count=1, pattern=tuple(dict.fromkeys(r.pattern))[:1]) for r in s.runs[:1])) for s in spec.stacks)
+    stacks = tuple(
+        replace(s, runs=tuple(replace(r, count=1, pattern=tuple(dict.fromkeys(r.pattern))[:1]) for r in s.runs[:1])) for s in spec.stacks
+    )
     return replace(spec, stacks=stacks)
 
 
 def _exact(spec: ModelSpec, plan: Plan) -> bool:
-    return all(unmodelled(b) is None for s in spec.stacks for r in s.runs for b in r.pattern) and isinstance(plan.mesh.tp, int) and plan.mesh.tp == 1
+    return (
+        all(unmodelled(b) is None for s in spec.stacks for r in s.runs for b in r.pattern)
+        and isinstance(plan.mesh.tp, int)
+        and plan.mesh.tp == 1
+    )
 
 
 def _widest(spec: ModelSpec, plan: Plan, engine: Engine, sequences: Count, tokens: Count) -> Bytes:
@@ -179,7 +185,13 @@ def serving_facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: 
     tp, full = plan.mesh.tp, plan.max_model_len or 0
     a_token = bytes_per_token(spec, plan.kv_dtype, tp)
     a_sequence = sum(cache_bytes(spec, plan.kv_dtype, full, 1, tp=tp).values())
-    facts: dict[str, Any] = {"kv_bytes_per_token": a_token, "kv_bytes_per_sequence": a_sequence, "kv_tokens": 0, "pages": 0, "max_sequences": {}}
+    facts: dict[str, Any] = {
+        "kv_bytes_per_token": a_token,
+        "kv_bytes_per_sequence": a_sequence,
+        "kv_tokens": 0,
+        "pages": 0,
+        "max_sequences": {},
+    }
     if cluster is None or plan.phase == "load":
         return facts
     free = min(_free_for_cache(sheet, cluster) for sheet in sheets) * len(sheets)

@@ -86,14 +86,23 @@ def high_points(log: Log, alive: frozenset[int] = frozenset(), *, release_gradie
     return tuple(dict.fromkeys((*points, tuple(live)))) if rising or not points else tuple(dict.fromkeys(points))
 
 
+class Pass(Enum):
+    """Which forward and backward of a part are recorded."""
+
+    PLAIN = "plain"
+    LIGHT = "light"  # a forward that saves nothing, because it will be recomputed
+    RECOMPUTED = "recomputed"  # a forward run again inside backward, and that backward
+
+
 class Storage:
-    """Memory that is freed when nothing refers to it any more."""
+    """Memory that is freed when nothing refers to it any more. ``base``: another that lives as long."""
 
-    __slots__ = ("_log", "index")
+    __slots__ = ("_log", "base", "index")
 
-    def __init__(self, log: list[tuple[Event, int]], index: int) -> None:
+    def __init__(self, log: list[tuple[Event, int]], index: int, base: Storage | None = None) -> None:
         self._log = log
         self.index = index
+        self.base = base
         log.append((Event.ALLOC, index))
 
     def __del__(self) -> None:
@@ -101,25 +110,27 @@ class Storage:
 
 
 class Node:
-    """An operation that backward will undo. ``saved`` keeps storages alive until then."""
+    """An operation that backward will undo. ``saved`` keeps storages alive until then; ``metas`` say what its inputs looked like."""
 
-    __slots__ = ("backward", "edges", "order", "saved")
+    __slots__ = ("backward", "edges", "metas", "order", "saved")
 
-    def __init__(self, order: int, edges: tuple[Edge | None, ...], saved: list[Any], backward: Callable[..., Any]) -> None:
+    def __init__(self, order: int, edges: tuple[Edge | None, ...], metas: list[Meta], saved: list[Any], backward: Backward) -> None:
         self.order = order
         self.edges = edges
+        self.metas = metas
         self.saved = saved
         self.backward = backward
 
 
 class Leaf:
-    """A parameter that trains: gradients end here."""
+    """A parameter that trains: gradients end here. ``joined``: another gradient waits for this one, and they are added into a third."""
 
-    __slots__ = ("dtype", "path")
+    __slots__ = ("dtype", "joined", "path")
 
-    def __init__(self, path: str, dtype: DType) -> None:
+    def __init__(self, path: str, dtype: DType, *, joined: bool = False) -> None:
         self.path = path
         self.dtype = dtype
+        self.joined = joined
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +149,8 @@ class Tensor:
 
 
 Edge = tuple[Node | Leaf, int]
+Meta = tuple[Shape, DType]
+Backward = Callable[..., "list[Grad | None]"]
 
 
 @dataclass(slots=True, eq=False)
@@ -150,10 +163,13 @@ class Grad:
 
 
 class Recorder:
-    """Records one part of a model. ``compute``: the autocast dtype, or None. ``saving``: False for a forward that will be recomputed."""
+    """Records one part of a model. ``compute``: the autocast dtype, or None.
 
-    def __init__(self, *, compute: DType | None = None, saving: bool = True) -> None:
-        self.saving = saving
+    ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up when it is read.
+    """
+
+    def __init__(self, *, compute: DType | None = None, pass_: Pass = Pass.PLAIN) -> None:
+        self.pass_ = pass_
         self.entries: list[Entry] = []
         self.log: list[tuple[Event, int]] = []
         self.compute = compute
@@ -162,11 +178,15 @@ class Recorder:
         self._inputs: set[int] = set()
         self._gradients: list[Storage] = []  # parameters' gradients stay when backward has passed
 
+    @property
+    def saves(self) -> bool:
+        return self.pass_ is not Pass.LIGHT
+
     # ---- making tensors -------------------------------------------------------------------------------------------
 
-    def storage(self, path: str, shape: Shape, dtype: DType, *, weight_cast: bool = False) -> Storage:
+    def storage(self, path: str, shape: Shape, dtype: DType, *, weight_cast: bool = False, base: Storage | None = None) -> Storage:
         self.entries.append(Entry(path, shape, dtype, weight_cast))
-        return Storage(self.log, len(self.entries) - 1)
+        return Storage(self.log, len(self.entries) - 1, base)
 
     def tensor(self, path: str, shape: Shape, dtype: DType) -> Tensor:
         return Tensor(self.storage(path, shape, dtype), shape, dtype)
@@ -179,20 +199,25 @@ class Recorder:
         x = self.tensor("input", shape, dtype)
         self._inputs.add(len(self.entries) - 1)
         if needs_grad:
-            x.node = Node(0, (), [], lambda _: [])
+            x.node = Node(0, (), [], [], lambda _: [])
         return x
 
-    def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True) -> Tensor:
-        return Tensor(None, shape, dtype, Leaf(path, dtype) if trains else None)
+    def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: bool = False) -> Tensor:
+        return Tensor(None, shape, dtype, Leaf(path, dtype, joined=joined) if trains else None)
 
     def apply(
-        self, out: Tensor, inputs: Iterable[Tensor], saved: Iterable[Tensor], backward: Callable[..., list[Grad | None]]
+        self, out: Tensor, inputs: tuple[Tensor, ...], saved: Iterable[Tensor], backward: Backward
     ) -> Tensor:
-        """Give ``out`` its place in the graph. ``backward(g)`` returns a gradient for each input (None where not needed)."""
+        """Give ``out`` its place in the graph.
+
+        ``backward(g)`` returns a gradient for each input (None where not needed); the engine then sums and casts it to the input's
+        shape and dtype where they differ (validate_outputs).
+        """
         edges = tuple((t.node, t.port) if t.node else None for t in inputs)
-        if any(edges) and self.saving:
+        if any(edges) and self.saves:
             self._nodes += 1
-            out.node = Node(self._nodes, edges, [t.storage for t in saved], backward)
+            metas = [(t.shape, t.dtype) for t in inputs]
+            out.node = Node(self._nodes, edges, metas, [t.storage for t in saved], backward)
         return out
 
     # ---- operations: what each saves (DERIVATIVES) and what its backward allocates -----------------------------------
@@ -249,36 +274,28 @@ class Recorder:
             weight = self.grad(weight_shape, dtype, f"{path}/dequantized")
             grad = self.grad(back_shape, dtype)
             del weight
-            return [grad, None]
+            return [grad, None][: 2 if bias else 1]
 
         return self.apply(result, (x, bias) if bias else (x,), (), backward)
 
     def add(self, a: Tensor, b: Tensor, path: str) -> Tensor:
         """Saves nothing; the gradient passes through, cast where the operands' dtypes differ."""
-        dtype = _promote(a.dtype, b.dtype)
-        metas = [(t.shape, t.dtype, t.needs_grad) for t in (a, b)]
+        needs = (a.needs_grad, b.needs_grad)
 
         def backward(g: Grad) -> list[Grad | None]:
-            return [None if not need else Grad(g.storage, s, d) if d is g.dtype else self.grad(s, d) for s, d, need in metas]
+            return [Grad(g.storage, g.shape, g.dtype) if need else None for need in needs]
 
-        return self.apply(self.tensor(path, a.shape, dtype), (a, b), (), backward)
+        return self.apply(self.tensor(path, a.shape, _promote(a.dtype, b.dtype)), (a, b), (), backward)
 
-    def mul(self, a: Tensor, b: Tensor, path: str, *, shape: Shape | None = None, reduces: bool = False) -> Tensor:
-        """Saves each operand that the other's gradient needs. ``reduces``: b was broadcast, its gradient is summed."""
-        dtype = _promote(a.dtype, b.dtype)
-        shape = shape or a.shape
+    def mul(self, a: Tensor, b: Tensor, path: str) -> Tensor:
+        """Saves each operand that the other's gradient needs. Where b is broadcast, the engine sums its gradient."""
+        shape, needs = a.shape, (a.needs_grad, b.needs_grad)
         saved = ([b] if a.needs_grad else []) + ([a] if b.needs_grad else [])
-        wide = shape
-        metas = [(t.shape, t.dtype, t.needs_grad) for t in (a, b)]
 
         def backward(g: Grad) -> list[Grad | None]:
-            grads = [self.grad(wide, g.dtype) if need else None for _, _, need in metas]
-            for n, (own_shape, own_dtype, need) in enumerate(metas):
-                if need and (own_shape != wide or own_dtype is not g.dtype or (n == 1 and reduces)):
-                    grads[n] = self.grad(own_shape, own_dtype)
-            return grads
+            return [self.grad(shape, g.dtype) if need else None for need in needs]
 
-        return self.apply(self.tensor(path, shape, dtype), (a, b), saved, backward)
+        return self.apply(self.tensor(path, shape, _promote(a.dtype, b.dtype)), (a, b), saved, backward)
 
     def scale(self, x: Tensor, path: str) -> Tensor:
         """``x * constant``: saves nothing, its gradient is a new tensor."""
@@ -413,20 +430,25 @@ class Recorder:
         return Tape(tuple(self.entries), forward, backward, saved, cached, frozenset({made}) - {-1}, frozenset(self._inputs & saved))
 
     def _play(self, root: Edge, grad: Grad) -> None:
-        """Torch's engine: the youngest node first; a node's saved tensors go when it has run."""
+        """Torch's engine: the youngest node first; a node's saved tensors go when it has run, or, recomputed, when it has read them."""
         pending: dict[Node, dict[int, Grad]] = {}
         self._deliver(pending, root, grad)
         del grad
         while any(node.order for node in pending):
             node = max(pending, key=lambda n: n.order)
             grads = self._run(node, pending.pop(node))
-            node.saved.clear()
             for edge in node.edges:
                 self._deliver(pending, edge, grads.pop(0))
 
-    @staticmethod
-    def _run(node: Node, arrived: dict[int, Grad]) -> list[Grad | None]:
-        return list(node.backward(*arrived.values()))
+    def _run(self, node: Node, arrived: dict[int, Grad]) -> list[Grad | None]:
+        grads = list(node.backward(*arrived.values()))
+        if self.pass_ is Pass.RECOMPUTED:
+            node.saved.clear()
+        for n, (meta, grad) in enumerate(zip(node.metas, grads, strict=True)):
+            if grad is not None and meta != (grad.shape, grad.dtype):
+                grads[n] = self.grad(*meta)
+        node.saved.clear()
+        return grads
 
     def _deliver(self, pending: dict[Node, dict[int, Grad]], edge: Edge | None, grad: Grad | None) -> None:
         if edge is None or grad is None:
@@ -434,6 +456,8 @@ class Recorder:
         node, port = edge
         if isinstance(node, Leaf):
             if grad.storage is not None:
+                total = self.grad(grad.shape, grad.dtype) if node.joined else None
+                del total
                 self.log.append((Event.GRADIENT, grad.storage.index))
                 self._gradients.append(grad.storage)
             return

@@ -179,8 +179,9 @@ def _segment(step: Step) -> list[tuple[Count, Bag]]:
 
 
 def _cached(walk: Walk, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
-    """Weights' casts that autocast keeps from layers that save nothing."""
-    moment = [(layers.count, group.part.cached) for layers in walk.layers[:run] for group in layers.pattern]
+    """What the model's forward keeps besides: embeddings it still names, weights' casts of layers that save nothing."""
+    moment = [(1, walk.embeddings.part.cached)] if walk.embeddings else []
+    moment += [(layers.count, group.part.cached) for layers in walk.layers[:run] for group in layers.pattern]
     moment += [(repetition, group.part.cached) for group in walk.layers[run].pattern]
     return moment + [(1, group.part.cached) for group in walk.layers[run].pattern[:place]]
 

@@ -311,7 +311,9 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     if answer.cluster:
         after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value)} free"
     if fix.host_bytes:
-        after += f", and {look.need(fix.host_bytes)} of host memory a rank"
+        ranks = answer.cluster.per_node if answer.cluster else 1
+        node = f" ({look.need(fix.host_bytes * ranks)} a node of {ranks})" if ranks > 1 else ""
+        after += f", and {look.need(fix.host_bytes)} of host memory a rank{node}"
     return Group(Text(title, "bold"), table, Text(after))
 
 
