@@ -140,7 +140,7 @@ def _inputs(plan: Plan) -> Bag:
 def _allocated(items: list[Item]) -> dict[Instant, Count]:
     """Tensor bytes at each instant."""
     found: dict[Instant, Count] = {}
-    for item in items:
+    for item in (i for i in items if i.component is not Component.ALLOCATOR_SLACK):
         for instant, size in item.at.items():
             found[instant] = found[instant] + size.value if instant in found else size.value
     return found

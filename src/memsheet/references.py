@@ -30,6 +30,7 @@ LIGER = Reference("Liger Kernel: Efficient Triton Kernels for LLM Training", "ar
 DERIVATIVES = Reference("PyTorch 2.13 derivatives.yaml", "pytorch/pytorch tools/autograd/derivatives.yaml")
 TORCH_OPTIM = Reference("PyTorch 2.13 torch.optim.AdamW", "pytorch/pytorch torch/optim/adam.py")
 TORCH_FSDP2 = Reference("PyTorch 2.13 fully_shard", "pytorch/pytorch torch/distributed/fsdp/_fully_shard")
+TORCH_ALLOCATOR = Reference("PyTorch 2.13 CUDA caching allocator", "pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp")
 TORCH_DDP = Reference("PyTorch 2.13 DistributedDataParallel", "pytorch/pytorch torch/csrc/distributed/c10d/reducer.cpp")
 TRANSFORMERS = Reference("transformers 5.23", "huggingface/transformers src/transformers/models")
 TRANSFORMERS_CACHE = Reference("transformers 5.23 caches", "huggingface/transformers src/transformers/cache_utils.py")

@@ -18,6 +18,7 @@ NUMBERS = ("Count", "int", "Bytes", "dict[str, Count]", "tuple[Count, ...]", "di
 
 # What returns a number and is no formula: it adds up, counts or picks what formulas gave.
 EXCEPTIONS = {
+    "activations.several": "an axis of a shape: sequences where there are two or more",
     "evaluate.weigh": "adds up bags",
     "evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
     "evaluate.with_products": "names products of axes",

@@ -131,9 +131,7 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> 
     """The two ends of a stage."""
     how, stack = numerics(plan, engine), spec.stacks[-1]
     axes = _end_axes(spec, plan)
-    # a tied table already has the head's gradient when its own arrives
-    added = release or spec.head.tied
-    first = evaluate(record_embeddings(spec.embeddings, how, tied=spec.head.tied), axes, "", release=added) if spec.embeddings.weights else None
+    first = evaluate(record_embeddings(spec.embeddings, how, tied=spec.head.tied), axes, "", release=release) if spec.embeddings.weights else None
     last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)

@@ -9,7 +9,7 @@ from functools import lru_cache
 
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tape import Axis, Grad, Recorder, Tape, Tensor
+from memsheet.formulas.tape import Axis, Grad, Joined, Recorder, Tape, Tensor
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.model import Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
@@ -36,7 +36,8 @@ def embed(r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: bool = Fa
 def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis, *, tied: bool = False) -> Tensor:
     """Rows of a table. ``tied``: the head's gradient of it waits, a transposed view unless a cast made it anew."""
     dtype = how.parameters
-    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=tied and r.compute is None)
+    joined = (Joined.ANEW if r.compute is None else Joined.IN_PLACE) if tied else Joined.NO
+    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=joined)
     name = path.removesuffix(".weight")
     return r.apply(r.tensor(f"{name}/output", (sequences, "s", "h"), dtype), (table,), (), lambda _: [r.grad((rows, "h"), dtype)])
 

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
-from memsheet.arith import Count, at_least, minimum, where
+from memsheet.arith import Count, at_least, minimum, round_up, where
 from memsheet.catalog import overheads
+from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Component, Derived, Evidence, Fitted, FromCode, Instant, Item
 from memsheet.spec.device import Cluster
 from memsheet.spec.plan import Plan
+from memsheet.units import MIB
 
 
 @lru_cache(maxsize=1)
@@ -65,6 +67,24 @@ def _when(component: Component, plan: Plan, instants: Iterable[Instant]) -> list
     """A server has made no matrix product yet, and so no workspace, when its weights have just arrived."""
     late = component is Component.WORKSPACES and plan.task == "infer"
     return [instant for instant in instants if not (late and instant is Instant.LOAD)]
+
+
+SMALL_BYTES, LARGE_BYTES = MIB, 10 * MIB
+SMALL_SEGMENT, MIDDLE_SEGMENT, ROUNDING = 2 * MIB, 20 * MIB, 2 * MIB
+"""kSmallSize, kMinLargeAlloc, kSmallBuffer, large_segment_size and kRoundLarge of torch 2.13 c10/core/AllocatorConfig.h:17-25, 174."""
+ALLOCATOR = FromCode("pytorch/pytorch", "cf30153c4c131c8164ee7798e5022d810682e2cb", "c10/core/AllocatorConfig.h", 17)
+
+
+@formula(cites=TORCH_ALLOCATOR, at="get_allocation_size: up to 1 MiB from 2 MiB segments, up to 10 MiB from 20 MiB ones, above rounded to 2 MiB")
+def loading_slack(tensors: Iterable[tuple[Count, int]]) -> Count:
+    """What segments hold beyond tensors that are placed one after another and stay, given as (bytes, how many)."""
+    small = middle = rounded = 0
+    for size, times in tensors:
+        is_large, is_small = at_least(size, LARGE_BYTES), at_least(SMALL_BYTES, size)
+        rounded = rounded + times * where(is_large, round_up(size, ROUNDING) - size, 0)
+        small = small + times * where(is_small, size, 0)
+        middle = middle + times * where(is_large, 0, where(is_small, 0, size))
+    return rounded + round_up(small, SMALL_SEGMENT) - small + round_up(middle, MIDDLE_SEGMENT) - middle
 
 
 def _communicators(plan: Plan, entry: dict[str, Any]) -> Bytes:

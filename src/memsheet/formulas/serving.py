@@ -12,6 +12,7 @@ from memsheet.formulas.activations import block_axes, block_numerics, masks, num
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.evaluate import evaluate
 from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
 from memsheet.formulas.states import Keeping, held_tensors, parameter_bytes
 from memsheet.references import TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
@@ -33,6 +34,8 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
     weights = parameter_bytes(spec, plan, held, engine.sharding)
     items = [Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS)) for (c, path), size in weights.items()]
+    gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
+    items.append(Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR))
     return items if plan.phase == "load" else [*items, *_cache_items(spec, plan), *_working_items(spec, plan, engine)]
 
 

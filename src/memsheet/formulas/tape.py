@@ -122,12 +122,20 @@ class Node:
         self.backward = backward
 
 
+class Joined(Enum):
+    """Whether a parameter's gradient is added to another of its gradients that waits already (a tied table)."""
+
+    NO = "no"
+    IN_PLACE = "in place"
+    ANEW = "anew"  # into a third tensor, because the one that waits is a view
+
+
 class Leaf:
-    """A parameter that trains: gradients end here. ``joined``: another gradient waits for this one, and they are added into a third."""
+    """A parameter that trains: gradients end here."""
 
     __slots__ = ("dtype", "joined", "path")
 
-    def __init__(self, path: str, dtype: DType, *, joined: bool = False) -> None:
+    def __init__(self, path: str, dtype: DType, *, joined: Joined = Joined.NO) -> None:
         self.path = path
         self.dtype = dtype
         self.joined = joined
@@ -202,7 +210,7 @@ class Recorder:
             x.node = Node(0, (), [], [], lambda _: [])
         return x
 
-    def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: bool = False) -> Tensor:
+    def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO) -> Tensor:
         return Tensor(None, shape, dtype, Leaf(path, dtype, joined=joined) if trains else None)
 
     def apply(
@@ -456,16 +464,21 @@ class Recorder:
         node, port = edge
         if isinstance(node, Leaf):
             if grad.storage is not None:
-                total = self.grad(grad.shape, grad.dtype) if node.joined else None
-                del total
-                self.log.append((Event.GRADIENT, grad.storage.index))
-                self._gradients.append(grad.storage)
+                self._arrive(node, grad, grad.storage)
             return
         ports = pending.setdefault(node, {})
         if port not in ports:
             ports[port] = grad
         elif sys.getrefcount(ports[port].storage) > _SOLE_OWNER:  # the engine may not add in place into shared memory
             ports[port] = self.grad(grad.shape, grad.dtype)
+
+
+    def _arrive(self, leaf: Leaf, grad: Grad, storage: Storage) -> None:
+        total = self.grad(grad.shape, grad.dtype) if leaf.joined is Joined.ANEW else None
+        del total
+        self.log.append((Event.GRADIENT, storage.index))
+        if leaf.joined is Joined.NO:
+            self._gradients.append(storage)
 
 
 _SOLE_OWNER = 2  # the Grad itself and getrefcount's argument
