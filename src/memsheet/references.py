@@ -23,6 +23,7 @@ SUBLINEAR = Reference("Training Deep Nets with Sublinear Memory Cost", "arXiv:16
 FLASH = Reference("FlashAttention-2", "arXiv:2307.08691")
 LORA = Reference("LoRA: Low-Rank Adaptation of Large Language Models", "arXiv:2106.09685")
 QLORA = Reference("QLoRA: Efficient Finetuning of Quantized LLMs", "arXiv:2305.14314")
+LLM_INT8 = Reference("LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale", "arXiv:2208.07339")
 EIGHT_BIT = Reference("8-bit Optimizers via Block-wise Quantization", "arXiv:2110.02861")
 DEEPSEEK_V2 = Reference("DeepSeek-V2", "arXiv:2405.04434")
 PAGED = Reference("Efficient Memory Management for LLM Serving with PagedAttention", "arXiv:2309.06180")

@@ -19,7 +19,8 @@ from memsheet.formulas.groups import Group, Walk, walk
 from memsheet.formulas.states import Held
 from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
-from memsheet.resolve import NAMED_PRECISIONS, resolve
+from memsheet.resolve import resolve
+from memsheet.spec.defaults import NAMED_PRECISIONS
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BF16, FP32
 from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight

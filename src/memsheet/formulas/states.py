@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.params import buffers, tensors
 from memsheet.formulas.sharding import dim0_shard, elements_of, held_shape
-from memsheet.references import EIGHT_BIT, LORA, TORCH_OPTIM, ZERO, formula
+from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCH_OPTIM, ZERO, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import FP32, INT8_ADAM, DType, dtype_named
+from memsheet.spec.dtypes import FP32, INT8, INT8_ADAM, DType, dtype_named
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
 from memsheet.spec.plan import Implementation, OptimizerName, Plan, Quantization
@@ -100,12 +100,18 @@ def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
     return held.elements
 
 
+@formula(cites=LLM_INT8, at="section 3.1: one fp32 constant a row of an int8 matrix")
+def row_scales(held: Held) -> Count:
+    """Bytes of the scales that int8 storage keeps for each row of a matrix; other formats carry theirs in the dtype."""
+    return FP32.nbytes(held.shape[-2] * (held.elements // (held.shape[-1] * held.shape[-2]))) if held.dtype is INT8 else 0
+
+
 @formula(cites=ZERO, at="section 3.1: parameters, gradients and optimizer states in their own dtypes")
 def parameter_bytes(spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...], sharding: Sharding) -> dict[tuple[Component, str], Count]:
     """Parameters (and buffers) kept on one rank between steps."""
     result: dict[tuple[Component, str], Count] = {}
     for held in tensors_held:
-        _add(result, (Component.PARAMETERS, module_of(held.path)), held.times * held.dtype.nbytes(parameter_shard(held, plan, sharding)))
+        _add(result, (Component.PARAMETERS, module_of(held.path)), held.times * (held.dtype.nbytes(parameter_shard(held, plan, sharding)) + row_scales(held)))
     for path, weight, times in buffers(spec):
         dtype = dtype_named(weight.dtype) if weight.dtype else None
         _add(result, (Component.BUFFERS, path), times * (dtype or plan.precision.parameters).nbytes(weight.elements))

@@ -1,0 +1,56 @@
+"""What names in a plan stand for, and which keys a plan may not set yet: tables of data that ``resolve.py`` reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet.spec import dtypes
+from memsheet.spec.dtypes import BF16, FP16, FP32
+from memsheet.spec.plan import Precision
+
+NAMED_PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision(parameters=FP32, compute=FP32, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+    "bf16-autocast": Precision(parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+    "fp16-autocast": Precision(parameters=FP32, compute=FP16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+    "bf16-master": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=FP32, moments=FP32),
+    "bf16-pure": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=None, moments=BF16),
+    "fsdp2-mixed": Precision(parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+}
+ADAPTER_PRECISION = Precision(parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32)
+"""A frozen bf16 base with fp32 adapters: peft raises adapters to fp32 unless told otherwise (autocast_adapter_dtype)."""
+
+QUANTIZED = {
+    "nf4": dtypes.NF4, "fp4": dtypes.FP4_BNB, "int8": dtypes.INT8, "int4": dtypes.INT4, "fp8": dtypes.FP8, "mxfp4": dtypes.MXFP4,
+    "nvfp4": dtypes.NVFP4, "mxfp8": dtypes.MXFP8, "fp8-block": dtypes.FP8_BLOCK, "awq-int4": dtypes.AWQ_INT4,
+    "gptq-int4": dtypes.GPTQ_INT4, "gptq-int8": dtypes.GPTQ_INT8,
+}  # fmt: skip
+TRAINABLE_QUANTIZED = ("nf4", "fp4")
+
+# peft's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+LORA_TARGETS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "phi", "opt", "gptj"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("bloom", "gpt_neox", "falcon"), ("query_key_value",)),
+    "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "t5": ("q", "v"),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
+}  # fmt: skip
+# the keys of a plan that change memory and are not accounted yet; any value but these is refused
+UNMODELLED: dict[str, tuple[Any, ...]] = {
+    "compile": (False,), "optimizer_in_backward": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
+    "context_parallel_comm": (), "fp8.recipe": (), "fp8.param_storage": (), "fp8.all_gather": (), "recompute.modules": (),
+    "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
+    "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
+    "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (), "serving.fused_moe": (),
+    "serving.k_dtype": (),
+}  # fmt: skip
+
+# keys that only the other task reads; any value but these is refused rather than ignored
+_OF_TRAINING: dict[str, tuple[Any, ...]] = {
+    "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (),
+    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",),
+    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
+    "offload.activations": (False,),
+}  # fmt: skip
+_OF_SERVING: dict[str, tuple[Any, ...]] = {
+    "phase": (), **dict.fromkeys(("serving.max_model_len", "serving.max_sequences", "serving.kv_dtype", "serving.prompt_tokens", "serving.output_tokens"), ()),
+}  # fmt: skip
+OTHER_TASK = {"infer": _OF_TRAINING, "train": _OF_SERVING}
