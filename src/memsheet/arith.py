@@ -123,6 +123,22 @@ def at_least(a: Count, b: Count) -> Any:
     return a >= b
 
 
+LARGEST_POWER = 62
+"""int64 holds no larger power of two."""
+
+
+def power_of_two_at_least(a: Count) -> Count:
+    """The smallest power of two that is at least ``a``, for positive ``a``."""
+    if type(a) is int:
+        return 1 << (a - 1).bit_length()
+    if isinstance(a, Term):
+        return _call("power_of_two_at_least", a)
+    power: Count = a - a + 1
+    for _ in range(LARGEST_POWER):
+        power = where(power >= a, power, power * 2)
+    return power
+
+
 def agreed(condition: Any) -> bool:
     """The one truth of a condition that every plan of a stratum shares: a choice that follows from counts.
 

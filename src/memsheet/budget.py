@@ -41,6 +41,7 @@ class Change:
     saves_bytes: int
     words: str
     needs: str = ""  # what it costs elsewhere: host memory, more GPUs, another kind of training
+    also: tuple[tuple[str, Any, Any], ...] = ()  # further keys that change with it, as (key, before, after)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

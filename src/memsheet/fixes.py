@@ -190,9 +190,10 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
     host = max(sheet.host_bytes for sheet in sheets) * cluster.per_node
     if cluster.host_bytes is not None and host > cluster.host_bytes:
         return None
+    (key, after), *rest = ((k, v) for k, v in edits.items() if v is not None)
     change = Change(
-        key=next(iter(edits)), before=_before(state, next(iter(edits))), after=next(iter(edits.values())), words=candidate.words,
-        saves_bytes=state.bytes - int(verdict.device.high), needs=candidate.needs,
+        key=key, before=_before(state, key), after=after, words=candidate.words, saves_bytes=state.bytes - int(verdict.device.high),
+        needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
     )  # fmt: skip
     return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change))
 
@@ -202,7 +203,8 @@ def _before(state: _Tried, key: str) -> Any:
         "gpus": state.cluster.count, "loss": state.plan.loss.value, "recompute.mode": state.plan.recompute.mode.value,
         "microbatch": state.plan.microbatch, "zero": state.plan.zero, "engine": state.plan.engine,
         "optimizer.name": state.plan.optimizer.name.value if state.plan.optimizer else None,
-        "offload.optimizer": state.plan.offload.optimizer,
+        "offload.optimizer": state.plan.offload.optimizer, "offload.parameters": state.plan.offload.parameters,
+        "global_batch": state.plan.global_batch, "adapter.rank": None, "quantization.weights": None,
     }  # fmt: skip
     return values.get(key)
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from memsheet.engines import MODELLED, find_engine
+from memsheet.engines.verified import NO_SDPA
 from memsheet.errors import Problem, require
 from memsheet.spec import dtypes
 from memsheet.spec.check import Request, check_request
@@ -111,7 +112,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         seq_len=_seq_len(gaps, task, model), vocab_multiple=gaps.get("vocab_multiple", 1, silent=True), precision=precision,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
-        attention=gaps.choice("attention", AttentionKind.SDPA, engine.attention, engine.name),
+        attention=gaps.choice("attention", _default_attention(model), engine.attention, engine.name),
         loss=gaps.choice("loss", Loss.PLAIN, engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
@@ -134,6 +135,12 @@ def _engine(gaps: _Gaps, task: str, gpus: int | None) -> Engine:
         require(gaps.problems)
     assert engine is not None
     return engine
+
+
+def _default_attention(model: ModelSpec | None) -> AttentionKind:
+    """sdpa, where the family has it."""
+    kinds = {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern} if model else set()
+    return AttentionKind.EAGER if kinds & NO_SDPA else AttentionKind.SDPA
 
 
 def _product(request: Request) -> int:
@@ -234,6 +241,9 @@ def _seq_len(gaps: _Gaps, task: str, model: ModelSpec | None) -> int:
 
 def _max_model_len(gaps: _Gaps, task: str) -> int | None:
     given: int | None = gaps.request.get("serving.max_model_len")
+    asked = gaps.request.get("serving.prompt_tokens")
+    if given is not None and asked is not None and asked > given:
+        gaps.wrong("serving.prompt_tokens", asked, f"exceeds max_model_len {given}")
     if given is None:
         prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
         given = prompt + output if prompt is not None and output is not None else gaps.request.get("seq_len")
@@ -307,6 +317,8 @@ def _recompute(gaps: _Gaps, engine: Engine, model: ModelSpec | None) -> Recomput
     implied = RecomputeMode.FULL if every or segments or counted else RecomputeMode.NONE
     mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
     layers = sum(stack.layers for stack in model.stacks) if model else None
+    if mode is not RecomputeMode.FULL and implied is RecomputeMode.FULL:
+        gaps.wrong("recompute.mode", mode.value, "recomputes nothing layer by layer, and every, layers or segments is given", "give --recompute full")
     if sum(x is not None for x in (every, segments, counted)) > 1:
         gaps.wrong("recompute", None, "every, layers and segments exclude one another")
     for key, value in (("segments", segments), ("layers", counted)):

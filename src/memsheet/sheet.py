@@ -186,22 +186,27 @@ class Sheet:
     def peak_instant(self) -> Instant:
         return max(self.instants, key=lambda i: self.at(i).value)
 
+    def _peak(self, without: tuple[Component, ...]) -> Bytes:
+        """The range of the peak: each end is the largest over instants, for another instant than the expected one may reach higher."""
+        sizes = [self.at(instant, without=without) for instant in self.instants]
+        return Bytes(max(s.low for s in sizes), max(s.value for s in sizes), max(s.high for s in sizes))
+
     @property
     def allocated(self) -> Bytes:
         """Tensors, as the caching allocator counts them, at the peak."""
-        return self.at(self.peak_instant)
+        return self._peak(OUTSIDE_TENSORS)
 
     peak = allocated
 
     @property
     def reserved(self) -> Bytes:
         """The allocator's segments at the peak: tensors and slack."""
-        return self.at(self.peak_instant, without=OUTSIDE_ALLOCATOR)
+        return self._peak(OUTSIDE_ALLOCATOR)
 
     @property
     def device(self) -> Bytes:
         """What the driver shows at the peak: reserved, context and libraries."""
-        return self.at(self.peak_instant, without=())
+        return self._peak(())
 
     def by(self, depth: int = 0) -> dict[tuple[str, ...], Bytes]:
         """Bytes at the peak by component and the first ``depth`` parts of the path, largest first."""

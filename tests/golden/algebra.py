@@ -20,8 +20,8 @@ from memsheet.formulas.states import Held
 from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
 from memsheet.resolve import resolve
-from memsheet.spec.defaults import NAMED_PRECISIONS
 from memsheet.sheet import Component
+from memsheet.spec.defaults import NAMED_PRECISIONS
 from memsheet.spec.dtypes import BF16, FP32
 from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight
 from memsheet.spec.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule

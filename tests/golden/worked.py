@@ -21,8 +21,8 @@ from memsheet.formulas.params import parameter_count, tensors
 from memsheet.formulas.sharding import elements_of, held_shape
 from memsheet.formulas.states import Held, eight_bit_states, held_tensors
 from memsheet.readers.model import read_model
-from memsheet.spec.defaults import NAMED_PRECISIONS
 from memsheet.sheet import STATES, Component, Instant
+from memsheet.spec.defaults import NAMED_PRECISIONS
 from memsheet.spec.dtypes import BF16, FP32, dtype_named
 from memsheet.spec.model import ModelSpec, Role
 from memsheet.spec.plan import Mesh

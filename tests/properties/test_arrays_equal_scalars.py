@@ -104,13 +104,11 @@ def test_inside_a_sliding_window() -> None:
     compare("mistral-7b", plan_of("mistral-7b", {"task": "train", "engine": "fsdp2", "seq_len": 128}), {"seq_len": [128, 4095, 4096]})
 
 
-@pytest.mark.xfail(reason="activations._needs_mask takes an array of lengths for one without a mask", strict=False)
 def test_beyond_a_sliding_window() -> None:
     """Each layer takes a mask there; a stratum lies on one side of the window."""
     compare("mistral-7b", plan_of("mistral-7b", {"task": "train", "engine": "fsdp2", "seq_len": 128}), {"seq_len": [4097, 9000]})
 
 
-@pytest.mark.xfail(reason="activations.liger_chunk rounds an int up to a power of two, an array not", strict=False)
 def test_fused_loss() -> None:
     compare("llama-tiny", plan_of("llama-tiny", {"task": "train", "seq_len": 128, "loss": "fused"}), {"seq_len": [100, 130, 2049]})
 

@@ -156,12 +156,10 @@ def test_accumulation_is_what_the_global_batch_leaves() -> None:
 @pytest.mark.parametrize(
     "keys",
     [
-        pytest.param({"recompute__layers": 2}, id="recompute.layers"),  # accounted as if every layer were recomputed
         pytest.param({"recompute__mode": "none", "recompute__every": 2}, id="recompute.every without recompute"),
         pytest.param({"task": "infer", "seq_len": None, "serving__max_model_len": 8, "serving__prompt_tokens": 9}, id="a prompt longer than the model's"),
     ],
 )  # fmt: skip
-@pytest.mark.xfail(reason="accepted and ignored so far", strict=False)
 def test_an_option_is_never_ignored(keys: dict[str, Any]) -> None:
     with pytest.raises(InputError):
         asked(**keys)

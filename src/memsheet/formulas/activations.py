@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memsheet.arith import Count, at_least, ceil_div, maximum, where
+from memsheet.arith import Count, agreed, at_least, ceil_div, maximum, power_of_two_at_least
+from memsheet.engines.verified import NO_SDPA, VERIFIED
 from memsheet.errors import Problem, require
 from memsheet.formulas.attention import table_dtype
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.ends import record_embeddings, record_head, record_loss
-from memsheet.formulas.evaluate import Bag, Part, evaluate, with_products
+from memsheet.formulas.evaluate import Bag, Part, choose, evaluate, with_products
 from memsheet.formulas.families import habits
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.references import LIGER, TRANSFORMERS, formula
@@ -60,7 +61,7 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
 
 def _needs_mask(at: Attention, plan: Plan) -> bool:
     """A window shorter than the sequence is a mask in sdpa; the flash-attn package takes it as a number."""
-    return plan.attention is AttentionKind.SDPA and at.window is not None and isinstance(plan.seq_len, int) and at.window < plan.seq_len
+    return plan.attention is AttentionKind.SDPA and at.window is not None and agreed(at.window < plan.seq_len)
 
 
 def check_modelled(spec: ModelSpec, plan: Plan) -> None:
@@ -78,14 +79,15 @@ def check_modelled(spec: ModelSpec, plan: Plan) -> None:
 
 
 def _unmodelled(block: Block, plan: Plan) -> str | None:
-    why = unmodelled(block)
-    if why or plan.attention is AttentionKind.EAGER:
+    if why := unmodelled(block):
         return why
+    if block.kind in NO_SDPA and plan.attention is AttentionKind.SDPA:
+        return "transformers has no sdpa for them; give --attention eager"
+    if plan.attention not in VERIFIED.get(block.kind, ()):
+        return f"they were not compared with their real code under {plan.attention.value} attention; `memsheet trace` runs it"
     at = block.mixers[0]
-    if isinstance(at, Attention) and at.head_dim > FLASH_MAX_HEAD:
+    if isinstance(at, Attention) and at.head_dim > FLASH_MAX_HEAD and plan.attention is not AttentionKind.EAGER:
         return f"head dim {at.head_dim} exceeds the {FLASH_MAX_HEAD} of flash kernels; give --attention eager"
-    if isinstance(at, Attention) and at.softcap and plan.attention is AttentionKind.SDPA:
-        return "sdpa has no soft cap on scores; give --attention eager"
     return None
 
 
@@ -96,20 +98,25 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
     return with_products({
-        "b": plan.microbatch, "b>1": several(plan.microbatch), "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
+        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
         "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "f": ceil_div(ff.intermediate, plan.mesh.tp),
         "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
     })  # fmt: skip
 
 
-def several(count: Count) -> Count:
-    """The count itself where it is more than one, else none."""
-    return where(at_least(count, 2), count, 0)
-
-
 def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: bool) -> tuple[Part, Part]:
     """A block as it runs in a step (recomputed on its own if the plan says so), and as it would run without recompute."""
     how = block_numerics(block, plan, numerics(plan, engine))
+    if how.attention is not AttentionKernel.EAGER:
+        return _parts(block, prefix, plan, how, release=release)
+    if isinstance(plan.microbatch, int):
+        return _parts(block, prefix, plan, replace(how, several=plan.microbatch > 1), release=release)
+    one, many = (_parts(block, prefix, plan, replace(how, several=several), release=release) for several in (False, True))
+    condition = at_least(plan.microbatch, 2)
+    return choose(condition, many[0], one[0]), choose(condition, many[1], one[1])
+
+
+def _parts(block: Block, prefix: str, plan: Plan, how: Numerics, *, release: bool) -> tuple[Part, Part]:
     axes = block_axes(block, plan)
     plain = evaluate(record(block, how), axes, prefix, release=release)
     if plan.recompute.mode is RecomputeMode.NONE:
@@ -151,8 +158,7 @@ def _end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
 @formula(cites=LIGER, at="fused_linear_cross_entropy.py: the next power of two of tokens over ceil(V / h)")
 def liger_chunk(tokens: Count, hidden: int, vocab: int) -> Count:
     """Tokens whose logits exist at once in the fused loss."""
-    chunk = ceil_div(tokens, ceil_div(vocab, hidden))
-    return 1 << (chunk - 1).bit_length() if isinstance(chunk, int) and chunk > 0 else chunk
+    return power_of_two_at_least(ceil_div(tokens, ceil_div(vocab, hidden)))
 
 
 def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:

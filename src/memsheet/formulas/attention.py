@@ -18,8 +18,6 @@ Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits],
 HEADS: Shape = ("b", "a", "s", "d")
 MERGED: Shape = ("b", "s", "a", "d")
 SCORES: Shape = ("b", "a", "s", "s")
-MANY = "b>1"
-"""The sequences where there are several, none where there is one."""
 
 
 def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor | None]:
@@ -46,9 +44,6 @@ def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], ho
             return r.split(whole, shapes)
         case Joint.SLICES:
             return [r.slice(whole, shape) for shape in shapes]
-        case Joint.INDEXED:
-            q = r.slice(whole, shapes[0])
-            return [q, *(r.gather(whole, shape, at.path + "/" + part) for shape, part in zip(shapes[1:], "kv", strict=True))]
 
 
 def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
@@ -132,13 +127,12 @@ def _join(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
 
 
 def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: Habits) -> Tensor:
-    """X * cos + rotate(x) * sin; where asked, in fp32 and lowered again."""
+    """The sum of x * cos and rotated x * sin; what fp32 tables or an fp32 head widened is lowered again."""
     dtype = x.dtype
-    if not own.wide_rotary:
-        return r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
-    x = r.cast(x, FP32, path + "/fp32")
-    total = r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
-    return r.cast(total, dtype, path + "/rotary")
+    if own.wide_rotary:
+        x = r.cast(x, FP32, path + "/fp32")
+    turned = r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
+    return r.cast(turned, dtype, path + "/rotary") if own.wide_rotary or own.wide_tables else turned
 
 
 def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
@@ -157,30 +151,23 @@ def _rotate(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 
 def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
-    """Keys or values copied out for every query head; the gradient is summed back over the group.
-
-    A single head is a view that a product over several sequences copies.
-    """
+    """Keys or values for every query head: copied out, but a single head is only a view. The gradient is summed back over the group."""
     if at.heads == at.kv_heads:
         return x
     back, dtype = x.shape, x.dtype
-    if at.kv_heads == 1:
-        repeated = Tensor(r.storage(path, (MANY, *HEADS[1:]), dtype, base=x.storage), HEADS, dtype)
-    else:
-        repeated = r.tensor(path, HEADS, dtype)
+    repeated = Tensor(x.storage, HEADS, dtype) if at.kv_heads == 1 else r.tensor(path, HEADS, dtype)
     return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
 
 
 def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor]:
     """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
-    path, interleaved = at.path, own.rest is Rest.NONE or not at.rotary_dim
+    path = at.path
+    inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
+    views = at.heads == at.kv_heads or at.kv_heads == 1
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     if own.wide_scores:
         q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
-    spare = [_spare(r, q, path)] if interleaved else []
-    spare += [_spare(r, k, path)] if interleaved and at.heads == at.kv_heads else []
-    weights = r.product(q, k, SCORES, path + "/scores")
-    spare = spare if r.saves else []
+    weights = r.product(q, k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1)))
     weights = r.scale(weights, path + "/scores")
     if at.softcap:
         weights = r.scale(weights, path + "/softcap")
@@ -189,16 +176,8 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
     weights = r.cast(_softmax(r, weights, path, own), (q if own.wide_softmax else v).dtype, path + "/probabilities")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
-    spare += [_spare(r, v, path)] if at.heads == at.kv_heads else []
-    out = r.product(weights, v, HEADS, path + "/context")
+    out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
     return r.copy(out, MERGED, path + "/context"), weights
-
-
-def _spare(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """Heads that lie inside positions are copied for a product over several sequences. The copy is what is saved, the original
-    lives until attention is done: as if the original were saved and the copy lived as long.
-    """
-    return r.tensor(path + "/copy", (MANY, *x.shape[1:]), r.compute or x.dtype)
 
 
 def _softmax(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:

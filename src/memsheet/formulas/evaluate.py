@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 from memsheet.arith import Count, maximum, where
 from memsheet.formulas.tape import Entry, Log, Tape, high_points
@@ -84,6 +85,18 @@ class Part:
     arriving: Bag  # what the part before hands over
     output: Count  # bytes handed to the part after
     keeps_input: bool = False  # whether it saves what it was handed
+
+
+def choose(condition: Any, a: Part, b: Part) -> Part:
+    """``a`` where the condition holds, else ``b``; element by element for arrays."""
+    bags = {
+        name: Bag(
+            {key: where(condition, x.held.get(key, 0), y.held.get(key, 0)) for key in {**x.held, **y.held}}, where(condition, x.total, y.total),
+        )
+        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving")
+        for x, y in [(getattr(a, name), getattr(b, name))]
+    }  # fmt: skip
+    return replace(a, **bags, output=where(condition, a.output, b.output))
 
 
 @lru_cache(maxsize=1024)

@@ -11,7 +11,6 @@ class Joint(Enum):
 
     SPLIT = "split"  # views of one split: their gradients are joined once
     SLICES = "slices"  # a slice each: every gradient is a full-size tensor of zeros around its part
-    INDEXED = "indexed"  # queries a slice, keys and values copied out by index (falcon)
 
 
 class Rest(Enum):
@@ -32,19 +31,19 @@ class Habits:
     rest: Rest = Rest.NONE
     own_tables: bool = False  # each layer repeats the rotary tables for itself
     table_buffer: bool = False  # from a buffer of the layer, for queries and keys each, in their dtype
-    wide_tables: bool = False  # the tables stay in fp32
+    wide_tables: bool = False  # the tables stay in fp32; what they widen is lowered again
     wide_rotary: bool = False  # queries and keys are turned in fp32
-    before_heads: bool = False  # rotary runs before heads move in front of the sequence
     wide_scores: bool = False  # queries and keys are raised to fp32 for their product
     wide_softmax: bool = True  # softmax is asked for in fp32
     scaled_query: bool = False  # queries are scaled as they are made
     own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
-    in_place: bool = False  # scores and sums of branches are updated in place
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
 _GPT = Habits(branch_dropout=True)
 HABITS: dict[str, Habits] = {
+    "olmo": Habits(wide_tables=True),
+    "olmo2": Habits(wide_tables=True),
     "phi": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
     "phi3": Habits(joint=Joint.SLICES, rest=Rest.AT_ONCE, branch_dropout=True),
     "stablelm": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
@@ -59,12 +58,11 @@ HABITS: dict[str, Habits] = {
     "gpt_bigcode": _GPT,
     "gpt_neo": Habits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True),
     "gptj": Habits(
-        rest=Rest.TO_THE_END, own_tables=True, table_buffer=True, before_heads=True, wide_scores=True, wide_softmax=False,
+        rest=Rest.TO_THE_END, own_tables=True, table_buffer=True, wide_scores=True, wide_softmax=False,
         branch_dropout=True,
     ),
     "gpt_neox": Habits(rest=Rest.IN_TURN, branch_dropout=True),
     "opt": Habits(scaled_query=True, branch_dropout=True),
-    "falcon": Habits(joint=Joint.INDEXED, in_place=True, branch_dropout=True),
 }  # fmt: skip
 LLAMA = Habits()
 

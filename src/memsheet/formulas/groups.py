@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memsheet.formulas.activations import block_part, end_parts, stack_prefix
 from memsheet.formulas.evaluate import Bag, Part
 from memsheet.formulas.states import Held, held
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
-from memsheet.spec.plan import Plan
+from memsheet.spec.plan import Plan, RecomputeMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,17 +75,37 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Walk:
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they are made."""
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
-    made: dict[Block, Group] = {}
+    made: dict[tuple[Block, bool], Group] = {}
     layers = []
-    for run in stack.runs:
-        for block in run.pattern:
-            if block not in made:
-                made[block] = _layer(block, stack, plan, engine, release=release)
-        layers.append(Layers(tuple(made[block] for block in run.pattern), run.count))
+    for pattern, count, recomputed in _cut_at_recompute(stack, plan):
+        for block in pattern:
+            if (block, recomputed) not in made:
+                made[block, recomputed] = _layer(block, stack, _as_run(plan, recomputed=recomputed), engine, release=release)
+        layers.append(Layers(tuple(made[block, recomputed] for block in pattern), count))
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     first = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
     return Walk(embeddings=first, layers=tuple(layers), head=last, loss=ends.loss, tied=tied)
+
+
+def _as_run(plan: Plan, *, recomputed: bool) -> Plan:
+    return plan if recomputed else replace(plan, recompute=replace(plan.recompute, mode=RecomputeMode.NONE))
+
+
+def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...], int, bool]]:
+    """Runs of a stack as (pattern, count, whether they are recomputed): ``recompute.layers`` recomputes only the first so many."""
+    first = plan.recompute.layers if plan.recompute.layers is not None else stack.layers
+    for run in stack.runs:
+        width = len(run.pattern)
+        whole, part = divmod(min(max(first, 0), width * run.count), width)
+        first -= width * run.count
+        if whole:
+            yield run.pattern, whole, True
+        if part:
+            yield run.pattern[:part], 1, True
+            yield run.pattern[part:], 1, False
+        if run.count - whole - bool(part):
+            yield run.pattern, run.count - whole - bool(part), False
 
 
 def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: bool) -> Group:

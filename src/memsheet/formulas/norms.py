@@ -35,7 +35,7 @@ def _reciprocal_root(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 
 def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
-    """Torch's fused layer norm: saves its input and two fp32 statistics a position. Autocast runs it in fp32."""
+    """Torch's fused layer norm: saves its input, its weights and two fp32 statistics a position. Autocast runs it in fp32."""
     if r.compute is not None:
         x = r.cast(x, FP32, path + "/input")
     return fused_layer_norm(r, x, tuple(parameter(r, w, how, path) for w in norm.weights), path)
@@ -45,7 +45,7 @@ def fused_layer_norm(r: Recorder, x: Tensor, weights: tuple[Tensor, ...], path: 
     line: Shape = (*x.shape[:-1], 1)
     output = r.tensor(path + "/output", x.shape, x.dtype)
     mean, rstd = r.tensor(path + "/mean", line, FP32), r.tensor(path + "/rstd", line, FP32)
-    return r.custom(path, (x, *weights), output, (x, mean, rstd))
+    return r.custom(path, (x, *weights), output, (x, *weights, mean, rstd))
 
 
 def wide_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:

@@ -34,6 +34,7 @@ class Numerics:
     adapter_dropout: bool = False
     quantized: bool = False  # linear weights are dequantized for each use
     padded_head: int | None = None  # flash pads the head dim to this many
+    several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
     mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
 
 

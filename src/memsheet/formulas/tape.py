@@ -95,14 +95,13 @@ class Pass(Enum):
 
 
 class Storage:
-    """Memory that is freed when nothing refers to it any more. ``base``: another that lives as long."""
+    """Memory that is freed when nothing refers to it any more."""
 
-    __slots__ = ("_log", "base", "index")
+    __slots__ = ("_log", "index")
 
-    def __init__(self, log: list[tuple[Event, int]], index: int, base: Storage | None = None) -> None:
+    def __init__(self, log: list[tuple[Event, int]], index: int) -> None:
         self._log = log
         self.index = index
-        self.base = base
         log.append((Event.ALLOC, index))
 
     def __del__(self) -> None:
@@ -192,9 +191,9 @@ class Recorder:
 
     # ---- making tensors -------------------------------------------------------------------------------------------
 
-    def storage(self, path: str, shape: Shape, dtype: DType, *, weight_cast: bool = False, base: Storage | None = None) -> Storage:
+    def storage(self, path: str, shape: Shape, dtype: DType, *, weight_cast: bool = False) -> Storage:
         self.entries.append(Entry(path, shape, dtype, weight_cast))
-        return Storage(self.log, len(self.entries) - 1, base)
+        return Storage(self.log, len(self.entries) - 1)
 
     def tensor(self, path: str, shape: Shape, dtype: DType) -> Tensor:
         return Tensor(self.storage(path, shape, dtype), shape, dtype)
@@ -356,11 +355,6 @@ class Recorder:
         back, dtype = x.shape, x.dtype
         return self.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda g: [self.grad(back, dtype)])
 
-    def gather(self, x: Tensor, shape: Shape, path: str) -> Tensor:
-        """Part of ``x`` copied out by index; its gradient is a full-size tensor of zeros around it."""
-        back, dtype = x.shape, x.dtype
-        return self.apply(self.tensor(path, shape, dtype), (x,), (), lambda g: [self.grad(back, dtype)])
-
     def split(self, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
         """All parts of ``x`` as views; their gradients are concatenated into one tensor."""
         back, dtype = x.shape, x.dtype
@@ -401,10 +395,14 @@ class Recorder:
 
         return self.apply(out, inputs, saved, backward)
 
-    def product(self, a: Tensor, b: Tensor, shape: Shape, path: str) -> Tensor:
-        """A batched matrix product: saves each operand for the other's gradient; the second's is made first."""
+    def product(self, a: Tensor, b: Tensor, shape: Shape, path: str, *, copies: tuple[bool, bool] = (False, False)) -> Tensor:
+        """A batched matrix product: saves each operand for the other's gradient; the second's is made first.
+
+        ``copies``: the operands whose batch is no view of one dimension, and is copied.
+        """
         b = self.autocast(b, path + "/b")
         a = self.autocast(a, path + "/a")
+        a, b = (self.copy(x, x.shape, path + "/copy") if strided else x for x, strided in zip((a, b), copies, strict=True))
         saved = [x for x, other in ((a, b), (b, a)) if other.needs_grad]
         metas = [(t.shape, t.dtype, t.needs_grad) for t in (b, a)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import Enum
 from typing import Any
@@ -174,15 +174,16 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
 
 
 def _fix(fix: Fix) -> dict[str, Any]:
-    changes = [_change(change) for change in fix.changes]
+    changes = [row for change in fix.changes for row in _changes(change)]
     return {"changes": changes, **_range(fix.device, "device"), "host_bytes": int(fix.host_bytes)}
 
 
-def _change(change: Change) -> dict[str, Any]:
-    return {
-        "key": change.key, "from": _plain(change.before), "to": _plain(change.after), "saves_bytes": int(change.saves_bytes),
-        "words": change.words, "needs": change.needs,
-    }  # fmt: skip
+def _changes(change: Change) -> Iterator[dict[str, Any]]:
+    """A row for every key; what all of them save together stands with the first."""
+    keys = ((change.key, change.before, change.after), *change.also)
+    for number, (key, before, after) in enumerate(keys):
+        saves = 0 if number else int(change.saves_bytes)
+        yield {"key": key, "from": _plain(before), "to": _plain(after), "saves_bytes": saves, "words": change.words, "needs": change.needs}
 
 
 def _plain(value: Any) -> Any:

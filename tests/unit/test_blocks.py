@@ -1,0 +1,125 @@
+"""What a layer keeps for backward: published figures, and real models whose saved tensors are counted one by one."""
+
+from typing import Any
+
+import pytest
+
+from memsheet.engines import find_engine
+from memsheet.errors import InputError
+from memsheet.formulas.activations import block_axes, block_numerics, check_modelled, numerics
+from memsheet.formulas.blocks import record
+from memsheet.formulas.evaluate import entry_bytes
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.model import read_model
+from memsheet.resolve import resolve
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import AttentionKind, Plan
+
+
+def plan_for(model: ModelSpec, **changes: Any) -> Plan:
+    request = {"engine": "transformers", "seq_len": 2048, "precision.name": "bf16-pure", "attention": "sdpa"}
+    return resolve({**request, **{key.replace("__", "."): value for key, value in changes.items()}}, model).plan
+
+
+def kept(model: ModelSpec, plan: Plan) -> int:
+    """Bytes that the model's first layer keeps, its input among them."""
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    block = model.stacks[0].runs[0].pattern[0]
+    tape = record(block, block_numerics(block, plan, numerics(plan, engine)))
+    axes = block_axes(block, plan)
+    return sum(entry_bytes(tape.entries[i], axes) for i in tape.saved - tape.outputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "precision", "expected"),
+    [
+        ("llama-2-7b", "sdpa", "bf16-pure", 45.53), ("llama-2-7b", "eager", "bf16-pure", 141.5),
+        ("llama-2-7b", "sdpa", "bf16-autocast", 103.8), ("llama-2-7b", "eager", "bf16-autocast", 199.8),
+        ("llama-3.1-8b", "sdpa", "bf16-pure", 49.03), ("llama-3.1-8b", "eager", "bf16-pure", 148.0),
+        ("llama-3.1-8b", "sdpa", "bf16-autocast", 111.0), ("llama-3.1-8b", "eager", "bf16-autocast", 210.0),
+    ],
+)  # fmt: skip
+def test_a_llama_layer_keeps_so_many_bytes_an_element_of_the_stream(name: str, attention: str, precision: str, expected: float) -> None:
+    model = read_model(name)
+    plan = plan_for(model, attention=attention, precision__name=precision)
+    assert kept(model, plan) / (2048 * model.hidden) == pytest.approx(expected, rel=4e-4)
+
+
+@pytest.mark.parametrize(
+    ("attention", "activation", "expected"),
+    [("eager", "gelu_pytorch_tanh", 114), ("sdpa", "gelu_pytorch_tanh", 34), ("eager", "gelu_new", 138), ("sdpa", "gelu_new", 58)],
+)
+def test_the_gpt_layer_of_the_selective_recomputation_paper(attention: str, activation: str, expected: float) -> None:
+    """34 s·b·h + 5 a·s²·b bytes (MEGATRON_SP, equation 2): a = 16, s = h = 2048. An unfused gelu keeps six more a feed-forward element."""
+    config = {"model_type": "gpt2", "n_embd": 2048, "n_head": 16, "n_layer": 2, "n_positions": 2048, "activation_function": activation}
+    model = read_hf_config(config)
+    plan = plan_for(model, attention=attention, dropout=0.1, microbatch=2)
+    assert kept(model, plan) / (2 * 2048 * 2048) == pytest.approx(expected, rel=1e-3)
+
+
+TINY = {
+    "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GPT = {"n_embd": 64, "n_head": 4, "vocab_size": 128, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("llama", "olmo2", "phi3", "glm", "ernie4_5", "cohere", "granite", "nemotron"), TINY),
+    "gemma2": {**TINY, "head_dim": 16},
+    "gpt2": GPT, "gptj": {**GPT, "rotary_dim": 8},
+    "gpt_neox": {**TINY, "rotary_pct": 0.25, "num_key_value_heads": 4},
+}  # fmt: skip
+LENGTH = 24
+
+
+def saved_bytes(config: dict[str, Any], dtype: str) -> int:
+    """Bytes of all storages that a real model's forward saves for backward, its parameters and buffers aside."""
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.AutoConfig.for_model(**config)
+    settings._attn_implementation = "eager"
+    model = transformers.AutoModelForCausalLM.from_config(settings).to(getattr(torch, dtype)).train()
+    own = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    seen: dict[int, Any] = {}
+
+    def pack(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            seen[storage.data_ptr()] = storage
+        return tensor
+
+    tokens = torch.zeros(1, LENGTH, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input_ids=tokens, use_cache=False)
+    return sum(storage.nbytes() for storage in seen.values())
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_real_layer_saves_what_the_tape_says(family: str) -> None:
+    """One layer more saves one layer more."""
+    layers = "n_layer" if "n_layer" in family or "n_embd" in CONFIGS[family] else "num_hidden_layers"
+    fewer, more = ({"model_type": family, **CONFIGS[family], layers: count} for count in (2, 3))
+    model = read_hf_config(more)
+    plan = plan_for(model, attention="eager", seq_len=LENGTH, precision__name="fp32")
+    assert saved_bytes(more, "float32") - saved_bytes(fewer, "float32") == kept(model, plan)
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2", "granite", "gemma2"])
+def test_a_real_layer_in_bf16_too(family: str) -> None:
+    fewer, more = ({"model_type": family, **CONFIGS[family], "num_hidden_layers": count} for count in (2, 3))
+    model = read_hf_config(more)
+    plan = plan_for(model, attention="eager", seq_len=LENGTH)
+    assert saved_bytes(more, "bfloat16") - saved_bytes(fewer, "bfloat16") == kept(model, plan)
+
+
+def test_a_family_without_sdpa_runs_eager_and_says_so_when_asked_otherwise() -> None:
+    model = read_model("gemma-2-2b")
+    assert resolve({"seq_len": 128}, model).plan.attention is AttentionKind.EAGER
+    with pytest.raises(InputError, match="--attention eager"):
+        check_modelled(model, plan_for(model))
+
+
+def test_a_family_that_was_not_compared_is_refused() -> None:
+    model = read_model("falcon-7b")
+    with pytest.raises(InputError, match="memsheet trace"):
+        check_modelled(model, plan_for(model))
