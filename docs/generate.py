@@ -16,6 +16,8 @@ sys.path.insert(0, str(DOCS.parent / "tests"))
 import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
 from memsheet.formulas.literature import segmented  # noqa: E402
+from memsheet.report.bars import Look  # noqa: E402
+from memsheet.report.table import render  # noqa: E402
 from memsheet.sheet import Component, Instant, Sheet  # noqa: E402
 from memsheet.units import GIB  # noqa: E402
 
@@ -175,7 +177,21 @@ And as the step's peak shows, the saving is not the difference of two activation
 the room of activations that are gone. Here recompute of every layer lowers the peak of the step by {saved}.
 """
 
-PAGES = {"reference/worked_examples.md": worked_examples, "concepts/recompute.md": recompute}
+# ---- the README's screen -----------------------------------------------------------------------------------------------------
+
+DEMO = "memsheet train llama-3-70b --gpus 8xA100-80GB --engine fsdp2 --zero 3 --seq-len 2048 --microbatch 4"
+OPEN, CLOSE = "<!-- demo: made by docs/generate.py -->\n", "<!-- /demo -->"
+
+
+def readme() -> str:
+    """../README.md with the screen that `make demo` prints."""
+    answer = memsheet.train("llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=2048, microbatch=4)
+    screen = render(answer, Look(width=100, decimal=False, full=False, colour=False, ascii=False))
+    before, rest = (DOCS.parent / "README.md").read_text(encoding="utf-8").split(OPEN)
+    return f"{before}{OPEN}```\n$ {DEMO}\n{screen.rstrip()}\n```\n{CLOSE}{rest.split(CLOSE)[1]}"
+
+
+PAGES = {"reference/worked_examples.md": worked_examples, "concepts/recompute.md": recompute, "../README.md": readme}
 
 
 def write() -> None:

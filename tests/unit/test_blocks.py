@@ -1,9 +1,12 @@
 """What a layer keeps for backward: published figures, and real models whose saved tensors are counted one by one."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from memsheet import catalog
+from memsheet.account import account
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.activations import block_axes, block_numerics, check_modelled, numerics
@@ -16,6 +19,10 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import AttentionKind, Plan
 
 
+def bundled(name: str) -> ModelSpec:
+    return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+
+
 def plan_for(model: ModelSpec, **changes: Any) -> Plan:
     request = {"engine": "transformers", "seq_len": 2048, "precision.name": "bf16-pure", "attention": "sdpa"}
     return resolve({**request, **{key.replace("__", "."): value for key, value in changes.items()}}, model).plan
@@ -26,7 +33,8 @@ def kept(model: ModelSpec, plan: Plan) -> int:
     engine = find_engine(plan.engine)
     assert engine is not None
     block = model.stacks[0].runs[0].pattern[0]
-    tape = record(block, block_numerics(block, plan, numerics(plan, engine)))
+    how = replace(block_numerics(block, plan, numerics(plan, engine)), several=plan.microbatch > 1)
+    tape = record(block, how)
     axes = block_axes(block, plan)
     return sum(entry_bytes(tape.entries[i], axes) for i in tape.saved - tape.outputs)
 
@@ -41,7 +49,7 @@ def kept(model: ModelSpec, plan: Plan) -> int:
     ],
 )  # fmt: skip
 def test_a_llama_layer_keeps_so_many_bytes_an_element_of_the_stream(name: str, attention: str, precision: str, expected: float) -> None:
-    model = read_model(name)
+    model = bundled(name)
     plan = plan_for(model, attention=attention, precision__name=precision)
     assert kept(model, plan) / (2048 * model.hidden) == pytest.approx(expected, rel=4e-4)
 
@@ -55,7 +63,7 @@ def test_the_gpt_layer_of_the_selective_recomputation_paper(attention: str, acti
     config = {"model_type": "gpt2", "n_embd": 2048, "n_head": 16, "n_layer": 2, "n_positions": 2048, "activation_function": activation}
     model = read_hf_config(config)
     plan = plan_for(model, attention=attention, dropout=0.1, microbatch=2)
-    assert kept(model, plan) / (2 * 2048 * 2048) == pytest.approx(expected, rel=1e-3)
+    assert kept(model, plan) / (2 * 2048 * 2048) == pytest.approx(expected, abs=0.05)  # statistics aside
 
 
 TINY = {
@@ -64,7 +72,7 @@ TINY = {
 }  # fmt: skip
 GPT = {"n_embd": 64, "n_head": 4, "vocab_size": 128, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)}
 CONFIGS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("llama", "olmo2", "phi3", "glm", "ernie4_5", "cohere", "granite", "nemotron"), TINY),
+    **dict.fromkeys(("llama", "qwen3", "olmo", "olmo2", "phi3", "glm", "glm4", "ernie4_5", "cohere", "granite", "nemotron", "starcoder2", "stablelm", "phi"), TINY),
     "gemma2": {**TINY, "head_dim": 16},
     "gpt2": GPT, "gptj": {**GPT, "rotary_dim": 8},
     "gpt_neox": {**TINY, "rotary_pct": 0.25, "num_key_value_heads": 4},
@@ -72,7 +80,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 LENGTH = 24
 
 
-def saved_bytes(config: dict[str, Any], dtype: str) -> int:
+def saved_bytes(config: dict[str, Any], dtype: str, sequences: int = 1) -> int:
     """Bytes of all storages that a real model's forward saves for backward, its parameters and buffers aside."""
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
@@ -88,38 +96,49 @@ def saved_bytes(config: dict[str, Any], dtype: str) -> int:
             seen[storage.data_ptr()] = storage
         return tensor
 
-    tokens = torch.zeros(1, LENGTH, dtype=torch.int64)
+    tokens = torch.zeros(sequences, LENGTH, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(input_ids=tokens, use_cache=False)
     return sum(storage.nbytes() for storage in seen.values())
 
 
-@pytest.mark.parametrize("family", CONFIGS)
-def test_a_real_layer_saves_what_the_tape_says(family: str) -> None:
-    """One layer more saves one layer more."""
-    layers = "n_layer" if "n_layer" in family or "n_embd" in CONFIGS[family] else "num_hidden_layers"
+def one_layer(family: str, dtype: str, precision: str, sequences: int) -> tuple[int, int]:
+    """What one layer more saves, in a real model and on the tape."""
+    layers = "n_layer" if "n_embd" in CONFIGS[family] else "num_hidden_layers"
     fewer, more = ({"model_type": family, **CONFIGS[family], layers: count} for count in (2, 3))
     model = read_hf_config(more)
-    plan = plan_for(model, attention="eager", seq_len=LENGTH, precision__name="fp32")
-    assert saved_bytes(more, "float32") - saved_bytes(fewer, "float32") == kept(model, plan)
+    plan = plan_for(model, attention="eager", seq_len=LENGTH, microbatch=sequences, precision__name=precision)
+    return saved_bytes(more, dtype, sequences) - saved_bytes(fewer, dtype, sequences), kept(model, plan)
 
 
-@pytest.mark.parametrize("family", ["llama", "olmo2", "granite", "gemma2"])
+@pytest.mark.parametrize("sequences", [1, 2])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_real_layer_saves_what_the_tape_says(family: str, sequences: int) -> None:
+    real, ours = one_layer(family, "float32", "fp32", sequences)
+    assert ours == real
+
+
+@pytest.mark.parametrize("family", ["llama", "olmo2", "granite", "ernie4_5", "cohere"])
 def test_a_real_layer_in_bf16_too(family: str) -> None:
-    fewer, more = ({"model_type": family, **CONFIGS[family], "num_hidden_layers": count} for count in (2, 3))
-    model = read_hf_config(more)
-    plan = plan_for(model, attention="eager", seq_len=LENGTH)
-    assert saved_bytes(more, "bfloat16") - saved_bytes(fewer, "bfloat16") == kept(model, plan)
+    real, ours = one_layer(family, "bfloat16", "bf16-pure", 1)
+    assert ours == real
+
+
+@pytest.mark.parametrize(("name", "gib"), [("llama-2-7b", 62.756), ("llama-3.1-8b", 74.788)])
+def test_the_traced_peak_of_a_whole_model(name: str, gib: float) -> None:
+    model = bundled(name)
+    sheet = account(model, plan_for(model, optimizer__implementation="foreach"))
+    assert sheet.peak.value / 2**30 == pytest.approx(gib, abs=6e-4)
 
 
 def test_a_family_without_sdpa_runs_eager_and_says_so_when_asked_otherwise() -> None:
-    model = read_model("gemma-2-2b")
+    model = bundled("gemma-2-2b")
     assert resolve({"seq_len": 128}, model).plan.attention is AttentionKind.EAGER
     with pytest.raises(InputError, match="--attention eager"):
         check_modelled(model, plan_for(model))
 
 
 def test_a_family_that_was_not_compared_is_refused() -> None:
-    model = read_model("falcon-7b")
+    model = bundled("falcon-7b")
     with pytest.raises(InputError, match="memsheet trace"):
         check_modelled(model, plan_for(model))
