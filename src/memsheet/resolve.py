@@ -167,7 +167,12 @@ def _mesh(gaps: _Gaps, engine: Engine, task: str, zero: int, gpus: int | None, m
     degrees = {axis: value or 1 for axis, value in given.items()}
     product = _product(gaps.request)
     if gpus is not None and gpus % product:
-        gaps.wrong("gpus", gpus, f"is not a multiple of the mesh's product {product}", "dp_replicate · dp_shard · cp · tp · pp is the number of GPUs")
+        gaps.wrong(
+            "gpus",
+            gpus,
+            f"is not a multiple of the mesh's product {product}",
+            "dp_replicate · dp_shard · cp · tp · pp is the number of GPUs",
+        )
     elif gpus is not None and gpus != product:
         rest = ("dp_shard" if zero else "dp_replicate") if task == "train" else "tp"
         if given[rest] is not None:
@@ -318,7 +323,12 @@ def _recompute(gaps: _Gaps, engine: Engine, model: ModelSpec | None) -> Recomput
     mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if mode is not RecomputeMode.FULL and implied is RecomputeMode.FULL:
-        gaps.wrong("recompute.mode", mode.value, "recomputes nothing layer by layer, and every, layers or segments is given", "give --recompute full")
+        gaps.wrong(
+            "recompute.mode",
+            mode.value,
+            "recomputes nothing layer by layer, and every, layers or segments is given",
+            "give --recompute full",
+        )
     if sum(x is not None for x in (every, segments, counted)) > 1:
         gaps.wrong("recompute", None, "every, layers and segments exclude one another")
     for key, value in (("segments", segments), ("layers", counted)):
@@ -398,7 +408,9 @@ def _offload(gaps: _Gaps, engine: Engine) -> Offload:
         if value and key not in engine.offload:
             has = f"it offloads {', '.join(engine.offload)}" if engine.offload else "engine deepspeed offloads optimizer and parameters"
             gaps.wrong(f"offload.{key}", value, f"is not modelled for {engine.name} yet", has)
-    return Offload(optimizer=float(wanted["optimizer"] or 0), parameters=float(wanted["parameters"] or 0), activations=bool(wanted["activations"]))
+    return Offload(
+        optimizer=float(wanted["optimizer"] or 0), parameters=float(wanted["parameters"] or 0), activations=bool(wanted["activations"])
+    )
 
 
 def _kv_dtype(gaps: _Gaps, precision: Precision) -> DType:

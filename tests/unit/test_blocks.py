@@ -70,7 +70,15 @@ TINY = {
     "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
     "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }  # fmt: skip
-GPT = {"n_embd": 64, "n_head": 4, "vocab_size": 128, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)}
+GPT = {
+    "n_embd": 64,
+    "n_head": 4,
+    "vocab_size": 128,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("llama", "qwen3", "olmo", "olmo2", "phi3", "glm", "glm4", "ernie4_5", "cohere", "granite", "nemotron", "starcoder2", "stablelm", "phi"), TINY),
     "gemma2": {**TINY, "head_dim": 16},

@@ -19,7 +19,7 @@ from memsheet.formulas.families import habits
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.references import LIGER, TRANSFORMERS, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BOOL, FP32, DType
+from memsheet.spec.dtypes import BOOL, FP32
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Attention, Block, Dense, ModelSpec, Stack
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
@@ -72,7 +72,9 @@ def check_modelled(spec: ModelSpec, plan: Plan) -> None:
         for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled(block, plan))
     ]  # fmt: skip
     if spec.towers:
-        problems.append(Problem(field="model", value=spec.name, reason="the activations of its vision tower are not modelled yet", hint=hint))
+        problems.append(
+            Problem(field="model", value=spec.name, reason="the activations of its vision tower are not modelled yet", hint=hint)
+        )
     if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
         problems.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
     require(dict.fromkeys(problems))
@@ -104,9 +106,12 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     })  # fmt: skip
 
 
-def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: bool) -> tuple[Part, Part]:
-    """A block as it runs in a step (recomputed on its own if the plan says so), and as it would run without recompute."""
-    how = block_numerics(block, plan, numerics(plan, engine))
+def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: bool, input_grad: bool = True) -> tuple[Part, Part]:
+    """A block as it runs in a step (recomputed on its own if the plan says so), and as it would run without recompute.
+
+    ``input_grad``: whether what it is handed needs a gradient.
+    """
+    how = replace(block_numerics(block, plan, numerics(plan, engine)), input_grad=input_grad)
     if how.attention is not AttentionKernel.EAGER:
         return _parts(block, prefix, plan, how, release=release)
     if isinstance(plan.microbatch, int):
@@ -138,7 +143,11 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> 
     """The two ends of a stage."""
     how, stack = numerics(plan, engine), spec.stacks[-1]
     axes = _end_axes(spec, plan)
-    first = evaluate(record_embeddings(spec.embeddings, how, tied=spec.head.tied), axes, "", release=release) if spec.embeddings.weights else None
+    first = (
+        evaluate(record_embeddings(spec.embeddings, how, tied=spec.head.tied), axes, "", release=release)
+        if spec.embeddings.weights
+        else None
+    )
     last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
@@ -181,17 +190,17 @@ def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
 
 
 def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
-    """What lives through the model's forward: a mask for each kind of attention, in the compute dtype when eager, boolean for sdpa;
-    rotary tables that layers copy.
+    """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers copy.
+
+    A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
     """
     if plan.attention is AttentionKind.EAGER:
-        dtype: DType = how.stream
         kinds = {None if habits(kind).own_window else at.window for kind, at in _attentions(spec)}
+        mask = how.stream.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
     else:
-        dtype, kinds = BOOL, {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}
-    size = dtype.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
+        kinds, mask = {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
     tables = [((Component.TEMPORARIES, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
-    return Bag.of([*(((Component.TEMPORARIES, "model/causal_mask"), size) for _ in kinds), *tables])
+    return Bag.of([*(((Component.TEMPORARIES, "model/causal_mask"), mask) for _ in kinds), *tables])
 
 
 def stack_prefix(stack: Stack) -> str:

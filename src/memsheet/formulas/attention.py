@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.families import Habits, Joint, Rest
+from memsheet.formulas.graph import Tensor
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, project
-from memsheet.formulas.tape import Axis, Recorder, Shape, Tensor
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import FP16, FP32, INT64, DType
 from memsheet.spec.model import Attention, Norm, Weight
 
@@ -163,11 +165,13 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
     path = at.path
     inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
-    views = at.heads == at.kv_heads or at.kv_heads == 1
+    views = at.kv_heads in (at.heads, 1)
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     if own.wide_scores:
         q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
-    weights = r.product(q, k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1)))
+    weights = r.product(
+        q, k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1))
+    )
     weights = r.scale(weights, path + "/scores")
     if at.softcap:
         weights = r.scale(weights, path + "/softcap")

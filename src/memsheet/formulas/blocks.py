@@ -12,9 +12,11 @@ from functools import lru_cache
 from memsheet.formulas.attention import attention
 from memsheet.formulas.families import habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
+from memsheet.formulas.graph import Pass, Tensor
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tape import Pass, Recorder, Tape, Tensor
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Tape
 from memsheet.spec.model import Arrangement, Attention, Block, Dense
 
 

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+from memsheet.formulas.graph import Grad, Joined, Tensor
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tape import Axis, Grad, Joined, Recorder, Tape, Tensor
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis, Tape
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.model import Embeddings, Head, Norm
 from memsheet.spec.plan import Loss

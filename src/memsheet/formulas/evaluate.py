@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -89,14 +89,16 @@ class Part:
 
 def choose(condition: Any, a: Part, b: Part) -> Part:
     """``a`` where the condition holds, else ``b``; element by element for arrays."""
-    bags = {
-        name: Bag(
-            {key: where(condition, x.held.get(key, 0), y.held.get(key, 0)) for key in {**x.held, **y.held}}, where(condition, x.total, y.total),
-        )
-        for name in ("retained", "cached", "forward", "backward", "gradients", "arriving")
-        for x, y in [(getattr(a, name), getattr(b, name))]
-    }  # fmt: skip
-    return replace(a, **bags, output=where(condition, a.output, b.output))
+
+    def bag(x: Bag, y: Bag) -> Bag:
+        held = {key: where(condition, x.held.get(key, 0), y.held.get(key, 0)) for key in {**x.held, **y.held}}
+        return Bag(held, where(condition, x.total, y.total))
+
+    return Part(
+        retained=bag(a.retained, b.retained), cached=bag(a.cached, b.cached), forward=bag(a.forward, b.forward),
+        backward=bag(a.backward, b.backward), gradients=bag(a.gradients, b.gradients), arriving=bag(a.arriving, b.arriving),
+        output=where(condition, a.output, b.output), keeps_input=a.keeps_input,
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=1024)
@@ -150,11 +152,9 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     light = [entry_bytes(entry, axes) for entry in forward.entries]
     light_keys = _keys(forward, prefix)
     again = _high_water(tape, "recomputed", sizes, keys)
-    handed_back = Bag.of([((Component.TEMPORARIES, prefix + "gradient"), output)])
+    handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
     kept = Bag.of([((Component.SAVED_ACTIVATIONS, prefix + "input"), light[0])])
     cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
     step_back = largest([[(1, backward), *still], [(1, again), (1, handed_back)]])
     return Part(kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=True)
-
-

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memsheet.formulas.graph import Tensor
 from memsheet.formulas.numerics import Numerics, project
-from memsheet.formulas.tape import Recorder, Tensor
+from memsheet.formulas.recorder import Recorder
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.model import Dense
 

@@ -49,7 +49,9 @@ class Walk:
         ``stops``, the (run, repetition) where something else happens.
         """
         for run, layers in enumerate(self.layers):
-            for repetition in sorted(r for r in {0, 1, layers.count - 2, layers.count - 1, *(r for n, r in stops if n == run)} if 0 <= r < layers.count):
+            for repetition in sorted(
+                r for r in {0, 1, layers.count - 2, layers.count - 1, *(r for n, r in stops if n == run)} if 0 <= r < layers.count
+            ):
                 for place, group in enumerate(layers.pattern):
                     yield group, run, repetition, place
 
@@ -82,6 +84,9 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Walk:
             if (block, recomputed) not in made:
                 made[block, recomputed] = _layer(block, stack, _as_run(plan, recomputed=recomputed), engine, release=release)
         layers.append(Layers(tuple(made[block, recomputed] for block in pattern), count))
+    if layers and ends.embeddings is not None and plan.adapter is not None and plan.recompute.mode is RecomputeMode.NONE:
+        block = stack.runs[0].pattern[0]
+        layers = _enter_with(_layer(block, stack, plan, engine, release=release, input_grad=False), layers)
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     first = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
@@ -108,9 +113,16 @@ def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, .
             yield run.pattern, run.count - whole - bool(part), False
 
 
-def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: bool) -> Group:
+def _enter_with(first: Group, layers: list[Layers]) -> list[Layers]:
+    """Another group for the first layer: nothing before it trains (under recompute peft asks for its input's gradient all the same)."""
+    run, *others = layers
+    again = [Layers(run.pattern, run.count - 1)] if run.count > 1 else []
+    return [Layers((first, *run.pattern[1:]), 1), *again, *others]
+
+
+def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: bool, input_grad: bool = True) -> Group:
     prefix = stack_prefix(stack)
-    part, plain = block_part(block, prefix, plan, engine, release=release)
+    part, plain = block_part(block, prefix, plan, engine, release=release, input_grad=input_grad)
     parameters = tuple(h for w in block.weights for h in held(prefix + w.path, w, 1, plan))
     return Group(f"{stack.path}.*", part, plain, parameters, part.gradients)
 

@@ -59,7 +59,9 @@ def caching_layers(spec: ModelSpec) -> Iterator[tuple[str, Mixer, int]]:
                 yield from ((f"{stack.path}.*.{mixer.path}", mixer, run.count) for mixer in block.mixers)
 
 
-def cache_bytes(spec: ModelSpec, dtype: DType, tokens: Count, sequences: Count, *, tp: Count = 1, memory_tokens: Count = 0, whole: bool = False) -> dict[str, Count]:
+def cache_bytes(
+    spec: ModelSpec, dtype: DType, tokens: Count, sequences: Count, *, tp: Count = 1, memory_tokens: Count = 0, whole: bool = False
+) -> dict[str, Count]:
     """Bytes by layer path for ``sequences`` of ``tokens`` each. ``whole``: windowed layers still hold everything (right after prefill)."""
     found: dict[str, Count] = {}
     for path, mixer, layers in caching_layers(spec):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memsheet.formulas.graph import Tensor
 from memsheet.formulas.numerics import Numerics, parameter
-from memsheet.formulas.tape import Recorder, Shape, Tensor
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Shape
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.model import Norm, NormKind
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from memsheet.formulas.tape import Axis, Recorder, Tensor
+from memsheet.formulas.graph import Tensor
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis
 from memsheet.spec.dtypes import DType
 from memsheet.spec.model import Role, Weight
 

@@ -75,7 +75,9 @@ SMALL_SEGMENT, MIDDLE_SEGMENT, ROUNDING = 2 * MIB, 20 * MIB, 2 * MIB
 ALLOCATOR = FromCode("pytorch/pytorch", "cf30153c4c131c8164ee7798e5022d810682e2cb", "c10/core/AllocatorConfig.h", 17)
 
 
-@formula(cites=TORCH_ALLOCATOR, at="get_allocation_size: up to 1 MiB from 2 MiB segments, up to 10 MiB from 20 MiB ones, above rounded to 2 MiB")
+@formula(
+    cites=TORCH_ALLOCATOR, at="get_allocation_size: up to 1 MiB from 2 MiB segments, up to 10 MiB from 20 MiB ones, above rounded to 2 MiB"
+)
 def loading_slack(tensors: Iterable[tuple[Count, int]]) -> Count:
     """What segments hold beyond tensors that are placed one after another and stay, given as (bytes, how many)."""
     small = middle = rounded = 0

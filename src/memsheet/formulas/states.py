@@ -111,7 +111,11 @@ def parameter_bytes(spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...],
     """Parameters (and buffers) kept on one rank between steps."""
     result: dict[tuple[Component, str], Count] = {}
     for held in tensors_held:
-        _add(result, (Component.PARAMETERS, module_of(held.path)), held.times * (held.dtype.nbytes(parameter_shard(held, plan, sharding)) + row_scales(held)))
+        _add(
+            result,
+            (Component.PARAMETERS, module_of(held.path)),
+            held.times * (held.dtype.nbytes(parameter_shard(held, plan, sharding)) + row_scales(held)),
+        )
     for path, weight, times in buffers(spec):
         dtype = dtype_named(weight.dtype) if weight.dtype else None
         _add(result, (Component.BUFFERS, path), times * (dtype or plan.precision.parameters).nbytes(weight.elements))

@@ -96,7 +96,10 @@ def reduce_input_bytes(group: Group, plan: Plan) -> Count:
 @formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:611-616, 696-712: the reduced shard, in the sharded parameter's dtype")
 def sharded_gradients(group: Group, plan: Plan) -> Bag:
     """Gradients of a group as they stay on a rank."""
-    pairs = [((Component.GRADIENTS, module_of(h.path)), gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.dp_shard))) for h in trained(group)]
+    pairs = [
+        ((Component.GRADIENTS, module_of(h.path)), gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.dp_shard)))
+        for h in trained(group)
+    ]
     return Bag.of(pairs)
 
 

@@ -91,7 +91,13 @@ def _backward(step: Step) -> Iterator[Moment]:
     for group, run, repetition, place in walk.visits(around.stops):
         before, after = walk.around(run, repetition, place)
         kept = [(1, step.shared), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place)]
-        yield [*kept, *_segment(step), (1, group.part.backward), (1, around.backward(before, group, after)), (1, around.during(run, repetition))]
+        yield [
+            *kept,
+            *_segment(step),
+            (1, group.part.backward),
+            (1, around.backward(before, group, after)),
+            (1, around.during(run, repetition)),
+        ]
         yield [*kept, (1, group.part.arriving), (1, around.leaving(before, group))]
     if walk.embeddings:
         after = walk.layers[0].pattern[0] if walk.layers else walk.head
@@ -196,7 +202,8 @@ def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list
 
 def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
     """Gradients that layers behind this one have left. When accumulating they have been added to the resident ones, except a tied
-    head's: autograd adds it to the embeddings' own before it reaches the parameter."""
+    head's: autograd adds it to the embeddings' own before it reaches the parameter.
+    """
     if step.accumulates:
         return _head_left(step) if step.walk.tied else []
     walk, around = step.walk, step.around
@@ -215,7 +222,10 @@ def _head_left(step: Step) -> list[tuple[Count, Bag]]:
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
 
 
-@formula(cites=TORCH_OPTIM, at="adam.py:762-799 _foreach_sqrt makes one copy of all second moments; :540-546 two copies of one tensor in the loop")
+@formula(
+    cites=TORCH_OPTIM,
+    at="adam.py:762-799 _foreach_sqrt makes one copy of all second moments; :540-546 two copies of one tensor in the loop",
+)
 def step_temporaries(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Count:
     """Bytes that the optimizer's arithmetic takes, for tensors with the elements a rank keeps of each."""
     assert plan.optimizer is not None
@@ -233,4 +243,6 @@ def step_temporaries(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> 
 
 def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Bag:
     """All gradients as they stand before the optimizer's step."""
-    return Bag.of(((Component.GRADIENTS, module_of(h.path)), h.times * gradient_dtype(h, plan).nbytes(elements)) for h, elements in parameters)
+    return Bag.of(
+        ((Component.GRADIENTS, module_of(h.path)), h.times * gradient_dtype(h, plan).nbytes(elements)) for h, elements in parameters
+    )

@@ -1,0 +1,237 @@
+"""A graph that is recorded as it is built, and its backward as torch's engine plays it, over shape-only tensors.
+
+Every storage that is made and dropped is noted. As in torch, a storage lives while something refers to it, so liveness is Python's
+own reference counting: a local variable, a saved tensor, a gradient on its way. The engine (input_buffer.cpp) accumulates in place
+when it holds the only reference.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from memsheet.formulas.tape import Entry, Event, Shape, Tape
+from memsheet.spec.dtypes import DType
+
+
+class Pass(Enum):
+    """Which forward and backward of a part are recorded."""
+
+    PLAIN = "plain"
+    LIGHT = "light"  # a forward that saves nothing, because it will be recomputed
+    RECOMPUTED = "recomputed"  # a forward run again inside backward, and that backward
+
+
+class Storage:
+    """Memory that is freed when nothing refers to it any more."""
+
+    __slots__ = ("_log", "index")
+
+    def __init__(self, log: list[tuple[Event, int]], index: int) -> None:
+        self._log = log
+        self.index = index
+        log.append((Event.ALLOC, index))
+
+    def __del__(self) -> None:
+        self._log.append((Event.FREE, self.index))
+
+
+class Node:
+    """An operation that backward will undo. ``saved`` keeps storages alive until then; ``metas`` say what its inputs looked like."""
+
+    __slots__ = ("backward", "edges", "metas", "order", "saved")
+
+    def __init__(self, order: int, edges: tuple[Edge | None, ...], metas: list[Meta], saved: list[Any], backward: Backward) -> None:
+        self.order = order
+        self.edges = edges
+        self.metas = metas
+        self.saved = saved
+        self.backward = backward
+
+
+class Joined(Enum):
+    """Whether a parameter's gradient is added to another of its gradients that waits already (a tied table)."""
+
+    NO = "no"
+    IN_PLACE = "in place"
+    ANEW = "anew"  # into a third tensor, because the one that waits is a view
+
+
+class Leaf:
+    """A parameter that trains: gradients end here."""
+
+    __slots__ = ("dtype", "joined", "path")
+
+    def __init__(self, path: str, dtype: DType, *, joined: Joined = Joined.NO) -> None:
+        self.path = path
+        self.dtype = dtype
+        self.joined = joined
+
+
+@dataclass(slots=True, eq=False)
+class Tensor:
+    """A view of a storage. ``node`` is what made it, if backward passes through it."""
+
+    storage: Storage | None  # None: lives outside the recording (a parameter, a shared mask)
+    shape: Shape
+    dtype: DType
+    node: Node | Leaf | None = None
+    port: int = 0  # which output of the node this is
+
+    @property
+    def needs_grad(self) -> bool:
+        return self.node is not None
+
+
+Edge = tuple[Node | Leaf, int]
+Meta = tuple[Shape, DType]
+Backward = Callable[..., "list[Grad | None]"]
+
+
+@dataclass(slots=True, eq=False)
+class Grad:
+    """A gradient on its way back."""
+
+    storage: Storage | None
+    shape: Shape
+    dtype: DType
+
+
+class Graph:
+    """Records one part of a model. ``compute``: the autocast dtype, or None.
+
+    ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up when it is read.
+    """
+
+    def __init__(self, *, compute: DType | None = None, pass_: Pass = Pass.PLAIN) -> None:
+        self.pass_ = pass_
+        self.entries: list[Entry] = []
+        self.log: list[tuple[Event, int]] = []
+        self.compute = compute
+        self._cache: dict[str, Tensor] = {}
+        self._nodes = 0
+        self._inputs: set[int] = set()
+        self._waiting: frozenset[int] | None = None
+        self._gradients: list[Storage] = []  # parameters' gradients stay when backward has passed
+
+    @property
+    def saves(self) -> bool:
+        return self.pass_ is not Pass.LIGHT
+
+    # ---- making tensors -------------------------------------------------------------------------------------------
+
+    def storage(self, path: str, shape: Shape, dtype: DType, *, weight_cast: bool = False) -> Storage:
+        self.entries.append(Entry(path, shape, dtype, weight_cast))
+        return Storage(self.log, len(self.entries) - 1)
+
+    def tensor(self, path: str, shape: Shape, dtype: DType) -> Tensor:
+        return Tensor(self.storage(path, shape, dtype), shape, dtype)
+
+    def grad(self, shape: Shape, dtype: DType, path: str = "backward") -> Grad:
+        return Grad(self.storage(path, shape, dtype), shape, dtype)
+
+    def arriving(self, shape: Shape, dtype: DType, *, needs_grad: bool = True) -> Tensor:
+        """What the part before hands over; its gradient is handed back at the end of backward."""
+        x = self.tensor("input", shape, dtype)
+        self._inputs.add(len(self.entries) - 1)
+        if needs_grad:
+            x.node = Node(0, (), [], [], lambda _: [])
+        return x
+
+    def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO) -> Tensor:
+        return Tensor(None, shape, dtype, Leaf(path, dtype, joined=joined) if trains else None)
+
+    def apply(self, out: Tensor, inputs: tuple[Tensor, ...], saved: Iterable[Tensor], backward: Backward) -> Tensor:
+        """Give ``out`` its place in the graph.
+
+        ``backward(g)`` returns a gradient for each input (None where not needed); the engine then sums and casts it to the input's
+        shape and dtype where they differ (validate_outputs).
+        """
+        edges = tuple((t.node, t.port) if t.node else None for t in inputs)
+        if any(edges) and self.saves:
+            self._nodes += 1
+            metas = [(t.shape, t.dtype) for t in inputs]
+            out.node = Node(self._nodes, edges, metas, [t.storage for t in saved], backward)
+        return out
+
+    # ---- finishing ----------------------------------------------------------------------------------------------------
+
+    def finish(self, output: Tensor, *inputs: Tensor, gradient: bool = True, lingering: tuple[Tensor, ...] = ()) -> Tape:
+        """Close the forward at ``output`` and play its backward.
+
+        ``inputs`` were handed over by the part before, which holds on to them until forward ends. ``gradient``: one of the
+        output's size arrives from the part after. ``lingering``: what the model's forward still names until it returns.
+        """
+        made = output.storage.index if output.storage else -1
+        cache = [*self._cache.values(), *lingering]
+        cached = frozenset(t.storage.index for t in cache if t.storage)
+        self._cache.clear()
+        root = (output.node, output.port) if output.node else None
+        shape, dtype = output.shape, output.dtype
+        for t in (*inputs, *cache, output):
+            t.storage = t.node = None
+        forward = tuple(self.log)
+        saved = frozenset(range(len(self.entries))) - {i for event, i in forward if event is Event.FREE}
+        self.log.clear()
+        if root is not None:
+            self._play(root, Grad(self.storage("gradient", shape, dtype) if gradient else None, shape, dtype))
+        backward = tuple(self.log)
+        return Tape(
+            tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
+            inputs=frozenset(self._inputs & saved), waiting=self._waiting or frozenset(),
+        )  # fmt: skip
+
+    def _play(self, root: Edge, grad: Grad) -> None:
+        """Torch's engine: the youngest node first; a node's saved tensors go when it has run, or, recomputed, when it has read them."""
+        pending: dict[Node, dict[int, Grad]] = {}
+        self._deliver(pending, root, grad)
+        del grad
+        while any(node.order for node in pending):
+            node = max(pending, key=lambda n: n.order)
+            if self._waiting is None and node.saved:
+                self._waiting = self._made()
+            grads = self._run(node, pending.pop(node))
+            for edge in node.edges:
+                self._deliver(pending, edge, grads.pop(0))
+
+    def _made(self) -> frozenset[int]:
+        """What backward has made so far and is still there."""
+        made = {i for event, i in self.log if event is Event.ALLOC}
+        return frozenset(made - {i for event, i in self.log if event is Event.FREE})
+
+    def _run(self, node: Node, arrived: dict[int, Grad]) -> list[Grad | None]:
+        grads = list(node.backward(*arrived.values()))
+        if self.pass_ is Pass.RECOMPUTED:
+            node.saved.clear()
+        for n, (meta, grad) in enumerate(zip(node.metas, grads, strict=True)):
+            if grad is not None and meta != (grad.shape, grad.dtype):
+                grads[n] = self.grad(*meta)
+        node.saved.clear()
+        return grads
+
+    def _deliver(self, pending: dict[Node, dict[int, Grad]], edge: Edge | None, grad: Grad | None) -> None:
+        if edge is None or grad is None:
+            return
+        node, port = edge
+        if isinstance(node, Leaf):
+            if grad.storage is not None:
+                self._arrive(node, grad, grad.storage)
+            return
+        ports = pending.setdefault(node, {})
+        if port not in ports:
+            ports[port] = grad
+        elif sys.getrefcount(ports[port].storage) > _SOLE_OWNER:  # the engine may not add in place into shared memory
+            ports[port] = self.grad(grad.shape, grad.dtype)
+
+    def _arrive(self, leaf: Leaf, grad: Grad, storage: Storage) -> None:
+        total = self.grad(grad.shape, grad.dtype) if leaf.joined is Joined.ANEW else None
+        del total
+        self.log.append((Event.GRADIENT, storage.index))
+        if leaf.joined is Joined.NO:
+            self._gradients.append(storage)
+
+
+_SOLE_OWNER = 2  # the Grad itself and getrefcount's argument
