@@ -143,11 +143,9 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> 
     """The two ends of a stage."""
     how, stack = numerics(plan, engine), spec.stacks[-1]
     axes = _end_axes(spec, plan)
-    first = (
-        evaluate(record_embeddings(spec.embeddings, how, tied=spec.head.tied), axes, "", release=release)
-        if spec.embeddings.weights
-        else None
-    )
+    each = any(habits(kind).positions_each for kind, _ in _attentions(spec))
+    table = record_embeddings(spec.embeddings, how, tied=spec.head.tied, each=each) if spec.embeddings.weights else None
+    first = evaluate(table, axes, "", release=release) if table else None
     last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)

@@ -17,14 +17,16 @@ from memsheet.spec.model import Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(
+    r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: bool = False, each: bool = False
+) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names.
 
-    Indices are inputs; tables get dense gradients.
+    Indices are inputs; tables get dense gradients. ``each``: positions are looked up for each sequence, not once.
     """
     first, *others = embeddings.weights
     x = _look_up(r, first.path, "V0", how, "b", tied=tied)
-    rows = [_look_up(r, table.path, table.shape[0], how, 1) for table in others]
+    rows = [_look_up(r, table.path, table.shape[0], how, "b" if each else 1) for table in others]
     named = (x, *rows) if rows else ()
     for row in rows:
         x = r.add(x, row, "embeddings/sum")
@@ -45,9 +47,9 @@ def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis,
 
 
 @lru_cache(maxsize=64)
-def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = False) -> Tape:
+def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = False, each: bool = False) -> Tape:
     r = Recorder(compute=how.autocast)
-    x, named = embed(r, embeddings, how, tied=tied)
+    x, named = embed(r, embeddings, how, tied=tied, each=each)
     return r.finish(x, lingering=named)
 
 

@@ -8,8 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from memsheet.arith import Count, maximum, where
-from memsheet.formulas.tape import Entry, Log, Tape, high_points
+from memsheet.formulas.tape import Entry, Log, Shape, Tape, high_points
 from memsheet.sheet import Component
+from memsheet.spec.dtypes import DType
 
 Key = tuple[Component, str]
 Axes = Mapping[str, Count]
@@ -65,6 +66,20 @@ def entry_bytes(entry: Entry, axes: Axes) -> Count:
     for axis in entry.shape:
         elements = elements * (axis if isinstance(axis, int) else axes[axis])
     return entry.dtype.nbytes(elements)
+
+
+@lru_cache(maxsize=1024)
+def _distinct(tape: Tape) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
+    """One entry for each shape and dtype of a tape, and which of them every entry is like."""
+    first: dict[tuple[Shape, DType], int] = {}
+    like = tuple(first.setdefault((entry.shape, entry.dtype), len(first)) for entry in tape.entries)
+    return tuple(Entry("", shape, dtype) for shape, dtype in first), like
+
+
+def _sizes(tape: Tape, axes: Axes) -> list[Count]:
+    distinct, like = _distinct(tape)
+    sizes = [entry_bytes(entry, axes) for entry in distinct]
+    return [sizes[i] for i in like]
 
 
 def with_products(axes: dict[str, Count]) -> dict[str, Count]:
@@ -138,7 +153,7 @@ def _keys(tape: Tape, prefix: str) -> list[Key]:
 
 def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tape | None = None) -> Part:
     """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is recomputed on its own."""
-    sizes = [entry_bytes(entry, axes) for entry in tape.entries]
+    sizes = _sizes(tape, axes)
     keys = _keys(tape, prefix)
     saved = tape.saved - tape.outputs
     retained = Bag.of((keys[i], sizes[i]) for i in sorted(saved))
@@ -149,7 +164,7 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     if forward is None:
         cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
         return Part(retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs))
-    light = [entry_bytes(entry, axes) for entry in forward.entries]
+    light = _sizes(forward, axes)
     light_keys = _keys(forward, prefix)
     again = _high_water(tape, "recomputed", sizes, keys)
     handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))

@@ -37,6 +37,7 @@ class Habits:
     wide_softmax: bool = True  # softmax is asked for in fp32
     scaled_query: bool = False  # queries are scaled as they are made
     own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
+    positions_each: bool = False  # learned positions are looked up for each sequence
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
@@ -62,7 +63,7 @@ HABITS: dict[str, Habits] = {
         branch_dropout=True,
     ),
     "gpt_neox": Habits(rest=Rest.IN_TURN, branch_dropout=True),
-    "opt": Habits(scaled_query=True, branch_dropout=True),
+    "opt": Habits(scaled_query=True, positions_each=True, branch_dropout=True),
 }  # fmt: skip
 LLAMA = Habits()
 
