@@ -16,7 +16,7 @@ from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.states import held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
+from memsheet.formulas.states import Held, held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
 from memsheet.formulas.surroundings import surroundings, unsynced_gradient_bytes
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
 from memsheet.references import DERIVATIVES, ZERO
@@ -106,7 +106,7 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, 0) for key in unsynced)
     kept = Kept(
-        states=_states(model, plan, engine), around=surroundings(engine, plan, parameters, stage),
+        states=_states(model, plan, engine, parameters), around=surroundings(engine, plan, parameters, stage),
         resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=merge([(1, gradients), (1, scratch)]),
         ranges=unsynced, notes=(UNSYNCED_NOTE,) if unsynced else (),
     )  # fmt: skip
@@ -117,9 +117,8 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     return stage, offloaded(kept, plan, parameters)
 
 
-def _states(model: ModelSpec, plan: Plan, engine: Engine) -> Bag:
+def _states(model: ModelSpec, plan: Plan, engine: Engine, parameters: tuple[Held, ...]) -> Bag:
     """What is there at every instant of a steady step, gradients aside."""
-    parameters = tuple(held_tensors(model, plan))
     pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, engine.sharding).items())
     for h in parameters:
         if h.trains:

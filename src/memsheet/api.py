@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, Result, budget_of, judge
+from memsheet.budget import Answer, Result, budget_of, host_shortage, judge
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.errors import Problem, refuse, require
 from memsheet.formulas.params import active_parameter_count, parameter_count
@@ -19,6 +19,7 @@ from memsheet.resolve import Resolved, resolve
 from memsheet.sheet import Sheet
 from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
+from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.units import parse_bytes
@@ -63,8 +64,12 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
 def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True) -> Answer:
     """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit."""
     resolved = resolve(request, spec, cluster)
+    require(unsupported(resolved.plan, cluster) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
     verdict = judge(sheets, budget_of(cluster)) if cluster else None
+    short = host_shortage(sheets, cluster) if cluster else 0
+    if verdict and short:
+        verdict = replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short)
     if verdict and cluster and fix and verdict.result is not Result.FITS:
         from memsheet.fixes import cheapest_fix
 

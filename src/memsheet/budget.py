@@ -64,6 +64,7 @@ class Verdict:
     headroom_bytes: int
     largest: tuple[tuple[Component, Bytes], ...]
     cheapest_fix: Fix | None = None
+    host_short_bytes: int = 0  # host memory that a node lacks for what is offloaded; the job does not fit then either
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,12 @@ def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
         result=result, rank=sheet.rank, instant=sheet.peak_instant, device=device,
         headroom_bytes=budget.capacity_bytes - device.value, largest=largest_components(sheet),
     )  # fmt: skip
+
+
+def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:
+    """Bytes of host memory that a node lacks for its ranks; 0 where it has enough or nobody said how much it has."""
+    needed = max(sheet.host_bytes for sheet in sheets) * cluster.per_node
+    return max(0, needed - cluster.host_bytes) if cluster.host_bytes is not None else 0
 
 
 def largest_components(sheet: Sheet) -> tuple[tuple[Component, Bytes], ...]:

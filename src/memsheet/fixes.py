@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Change, Fix, Result, Verdict, budget_of, judge
+from memsheet.budget import Change, Fix, Result, Verdict, budget_of, host_shortage, judge
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.resolve import resolve
 from memsheet.sheet import Sheet
-from memsheet.spec.device import MAX_DEVICES, Cluster
+from memsheet.spec.device import MAX_DEVICES, Cluster, parse_gpus
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Loss, OptimizerName, Plan, RecomputeMode
@@ -20,83 +20,6 @@ from memsheet.spec.plan import Loss, OptimizerName, Plan, RecomputeMode
 Edits = Mapping[str, Any]
 MAX_CHANGES = 5
 TIERS = (2, 3, 4)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A kind of change: how it edits a plan (None where it does not apply), what it is called and what it costs.
-
-    ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 more GPUs, 4 another kind of training.
-    """
-
-    tier: int
-    words: str
-    edit: Callable[[Plan, Cluster], Edits | None]
-    needs: str = ""
-
-
-def _fused_loss(plan: Plan, _: Cluster) -> Edits | None:
-    return {"loss": "fused"} if plan.loss is Loss.PLAIN else None
-
-
-def _recompute(plan: Plan, _: Cluster) -> Edits | None:
-    return {"recompute.mode": "full"} if plan.recompute.mode is RecomputeMode.NONE else None
-
-
-def _half_microbatch(plan: Plan, _: Cluster) -> Edits | None:
-    """Half the micro-batch; the global batch stays what it was, so gradients accumulate."""
-    if plan.microbatch < 2 or plan.microbatch % 2:
-        return None
-    batch = plan.global_batch or plan.microbatch * plan.mesh.data_parallel
-    return {"microbatch": plan.microbatch // 2, "global_batch": batch}
-
-
-def _zero_up(plan: Plan, cluster: Cluster) -> Edits | None:
-    engine = find_engine(plan.engine)
-    if engine is None or cluster.count == 1 or plan.zero >= 3:
-        return None
-    if engine.sharding is Sharding.REPLICATED:
-        return {"engine": "fsdp2", "zero": 3, "precision": None}
-    return {"zero": plan.zero + 1, "reshard_after_forward": None}
-
-
-def _eight_bit(plan: Plan, _: Cluster) -> Edits | None:
-    plain = plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAMW and plan.offload.optimizer == 0
-    return {"optimizer.name": "adamw_8bit", "optimizer.implementation": None} if plain else None
-
-
-def _offload(plan: Plan, _: Cluster) -> Edits | None:
-    engine = find_engine(plan.engine)
-    if engine is None or "optimizer" not in engine.offload or plan.offload.optimizer:
-        return None
-    if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:
-        return {"offload.optimizer": 1}
-    return {"offload.optimizer": 1, "offload.parameters": 1}
-
-
-def _more_gpus(plan: Plan, cluster: Cluster) -> Edits | None:
-    return {"gpus": cluster.count * 2} if plan.zero and cluster.count * 2 <= MAX_DEVICES else None
-
-
-def _lora(plan: Plan, _: Cluster) -> Edits | None:
-    return None if plan.adapter else {"adapter.rank": 16, "precision": None, "optimizer.name": None, "optimizer.implementation": None}
-
-
-def _qlora(plan: Plan, _: Cluster) -> Edits | None:
-    return {**(_lora(plan, _) or {}), "quantization.weights": "nf4"} if plan.quantization is None else None
-
-
-CANDIDATES = (
-    Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
-    Candidate(1, "recompute every layer", _recompute, "about a third more time"),
-    Candidate(1, "half the micro-batch", _half_microbatch, "the same global batch in twice the steps"),
-    Candidate(1, "shard more states (ZeRO up)", _zero_up, "more communication"),
-    Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
-    Candidate(2, "offload states to host memory", _offload, "host memory and a much slower step"),
-    Candidate(3, "twice the GPUs", _more_gpus, "more GPUs"),
-    Candidate(4, "LoRA, rank 16", _lora, "trains adapters only"),
-    Candidate(4, "QLoRA, nf4 base and rank 16", _qlora, "trains adapters on a quantized base"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +37,106 @@ class _Tried:
     def bytes(self) -> int:
         return int(self.verdict.device.high)
 
+    def names(self, prefix: str) -> bool:
+        """Whether the question gives a key of that kind."""
+        return any(key.startswith(prefix) and value is not None for key, value in self.request.items())
+
     @property
     def host_bytes(self) -> int:
         return max(sheet.host_bytes for sheet in self.sheets)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kind of change: the keys it sets on top of a question (None where it does not apply), what it is called and what it costs.
+
+    ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 more GPUs, 4 another kind of training. An edit names every
+    key that must change, so that a person who adds them to the question gets what was promised.
+    """
+
+    tier: int
+    words: str
+    edit: Callable[[_Tried], Edits | None]
+    needs: str = ""
+
+
+def _fused_loss(asked: _Tried) -> Edits | None:
+    return {"loss": "fused"} if asked.plan.loss is Loss.PLAIN else None
+
+
+def _recompute(asked: _Tried) -> Edits | None:
+    return {"recompute.mode": "full"} if asked.plan.recompute.mode is RecomputeMode.NONE else None
+
+
+def _half_microbatch(asked: _Tried) -> Edits | None:
+    """Half the micro-batch; the global batch stays what it was, so gradients accumulate."""
+    plan = asked.plan
+    if plan.microbatch < 2 or plan.microbatch % 2:
+        return None
+    batch = plan.global_batch or plan.microbatch * plan.mesh.data_parallel
+    return {"microbatch": plan.microbatch // 2, "global_batch": batch}
+
+
+def _zero_up(asked: _Tried) -> Edits | None:
+    plan, engine = asked.plan, find_engine(asked.plan.engine)
+    if engine is None or asked.cluster.count == 1 or plan.zero >= 3:
+        return None
+    reshard = {"reshard_after_forward": True} if asked.request.get("reshard_after_forward") is False else {}
+    if engine.sharding is not Sharding.REPLICATED:
+        return {"zero": plan.zero + 1, **reshard}
+    mesh = {"mesh.dp_replicate": 1, "mesh.dp_shard": asked.cluster.count} if asked.names("mesh.") else {}
+    return {"engine": "fsdp2", "zero": 3, **reshard, **mesh, **_precision(asked, "fsdp2-mixed")}
+
+
+def _precision(asked: _Tried, name: str) -> Edits:
+    """A named precision in place of the one that was asked for, if one was."""
+    return {"precision.name": name} if asked.names("precision.") else {}
+
+
+def _eight_bit(asked: _Tried) -> Edits | None:
+    optimizer = asked.plan.optimizer
+    if optimizer is None or optimizer.name is not OptimizerName.ADAMW or asked.plan.offload.optimizer:
+        return None
+    implementation = {"optimizer.implementation": "bnb"} if asked.names("optimizer.implementation") else {}
+    return {"optimizer.name": "adamw_8bit", **implementation}
+
+
+def _offload(asked: _Tried) -> Edits | None:
+    plan, engine = asked.plan, find_engine(asked.plan.engine)
+    if engine is None or "optimizer" not in engine.offload or plan.offload.optimizer:
+        return None
+    if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:
+        return {"offload.optimizer": 1}
+    return {"offload.optimizer": 1, "offload.parameters": 1}
+
+
+def _more_gpus(asked: _Tried) -> Edits | None:
+    count = asked.cluster.count * 2
+    if not asked.plan.zero or count > MAX_DEVICES:
+        return None
+    mesh = {"mesh.dp_shard": asked.plan.mesh.dp_shard * 2} if asked.names("mesh.dp_shard") else {}
+    return {"gpus": f"{count}x{asked.cluster.device.name}", **mesh}
+
+
+def _lora(asked: _Tried) -> Edits | None:
+    return None if asked.plan.adapter else {"adapter.rank": 16, **_precision(asked, "bf16-pure")}
+
+
+def _qlora(asked: _Tried) -> Edits | None:
+    return {**(_lora(asked) or {}), "quantization.weights": "nf4"} if asked.plan.quantization is None else None
+
+
+CANDIDATES = (
+    Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
+    Candidate(1, "recompute every layer", _recompute, "about a third more time"),
+    Candidate(1, "half the micro-batch", _half_microbatch, "the same global batch in twice the steps"),
+    Candidate(1, "shard more states (ZeRO up)", _zero_up, "more communication"),
+    Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
+    Candidate(2, "offload states to host memory", _offload, "host memory and a much slower step"),
+    Candidate(3, "twice the GPUs", _more_gpus, "more GPUs"),
+    Candidate(4, "LoRA, rank 16", _lora, "trains adapters only"),
+    Candidate(4, "QLoRA, nf4 base and rank 16", _qlora, "trains adapters on a quantized base"),
+)
 
 
 def cheapest_fix(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict) -> Fix | None:
@@ -176,21 +196,19 @@ def _shortest(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
 
 def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
     """A change on top of others, accounted; None where it does not apply, is not legal or needs more host memory than there is."""
-    edits = candidate.edit(state.plan, state.cluster)
+    edits = candidate.edit(state)
     if edits is None:
         return None
-    cluster = _resized(state.cluster, edits.get("gpus"))
-    request = _edited(state.request, edits)
+    cluster, request = _resized(state.cluster, edits.get("gpus")), _edited(state.request, edits)
     try:
         plan = resolve(request, spec, cluster).plan
         sheets = tuple(account(spec, plan, cluster, stage) for stage in range(plan.mesh.pp))
     except InputError:
         return None
     verdict = judge(sheets, budget_of(cluster))
-    host = max(sheet.host_bytes for sheet in sheets) * cluster.per_node
-    if cluster.host_bytes is not None and host > cluster.host_bytes:
+    if host_shortage(sheets, cluster):
         return None
-    (key, after), *rest = ((k, v) for k, v in edits.items() if v is not None)
+    (key, after), *rest = edits.items()
     change = Change(
         key=key, before=_before(state, key), after=after, words=candidate.words, saves_bytes=state.bytes - int(verdict.device.high),
         needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
@@ -199,27 +217,27 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
 
 
 def _before(state: _Tried, key: str) -> Any:
-    values = {
-        "gpus": state.cluster.count, "loss": state.plan.loss.value, "recompute.mode": state.plan.recompute.mode.value,
-        "microbatch": state.plan.microbatch, "zero": state.plan.zero, "engine": state.plan.engine,
-        "optimizer.name": state.plan.optimizer.name.value if state.plan.optimizer else None,
-        "offload.optimizer": state.plan.offload.optimizer, "offload.parameters": state.plan.offload.parameters,
-        "global_batch": state.plan.global_batch, "adapter.rank": None, "quantization.weights": None,
+    """What a key was: as asked, else as resolved."""
+    plan = state.plan
+    resolved = {
+        "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
+        "microbatch": plan.microbatch, "zero": plan.zero, "engine": plan.engine, "global_batch": plan.global_batch,
+        "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
+        "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
     }  # fmt: skip
-    return values.get(key)
+    given = state.request.get(key)
+    return resolved.get(key) if given is None else given
 
 
 def _edited(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
-    """The request with edits; None takes a key out (``precision`` all of its keys), and sharding degrees follow the GPUs."""
-    merged = {**request, **edits}
-    merged.pop("gpus", None)
-    gone = {key for key, value in edits.items() if value is None}
-    if "engine" in edits or "gpus" in edits:
-        gone |= {"mesh.dp_shard", "mesh.dp_replicate"}
-    return {k: v for k, v in merged.items() if k not in gone and not ("precision" in gone and k.startswith("precision."))}
+    """The question with edits on top, as a person would add them; a named precision takes the place of dtypes."""
+    gone = "precision.name" in edits
+    kept = {key: value for key, value in request.items() if not (gone and key.startswith("precision."))}
+    return {key: value for key, value in {**kept, **edits}.items() if key != "gpus"}
 
 
-def _resized(cluster: Cluster, gpus: int | None) -> Cluster:
-    if gpus is None:
+def _resized(cluster: Cluster, gpus: str | None) -> Cluster:
+    count, _ = parse_gpus(gpus) if gpus else (None, "")
+    if count is None:
         return cluster
-    return replace(cluster, nodes=gpus // cluster.per_node) if gpus % cluster.per_node == 0 else replace(cluster, per_node=gpus, nodes=1)
+    return replace(cluster, nodes=count // cluster.per_node) if count % cluster.per_node == 0 else replace(cluster, per_node=count, nodes=1)

@@ -168,6 +168,7 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     return {
         "result": verdict.result.value, "rank": verdict.rank, "instant": verdict.instant.value,
         **_range(verdict.device, "device"), "headroom_bytes": int(verdict.headroom_bytes),
+        "host_short_bytes": int(verdict.host_short_bytes),
         "largest": [{"component": component.value, "bytes": int(size.value)} for component, size in verdict.largest],
         "cheapest_fix": _fix(verdict.cheapest_fix) if verdict.cheapest_fix else None,
     }  # fmt: skip

@@ -203,6 +203,7 @@ class Verdict(Strict):
     device_low_bytes: Bytes
     device_high_bytes: Bytes
     headroom_bytes: int
+    host_short_bytes: int
     largest: list[Largest]
     cheapest_fix: Fix | None
 

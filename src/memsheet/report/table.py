@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Fix, Result, Verdict, worst
 from memsheet.errors import printable
 from memsheet.report.bars import GLYPHS, Look, bars, components, marks_of
-from memsheet.report.words import INSTANTS, spoken, states, why
+from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
 from memsheet.spec.device import Basis, Device
 from memsheet.spec.plan import Plan
@@ -76,9 +76,9 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
     needs = f"needs {look.need(verdict.device.value)} of {_capacity(cluster.device, look)} per GPU"
-    return _row(
-        word, style, (needs, _range(verdict.device, look).strip(" ()"), _headroom(verdict, look), _which(answer, sheet), _peak(sheet)), look
-    )
+    host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
+    card = (needs, _range(verdict.device, look).strip(" ()"), _headroom(verdict, look))
+    return _row(word, style, (*host, *card, _which(answer, sheet), _peak(sheet)), look)
 
 
 def _capacity(device: Device, look: Look) -> str:
@@ -240,7 +240,7 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     alone = "Model states alone" if answer.plan.task == "train" else "Weights alone"
     first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)} a GPU ({format_bytes(size.value)})."
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
-    lines = [first, _flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
+    lines = [*([first] if size.value else []), _flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
     lines += _serving_lines(answer, look)
@@ -314,7 +314,7 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
         ranks = answer.cluster.per_node if answer.cluster else 1
         node = f" ({look.need(fix.host_bytes * ranks)} a node of {ranks})" if ranks > 1 else ""
         after += f", and {look.need(fix.host_bytes)} of host memory a rank{node}"
-    return Group(Text(title, "bold"), table, Text(after))
+    return Group(Text(title, "bold"), table, Text(after), Text(f"add  {flags_of(fix)}"))
 
 
 def _notes(answer: Answer, look: Look) -> Iterator[str]:

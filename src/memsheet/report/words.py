@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from memsheet.budget import Answer
+from memsheet.budget import Answer, Fix
 from memsheet.errors import printable
 from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
+from memsheet.spec.names import SHORT
 from memsheet.spec.plan import Adapter, OptimizerName, Plan, RecomputeMode
 
 SHARDED_FROM = {Component.OPTIMIZER_STATES: 1, Component.MASTER_WEIGHTS: 1, Component.GRADIENTS: 2, Component.PARAMETERS: 3}
@@ -127,3 +128,19 @@ def _cache(plan: Plan) -> str:
         return dtype
     plural = "s" if plan.max_sequences != 1 else ""
     return _joined(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
+
+
+def flags_of(fix: Fix) -> str:
+    """What to add to the command line to get a fix: ``--recompute full --offload optimizer,parameters``."""
+    short = {key: name for name, key in SHORT.items()}
+    values = {key: after for change in fix.changes for key, _, after in ((change.key, change.before, change.after), *change.also)}
+    moved = ",".join(key.removeprefix("offload.") for key in values if key.startswith("offload."))
+    given = [_flag(short.get(key, key), after) for key, after in values.items() if not key.startswith("offload.")]
+    return " ".join([*given, *([f"--offload {moved}"] if moved else [])])
+
+
+def _flag(name: str, value: object) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag} {printable(value)}"
