@@ -26,10 +26,16 @@ COMMANDS = {
 }
 
 
+command_line: list[str] | None = None
+"""The process's own command line, once it is the one that is answered."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."""
+    global command_line  # noqa: PLW0603
     if arguments is None:
         gc.disable()  # a command is over before there is garbage worth collecting
+        command_line = sys.argv[1:]
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         return _run(given)

@@ -48,8 +48,10 @@ def explain_usage(error: Any) -> int:
 
 
 def _unknown_option(error: Any) -> int:
-    option = printable(error.token.keyword or "").split("=")[0]
+    option = printable(error.token.keyword or error.token.value or "").split("=")[0]
     known = [name for argument in error.argument_collection or () for name in argument.names]
+    if any(name == "--gpus" for name in known):  # a job: of a plan's flags only those on the command line were declared
+        known += [f"--{name.replace('_', '-')}" for name in (*SHORT, "offload")]
     near = difflib.get_close_matches(option, known, n=1, cutoff=0.4)
     return _usage(f"{option}: is not a flag of this command", f"did you mean {near[0]}?" if near else "--help lists them")
 
