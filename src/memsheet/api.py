@@ -146,7 +146,10 @@ def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
     host = where["host_memory"]
     if gpus is None:
         described = [key for key in ("nodes", "per_node", "host_memory") if where[key] is not None]
-        require(Problem(field=key, value=where[key], reason="describes a cluster, and none is named", hint="add --gpus 8xH100-80GB") for key in described)
+        require(
+            Problem(field=key, value=where[key], reason="describes a cluster, and none is named", hint="add --gpus 8xH100-80GB")
+            for key in described
+        )
         return None
     count, name = parse_gpus(str(gpus))
     if count is None:

@@ -181,7 +181,7 @@ def _greedily(spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int) 
 def _shortest(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
     """Changes that turned out not to be needed are taken out again; of two, neither was enough alone."""
     best, changed = found, True
-    while changed and len(best.changes) > 2:  # noqa: PLR2004
+    while changed and len(best.changes) > 2:
         changed = False
         for left_out in best.changes:
             again: _Tried | None = start

@@ -137,7 +137,7 @@ def cases() -> dict[str, Cases]:
         **{f"surroundings.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
         "activations.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
         "states.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
-        "serving._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
+        "serving_work._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
     }  # fmt: skip
 
 

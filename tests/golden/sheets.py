@@ -42,7 +42,7 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "serve-gemma-3-27b-windows": ("infer", "gemma-3-27b", {"gpus": "1xH100-80GB", "max_model_len": 32768, "sequences": 4}),
     "serve-deepseek-v2-latent": ("infer", "deepseek-v2", {"gpus": "8xH200-141GB", "max_model_len": 32768, "sequences": 64}),
-    "serve-jamba-v0.1-hybrid": ("infer", "jamba-v0.1", {"gpus": "2xH100-80GB", "max_model_len": 32768, "sequences": 4}),
+    "serve-jamba-v0.1-hybrid": ("infer", "jamba-v0.1", {"gpus": "2xH100-80GB", "pp": 2, "max_model_len": 32768, "sequences": 4}),
     "serve-gpt-oss-20b-as-released": ("infer", "gpt-oss-20b", {"gpus": "1xH100-80GB", "max_model_len": 16384, "sequences": 16}),
     "load-mixtral-8x7b": ("infer", "mixtral-8x7b", {"gpus": "2xH100-80GB", "phase": "load"}),
 }  # fmt: skip

@@ -23,8 +23,18 @@ Question = tuple[str, dict[str, Any]]
 SAVED = Component.SAVED_ACTIVATIONS
 
 
+def legal(name: str, request: dict[str, Any]) -> dict[str, Any]:
+    """A serving request as its family allows it: lengths within learned positions, eager attention where there is no sdpa."""
+    if request.get("task") != "infer":
+        return request
+    ends = 1024 if name == "gpt2" else 2**26
+    lengths_ = {k: min(v, ends) for k, v in request.items() if k in ("serving.max_model_len", "serving.prompt_tokens") and v is not None}
+    eager = {"attention": "eager"} if request.get("attention") == "sdpa" and name in ("gpt-oss-20b", "mamba-2.8b") else {}
+    return {**request, **lengths_, **eager}
+
+
 def sheet_of(name: str, request: dict[str, Any], card: str | None = None, **counts: Any) -> Sheet:
-    plan = with_counts(plan_of(name, request), **counts)
+    plan = with_counts(plan_of(name, legal(name, request)), **counts)
     return account(model(name), plan, cluster(card, int(plan.mesh.gpus)) if card else None)
 
 
@@ -243,7 +253,6 @@ def test_serving_sheets_are_whole_non_negative_and_ordered(
         for size in item.at.values():
             assert all(type(end) is int for end in (size.low, size.value, size.high)), item
             assert 0 <= size.low <= size.value <= size.high, item
-
 
 
 @law(60)

@@ -18,5 +18,19 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     **dict.fromkeys(("gemma2", "gpt_neo", "gptj"), _EAGER),
 }  # fmt: skip
 
-NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt"})
-"""transformers 5.23 raises when one of these is built with sdpa (``_supports_sdpa`` is false)."""
+NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"})
+"""transformers 5.23 raises when one of these is built with sdpa (``_supports_sdpa`` is false). Every family that is read was looked up."""
+
+TP_PLANS = frozenset({
+    "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3",
+    "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_neox", "granite", "llama", "llama4", "llama4_text", "mistral", "mixtral",
+    "nemotron", "olmo", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_5_vl", "qwen2_moe", "qwen2_vl", "qwen3", "qwen3_moe",
+    "qwen3_next", "smollm3", "starcoder2",
+})  # fmt: skip
+"""Families whose configuration has a ``base_model_tp_plan`` that cuts its linear layers. Those of multimodal models are their text model's."""
+
+TP_EXPERTS_ONLY = frozenset({"granitemoe", "jamba", "phimoe"})
+"""Families whose plan cuts the routed experts and nothing else."""
+
+TP_LATENT = frozenset({"deepseek_v2"})
+"""Families of latent attention whose plan splits its heads; that of deepseek_v3 leaves attention whole."""

@@ -77,7 +77,17 @@ def check_modelled(spec: ModelSpec, plan: Plan) -> None:
         )
     if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
         problems.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
-    require(dict.fromkeys(problems))
+    require(dict.fromkeys([*problems, *_idle_dropout(spec, plan)]))
+
+
+def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to be dropped."""
+    kinds = sorted({block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern})
+    eager = plan.attention is AttentionKind.EAGER
+    if not plan.dropout or eager or spec.embeddings.dropout or any(habits(kind).branch_dropout for kind in kinds):
+        return []
+    reason = f"keeps nothing: {', '.join(kinds)} drops no hidden states, and {plan.attention.value} attention drops inside its kernel"
+    return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out, or --attention eager")]
 
 
 def _unmodelled(block: Block, plan: Plan) -> str | None:

@@ -49,6 +49,21 @@ def state_elements(mixer: Mixer, tp: Count = 1, memory_tokens: Count = 0) -> Cou
             return 0
 
 
+@formula(
+    cites=TRANSFORMERS_CACHE,
+    at="DynamicLayer.update: torch.cat makes the new keys while the old ones are there; latents are cached as keys",
+)
+def copied_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
+    """Elements a cached token of the larger tensor that a layer's cache copies to grow; recurrent states are written in place."""
+    match mixer:
+        case Attention():
+            return kv_elements_per_token(mixer, tp) // 2
+        case LatentAttention():
+            return max(mixer.kv_lora_rank, mixer.qk_rope_head_dim)
+        case _:
+            return 0
+
+
 def caching_layers(spec: ModelSpec) -> Iterator[tuple[str, Mixer, int]]:
     """Every mixer that keeps something between tokens, with the number of layers that have it. Encoders keep nothing."""
     for stack in spec.stacks:
@@ -60,14 +75,18 @@ def caching_layers(spec: ModelSpec) -> Iterator[tuple[str, Mixer, int]]:
 
 
 def cache_bytes(
-    spec: ModelSpec, dtype: DType, tokens: Count, sequences: Count, *, tp: Count = 1, memory_tokens: Count = 0, whole: bool = False
-) -> dict[str, Count]:
-    """Bytes by layer path for ``sequences`` of ``tokens`` each. ``whole``: windowed layers still hold everything (right after prefill)."""
+    spec: ModelSpec, dtype: DType, tokens: Count, sequences: Count, *, states: DType | None = None, tp: Count = 1, memory_tokens: Count = 0,
+    whole: bool = False,
+) -> dict[str, Count]:  # fmt: skip
+    """Bytes by layer path for ``sequences`` of ``tokens`` each. ``states``: the dtype of recurrent states, which no cache quantizes.
+    ``whole``: windowed layers still hold everything (right after prefill).
+    """
     found: dict[str, Count] = {}
     for path, mixer, layers in caching_layers(spec):
         kept = tokens if whole else kept_tokens(mixer, tokens)
-        elements = kv_elements_per_token(mixer, tp) * kept + state_elements(mixer, tp, memory_tokens)
-        size = layers * sequences * dtype.nbytes(elements)
+        state = dtype if isinstance(mixer, CrossAttention) else states or dtype
+        a_sequence = dtype.nbytes(kv_elements_per_token(mixer, tp) * kept) + state.nbytes(state_elements(mixer, tp, memory_tokens))
+        size = layers * sequences * a_sequence
         found[path] = found[path] + size if path in found else size
     return {path: size for path, size in found.items() if type(size) is not int or size}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from enum import Enum
@@ -11,7 +12,7 @@ from typing import Any
 from memsheet.budget import Answer, Change, Fix, Verdict
 from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, Item, Measured, Sheet, Traced
 from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import FP4_BNB_DOUBLE, NF4, NF4_SINGLE, DType, dtype_named
+from memsheet.spec.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.spec.model import Source
 from memsheet.spec.plan import Adapter, Offload, Plan, Precision, Quantization, Recompute
 
@@ -88,8 +89,10 @@ def _quantization(quantization: Quantization) -> dict[str, Any]:
     weights = quantization.weights
     name = {NF4_SINGLE.name: NF4.name, FP4_BNB_DOUBLE.name: "fp4"}.get(weights.name, weights.name)
     found = dtype_named(weights.name)
-    own_group = weights.scales[0].block if weights.scales and found is not weights else None
-    double = weights is NF4 if name == NF4.name else None
+    own_group = weights.scales[0].block if weights.scales and found != weights else None
+    if own_group and name == FP8_BLOCK.name:
+        own_group = math.isqrt(own_group)  # the side of a square block
+    double = weights.name in (NF4.name, FP4_BNB_DOUBLE.name) if name in (NF4.name, "fp4") else None
     return {"weights": name, "group_size": own_group, "double_quant": double, "skip": list(quantization.skip)}
 
 

@@ -25,6 +25,20 @@ QUANTIZED = {
     "gptq-int4": dtypes.GPTQ_INT4, "gptq-int8": dtypes.GPTQ_INT8,
 }  # fmt: skip
 TRAINABLE_QUANTIZED = ("nf4", "fp4")
+STORED_TRAINABLE = (*TRAINABLE_QUANTIZED, "nf4-single", "fp4-double")
+"""The same formats as a checkpoint names them, by whether their scales are quantized again."""
+FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+"""Elements that share a scale where the format leaves no choice (the sources stand with the dtypes)."""
+GROUPED = ("int4", "awq-int4", "gptq-int4", "gptq-int8", "fp8", "fp8-block")
+"""Formats whose group may be chosen; of fp8 it is the side of a square block."""
+
+# dtypes that training and serving are modelled in, key by key; the vocabulary of plans knows more
+_COMMON = ("fp32", "fp16", "bf16")
+PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("precision.parameters", "precision.compute", "precision.gradients", "precision.reduce"), _COMMON),
+    "precision.master_weights": ("fp32",), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
+}  # fmt: skip
+CACHE_DTYPES = (*_COMMON, "fp8", "int8")
 
 # peft's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 LORA_TARGETS = {
@@ -40,8 +54,22 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (), "serving.fused_moe": (),
-    "serving.k_dtype": (),
+    "serving.k_dtype": (), "moe.balanced": (True,),
 }  # fmt: skip
+
+DESCRIPTIVE: dict[str, str] = {
+    "schema": "names the vocabulary the plan is written in",
+    "engine_version": "is recorded; the version that was read stands in the engine's file",
+    "seq_len_kind": "says whether lengths were exact or a bound where a figure was published; the sheet is that of seq_len",
+    "adapter.kind": "lora is the only kind there is",
+    "adapter.alpha": "scales the adapter's output and has no bytes",
+    "adapter.trainable_parameters": "follows from rank and targets; a published count to compare with",
+    "moe.balanced": "true is how routing is taken",
+    "serving.output_tokens": "beside a length only says where an answer ends; the cache is as long as max_model_len",
+}
+"""Keys that describe a job and cannot change a byte of it: accepted, recorded nowhere in the sheet, and listed here so that it is known."""
+NEEDS_RANK = ("adapter.kind", "adapter.targets", "adapter.dtype", "adapter.alpha", "adapter.dropout", "adapter.trainable_parameters")
+NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
@@ -51,6 +79,6 @@ _OF_TRAINING: dict[str, tuple[Any, ...]] = {
     "offload.activations": (False,),
 }  # fmt: skip
 _OF_SERVING: dict[str, tuple[Any, ...]] = {
-    "phase": (), **dict.fromkeys(("serving.max_model_len", "serving.max_sequences", "serving.kv_dtype", "serving.prompt_tokens", "serving.output_tokens"), ()),
+    "phase": (), **dict.fromkeys(("serving.max_model_len", "serving.max_sequences", "serving.kv_dtype", "serving.prompt_tokens", "serving.output_tokens", "serving.batch"), ()),
 }  # fmt: skip
 OTHER_TASK = {"infer": _OF_TRAINING, "train": _OF_SERVING}

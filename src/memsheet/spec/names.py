@@ -45,7 +45,9 @@ def request_from(short: Mapping[str, Any]) -> dict[str, Any]:
             request[SHORT[name]] = list(value) if isinstance(value, tuple) else value
         else:
             near = difflib.get_close_matches(name, [*SHORT, "offload"], n=1)
-            problems.append(Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else ""))
+            problems.append(
+                Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else "")
+            )
     require(problems)
     return request
 

@@ -1,0 +1,47 @@
+"""A request while its gaps are filled: what was assumed, what is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeVar
+
+from memsheet.errors import Problem
+from memsheet.spec.check import Request
+
+E = TypeVar("E", bound=Enum)
+
+
+@dataclass(slots=True)
+class Gaps:
+    """The request, and what came up on the way to a whole plan."""
+
+    request: Request
+    assumed: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def get(self, key: str, default: Any = None, *, silent: bool = False) -> Any:
+        value = self.request.get(key)
+        if value is not None:
+            return value
+        if default is not None and not silent:
+            self.assumed.append(f"{key} = {_shown(default)}")
+        return default
+
+    def wrong(self, key: str, value: object, reason: str, hint: str = "") -> None:
+        self.problems.append(Problem(field=key, value=value, reason=reason, hint=hint))
+
+    def choice(self, key: str, default: E, allowed: tuple[E, ...], who: str, *, silent: bool = False) -> E:
+        text = self.request.get(key)
+        if text is None:
+            self.assumed += [] if silent else [f"{key} = {default.value}"]
+            return default
+        for member in allowed:
+            if member.value == text:
+                return member
+        self.wrong(key, text, f"is not modelled for {who} yet", f"modelled: {', '.join(str(m.value) for m in allowed)}")
+        return default
+
+
+def _shown(value: object) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,59 @@
+"""What transformers refuses or decides by a model's family and the cards: attention, tensor parallelism, lengths, old cards."""
+
+from __future__ import annotations
+
+from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
+from memsheet.gaps import Gaps
+from memsheet.spec.device import Cluster
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import AttentionKind, Mesh
+
+NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
+"""Compute capability below which transformers dequantizes a released checkpoint (quantizer_finegrained_fp8.py, quantizer_mxfp4.py)."""
+
+
+def kinds_of(model: ModelSpec | None) -> set[str]:
+    """The families whose code runs a model's layers (of a multimodal model: its text model's)."""
+    return {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern} if model else set()
+
+
+def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> AttentionKind:
+    """sdpa, where the family has it."""
+    without = sorted(kinds_of(model) & NO_SDPA)
+    default = AttentionKind.EAGER if without else AttentionKind.SDPA
+    kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
+    if without and kind is AttentionKind.SDPA:
+        gaps.wrong("attention", kind.value, f"does not exist for {without[0]} in transformers, which raises", "give --attention eager")
+    return kind
+
+
+def check_tensor_parallel(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, task: str) -> None:
+    """A layer is split only by its family's own plan when transformers serves it."""
+    kinds = kinds_of(model)
+    if model is None or task != "infer" or mesh.tp == 1 or kinds <= TP_PLANS:
+        return
+    experts = kinds <= TP_EXPERTS_ONLY | TP_PLANS
+    why = (
+        f"splits only the experts of {model.model_type}, which is not modelled"
+        if experts
+        else f"has no tensor-parallel plan for {model.model_type}"
+    )
+    gaps.wrong("mesh.tp", mesh.tp, f"transformers {why}", f"--pp {mesh.tp * mesh.pp} puts whole layers on each GPU (device_map)")
+
+
+def check_positions(gaps: Gaps, key: str, tokens: int | None, model: ModelSpec | None) -> None:
+    """A table of learned positions ends where it ends; rotary positions go on."""
+    learned = model and any("position" in w.path or "wpe" in w.path for w in model.embeddings.weights)
+    if model and learned and tokens and model.max_positions and tokens > model.max_positions:
+        gaps.wrong(key, tokens, f"exceeds the {model.max_positions} learned positions of {model.name}")
+
+
+def dequantizes(method: str, cluster: Cluster | None) -> str:
+    """The capability that a stored format needs where the cluster's cards are older, else nothing. Other vendors' cards have no such number."""
+    capability = cluster.device.compute_capability if cluster else None
+    major, _, minor = (capability or "").partition(".")
+    needed = NEEDS_CAPABILITY.get(method)
+    if needed is None or not (major.isdigit() and minor.isdigit()) or (int(major), int(minor)) >= needed:
+        return ""
+    return f"{needed[0]}.{needed[1]}"

@@ -1,0 +1,269 @@
+"""What a plan's tensors are stored in: its precision, its adapter, its quantized weights, its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.gaps import Gaps
+from memsheet.resolve_serving import dequantizes
+from memsheet.spec import dtypes
+from memsheet.spec.defaults import (
+    ADAPTER_PRECISION,
+    FIXED_BLOCK,
+    GROUPED,
+    LORA_TARGETS,
+    NAMED_PRECISIONS,
+    QUANTIZED,
+    STORED_TRAINABLE,
+    TRAINABLE_QUANTIZED,
+)
+from memsheet.spec.device import Cluster
+from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Adapter, OptimizerName, Plan, Precision, Quantization
+
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the head (target_modules)."""
+
+# ---- precision ---------------------------------------------------------------------------------------------------------------
+
+
+def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None) -> Precision:
+    """The declared dtypes: named, or one by one, or the engine's."""
+    name = gaps.request.get("precision.name")
+    fields = {k.split(".")[1]: v for k, v in gaps.request.items() if k.startswith("precision.") and k != "precision.name"}
+    if name is not None:
+        _check_name(gaps, name, engine, task)
+        base = NAMED_PRECISIONS[name]
+    elif task == "infer":
+        base = _only(_kept(gaps, model, silent=bool(fields)))
+    elif adapter is not None:
+        base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
+        gaps.assumed += [] if fields else [f"precision = bf16 frozen base, {engine.adapter_dtype} adapters"]
+    else:
+        base = NAMED_PRECISIONS[engine.default_precision]
+        gaps.assumed += [] if fields else [f"precision = {engine.default_precision}"]
+    found = _with_fields(base, fields)
+    if task == "infer":
+        return _served(gaps, found)
+    if adapter is not None and engine.sharding is not Sharding.DEEPSPEED:
+        found = _of_adapters(gaps, found, adapter)
+    _check_reduce(gaps, found, engine)
+    return found
+
+
+def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
+    if (
+        task == "train"
+        and name not in engine.precisions
+        and not (engine.sharding is Sharding.DEEPSPEED and gaps.request.get("adapter.rank"))
+    ):
+        gaps.wrong("precision", name, f"is not how {engine.name} trains", f"it has {', '.join(engine.precisions)}")
+    if task == "infer" and name in ("bf16-master", "fsdp2-mixed"):
+        gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
+
+
+def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool) -> DType:
+    """What weights are served in: the file's dtype where it is one of the three that are computed in."""
+    stored = dtype_named(model.dtype) if model and model.dtype else None
+    kept = stored if stored in (FP16, FP32, BF16) else BF16
+    odd = f" (the file's {model.dtype} is not computed in)" if model and model.dtype and stored is not kept else ""
+    gaps.assumed += [] if silent else [f"precision.parameters = {kept.name}{odd}"]
+    return kept
+
+
+def _only(kept: DType, compute: DType | None = None) -> Precision:
+    """Weights that are not trained: what belongs to a step has their dtype and no bytes."""
+    return Precision(parameters=kept, compute=compute or kept, gradients=kept, reduce=kept, master_weights=None, moments=kept)
+
+
+def _served(gaps: Gaps, found: Precision) -> Precision:
+    plain = _only(found.parameters, found.compute)
+    for key in ("gradients", "reduce", "master_weights", "moments"):
+        given = gaps.request.get(f"precision.{key}")
+        if given is not None and dtype_named(given) is not getattr(plain, key):
+            gaps.wrong(f"precision.{key}", given, "has no meaning in infer", "leave it out")
+    return plain
+
+
+def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter) -> Precision:
+    """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither."""
+    for key in ("gradients", "moments"):
+        given = gaps.request.get(f"precision.{key}")
+        if given is not None and dtype_named(given) is not adapter.dtype:
+            hint = "give adapter.dtype, or leave it out"
+            gaps.wrong(f"precision.{key}", given, f"is not what adapters of {adapter.dtype.name} have: the frozen base has none", hint)
+    return replace(found, gradients=adapter.dtype, moments=adapter.dtype)
+
+
+def _check_reduce(gaps: Gaps, found: Precision, engine: Engine) -> None:
+    given = gaps.request.get("precision.reduce")
+    if given is not None and engine.sharding is not Sharding.FSDP2 and found.reduce is not found.gradients:
+        gaps.wrong("precision.reduce", given, f"is not how {engine.name} reduces: in the gradients' {found.gradients.name}", "leave it out")
+
+
+def check_moments(gaps: Gaps, plan: Plan) -> None:
+    """Moments in a dtype that the optimizer does not keep them in."""
+    given, optimizer = gaps.request.get("precision.moments"), plan.optimizer
+    if given is None or optimizer is None:
+        return
+    dtype, name = dtype_named(given), optimizer.name
+    if dtype is dtypes.INT8 and name is not OptimizerName.ADAMW_8BIT:
+        gaps.wrong("precision.moments", given, f"is not how {name.value} keeps them", "--optimizer adamw_8bit does")
+    usual = (FP32, dtypes.INT8, plan.precision.parameters, plan.precision.gradients)
+    if name in (OptimizerName.ADAMW_8BIT, OptimizerName.SGD) and dtype not in usual:
+        gaps.wrong("precision.moments", given, f"changes nothing: {name.value} keeps none of that dtype", "leave it out")
+
+
+def _with_fields(base: Precision, fields: Mapping[str, Any]) -> Precision:
+    """Dtypes given one by one; a null master_weights means that there is no separate copy."""
+
+    def pick(key: str, default: DType) -> DType:
+        found = dtype_named(fields[key]) if fields.get(key) else default
+        assert found is not None
+        return found
+
+    parameters = pick("parameters", base.parameters)
+    compute = pick("compute", base.compute if "parameters" not in fields else parameters)
+    gradients = pick("gradients", base.gradients if "parameters" not in fields else parameters)
+    master = dtype_named(fields["master_weights"]) if fields.get("master_weights") else None
+    return Precision(
+        parameters=parameters, compute=compute, gradients=gradients, reduce=pick("reduce", gradients),
+        master_weights=master if "master_weights" in fields else base.master_weights if not fields else None,
+        moments=pick("moments", base.moments),
+    )  # fmt: skip
+
+
+def kv_dtype_of(gaps: Gaps, precision: Precision) -> DType:
+    given = gaps.request.get("serving.kv_dtype")
+    found = dtype_named(given) if given else precision.compute
+    assert found is not None
+    return found
+
+
+# ---- adapters ----------------------------------------------------------------------------------------------------------------
+
+
+def adapter_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> Adapter | None:
+    """The LoRA matrices that are asked for."""
+    rank = gaps.request.get("adapter.rank")
+    if rank is None:
+        return None
+    dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
+    assert dtype is not None
+    targets = _targets(gaps, model)
+    return Adapter(rank=rank, targets=targets, dtype=dtype, dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)))
+
+
+def _targets(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+    targets = gaps.request.get("adapter.targets")
+    if targets is None:
+        found = LORA_TARGETS.get(model.model_type) if model else None
+        if found is None:
+            gaps.wrong("adapter.targets", None, "is missing; this family has no default", "for example --lora-targets q_proj,v_proj")
+        else:
+            gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
+        targets = found or ()
+    if model is None:
+        return tuple(targets)
+    present = linear_names(model)
+    if list(targets) == [ALL_LINEAR]:
+        gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} (all-linear)")
+        return tuple(sorted(present))
+    for target in targets:
+        if target not in present:
+            hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
+            gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
+    return tuple(targets)
+
+
+def linear_names(model: ModelSpec) -> set[str]:
+    """Last names of the linear layers in a model's blocks (``q_proj``)."""
+    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
+    return {w.path.split(".")[-2] for b in blocks for w in b.weights if w.role.value == "linear" and w.path.endswith(".weight")}
+
+
+# ---- quantized weights -------------------------------------------------------------------------------------------------------
+
+
+def quantization_of(
+    gaps: Gaps, model: ModelSpec | None, task: str, adapter: Adapter | None, cluster: Cluster | None = None
+) -> Quantization | None:
+    """What the linear weights are stored in: as the plan says, else as the checkpoint was released."""
+    name = gaps.request.get("quantization.weights")
+    if task == "train" and model is not None and model.quantization is not None:
+        _check_stored(gaps, model.quantization.weights, adapter)
+    if name is None:
+        return _stored(gaps, model, cluster if task == "infer" else None)
+    weights = dtypes.GGUF.get(name.removeprefix("gguf:")) if name.startswith("gguf:") else QUANTIZED.get(name)
+    if weights is None:
+        gaps.wrong("quantization.weights", name, "is not a known format", f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …")
+        return None
+    if task == "train" and name not in TRAINABLE_QUANTIZED:
+        gaps.wrong("quantization.weights", name, "is not modelled for training yet", f"modelled: {', '.join(TRAINABLE_QUANTIZED)}")
+    if task == "train" and adapter is None:
+        gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
+    return Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))
+
+
+def _check_stored(gaps: Gaps, stored: str, adapter: Adapter | None) -> None:
+    """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained itself."""
+    if stored not in STORED_TRAINABLE:
+        gaps.wrong("quantization_config", stored, "is a stored format that is not modelled for training", "give the base model")
+    elif adapter is None:
+        gaps.wrong("quantization_config", stored, "freezes the weights, and nothing else trains", "give the base model, or --lora-rank 16")
+
+
+def _scaled(gaps: Gaps, name: str, weights: DType) -> DType:
+    """The format with the scales that are asked for: how many elements share one, and whether they are quantized again."""
+    group, double = gaps.request.get("quantization.group_size"), gaps.request.get("quantization.double_quant")
+    fixed = FIXED_BLOCK.get(name) or (weights.block if name.startswith("gguf:") and weights.block > 1 else None)
+    if group is not None and name not in GROUPED and group != fixed:
+        reason = f"is not the group of {name}" + (f", which is {fixed}" if fixed else ", which has none")
+        gaps.wrong("quantization.group_size", group, reason, f"formats whose group may be chosen: {', '.join(GROUPED)}")
+    if double and name not in TRAINABLE_QUANTIZED:
+        gaps.wrong("quantization.double_quant", double, f"does not exist in {name}", f"{' and '.join(TRAINABLE_QUANTIZED)} have it")
+    if name == "nf4":
+        return dtypes.NF4 if gaps.get("quantization.double_quant", True) else dtypes.NF4_SINGLE
+    if name == "fp4":
+        return dtypes.FP4_BNB_DOUBLE if double else weights
+    if group is None or name not in GROUPED:
+        return weights
+    if weights.name.startswith("fp8"):
+        return dtypes.fp8_blocks(group)
+    return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
+
+
+def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+    """Modules kept as they are. A tied head has no tensor, and what a checkpoint lists itself is taken as it stands."""
+    skip = tuple(gaps.request.get("quantization.skip") or ())
+    if model is not None:
+        from memsheet.formulas.params import tensors
+
+        paths = [path for path, _, _ in tensors(model)]
+        known = {"lm_head", *(model.quantization.skip if model.quantization else ())}
+        for name in skip:
+            if name not in known and not any(path.startswith(name) or f".{name}." in f".{path}" for path in paths):
+                gaps.wrong("quantization.skip", name, f"names nothing in {model.name}", "for example lm_head")
+    return skip
+
+
+def _stored(gaps: Gaps, model: ModelSpec | None, cluster: Cluster | None) -> Quantization | None:
+    """A released checkpoint that is quantized stays so unless the plan says otherwise, or the cards cannot compute with it."""
+    if model is None or model.quantization is None:
+        return None
+    stored = model.quantization
+    weights = QUANTIZED.get(stored.weights) or dtype_named(stored.weights)
+    if weights is None:
+        gaps.wrong("quantization_config", stored.weights, "is not a known format")
+        return None
+    if needed := dequantizes(stored.method, cluster):
+        gaps.assumed.append(
+            f"quantization.weights = none (transformers dequantizes released {stored.method} below compute capability {needed})"
+        )
+        return None
+    gaps.assumed.append(f"quantization.weights = {stored.weights} (as released)")
+    return Quantization(weights=weights, skip=stored.skip)

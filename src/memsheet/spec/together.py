@@ -1,0 +1,65 @@
+"""Keys of a plan that contradict one another, or say nothing without another: seen in the request alone, before it is resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memsheet.errors import Problem
+from memsheet.spec.check import Request
+from memsheet.spec.defaults import CACHE_DTYPES, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES
+from memsheet.spec.dtypes import dtype_named
+
+SIZES = ("microbatch", "global_batch", "serving.batch", "serving.max_sequences", "serving.max_model_len", "serving.prompt_tokens")
+SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three names for what is served at once
+
+
+def contradictions(request: Request, task: str) -> Iterator[Problem]:
+    """Every problem of two keys that cannot both be meant, and of sizes and dtypes that no job has."""
+    yield from _alone(request, "adapter.rank", NEEDS_RANK, "needs a rank: without one there is no adapter", "add --lora-rank 16")
+    yield from _alone(request, "quantization.weights", NEEDS_WEIGHTS, "needs a format of the weights", "add for example --quantize nf4")
+    yield from _dtypes(request)
+    if request.get("phase") == "load":  # weights alone: there are no sequences to count
+        return
+    for key in SIZES:
+        if request.get(key) == 0:
+            yield Problem(field=key, value=0, reason="is no size of a job", hint="give 1 or more, or leave it out")
+    if task == "infer":
+        yield from _lengths(request)
+        yield from _differing(request, SEQUENCES)
+
+
+def _alone(request: Request, needed: str, keys: tuple[str, ...], reason: str, hint: str) -> Iterator[Problem]:
+    """Details of something that is not there."""
+    if request.get(needed) is None:
+        for key in keys:
+            value = request.get(key)
+            if value is not None and value not in ([], ()):
+                yield Problem(field=key, value=value, reason=reason, hint=hint)
+
+
+def _dtypes(request: Request) -> Iterator[Problem]:
+    for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": CACHE_DTYPES}.items():
+        value = request.get(key)
+        found = dtype_named(value) if value is not None else None
+        if found is not None and found.name not in known:
+            yield Problem(field=key, value=value, reason="is not modelled there", hint=f"modelled: {', '.join(known)}")
+
+
+def _lengths(request: Request) -> Iterator[Problem]:
+    yield from _differing(request, ("serving.max_model_len", "seq_len"))
+    prompt, output = request.get("serving.prompt_tokens"), request.get("serving.output_tokens")
+    length = request.get("serving.max_model_len") or request.get("seq_len")
+    if length is not None and prompt is not None and prompt > length:
+        yield Problem(field="serving.prompt_tokens", value=prompt, reason=f"exceeds max_model_len {length}")
+    elif length and output is not None and (prompt or 0) + output > length:
+        asked = f"after a prompt of {prompt} " if prompt else ""
+        yield Problem(field="serving.output_tokens", value=output, reason=f"{asked}exceeds max_model_len {length}")
+
+
+def _differing(request: Request, keys: tuple[str, ...]) -> Iterator[Problem]:
+    """Names of one thing that do not agree on it."""
+    given: list[tuple[str, Any]] = [(key, request[key]) for key in keys if request.get(key)]
+    for key, value in given[1:]:
+        if value != given[0][1]:
+            yield Problem(field=key, value=value, reason=f"contradicts {given[0][0]} = {given[0][1]}", hint="give one of them")

@@ -1,0 +1,164 @@
+"""An option is honoured or refused, never accepted and ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet import catalog
+from memsheet.account import account
+from memsheet.errors import InputError
+from memsheet.readers.model import read_model
+from memsheet.report.json import plan_document
+from memsheet.resolve import Resolved, resolve
+from memsheet.spec.check import RULES, flatten
+from memsheet.spec.defaults import DESCRIPTIVE
+from memsheet.spec.device import Cluster, cluster_of
+from memsheet.spec.model import ModelSpec, StoredQuantization
+
+TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "serving.max_model_len": 64}
+LORA = {**TRAIN, "adapter.rank": 8, "adapter.targets": ["q_proj"]}
+
+
+def model(name: str = "llama-tiny") -> ModelSpec:
+    return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+
+
+def cards(count: int = 1) -> Cluster:
+    return cluster_of(catalog.find_device("H100-80GB"), count)
+
+
+def asked(request: Mapping[str, Any], spec: ModelSpec | None = None, gpus: int = 1) -> Resolved:
+    return resolve(request, spec or model(), cards(gpus))
+
+
+def refused(request: Mapping[str, Any], spec: ModelSpec | None = None, gpus: int = 1) -> set[str]:
+    with pytest.raises(InputError) as caught:
+        asked(request, spec, gpus)
+    return {problem.field for problem in caught.value.problems}
+
+
+def stored(weights: str) -> ModelSpec:
+    return replace(model(), quantization=StoredQuantization(method="test", weights=weights, skip=("lm_head",)))
+
+
+def test_the_plan_of_experts_on_two_cards_reads_back() -> None:
+    first = memsheet.infer("qwen3-30b-a3b", gpus="2xH100-80GB", max_model_len=8192)
+    again = memsheet.infer("qwen3-30b-a3b", plan=plan_document(first.plan, model="qwen3-30b-a3b", cluster=first.cluster))
+    assert again.plan == first.plan
+    assert "mesh.etp" in refused({**INFER, "mesh.tp": 2, "mesh.etp": 1}, model("qwen3-30b-a3b"), 2)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        ({**TRAIN, "adapter.targets": ["q_proj"]}, "adapter.targets"), ({**TRAIN, "adapter.alpha": 16}, "adapter.alpha"),
+        ({**TRAIN, "adapter.dtype": "bf16"}, "adapter.dtype"), ({**TRAIN, "adapter.kind": "lora"}, "adapter.kind"),
+        ({**TRAIN, "dropout": 0.1}, "dropout"), ({**INFER, "microbatch": 2, "serving.max_sequences": 4}, "microbatch"),
+        ({**INFER, "serving.batch": 2, "serving.max_sequences": 4}, "serving.batch"), ({**INFER, "seq_len": 32}, "seq_len"),
+        ({**INFER, "serving.prompt_tokens": 60, "serving.output_tokens": 5}, "serving.output_tokens"),
+        ({**INFER, "quantization.group_size": 64}, "quantization.group_size"), ({**INFER, "quantization.skip": ["lm_head"]}, "quantization.skip"),
+        ({**INFER, "quantization.double_quant": True}, "quantization.double_quant"),
+        ({**INFER, "quantization.weights": "nf4", "quantization.group_size": 128}, "quantization.group_size"),
+        ({**INFER, "quantization.weights": "int4", "quantization.skip": ["nothing"]}, "quantization.skip"),
+        ({**TRAIN, "moe.balanced": False}, "moe.balanced"), ({**TRAIN, "schedule": "1f1b"}, "schedule"),
+        ({**TRAIN, "microbatch": 0}, "microbatch"), ({**TRAIN, "global_batch": 0}, "global_batch"),
+        ({**INFER, "serving.max_sequences": 0}, "serving.max_sequences"), ({**INFER, "serving.max_model_len": 0}, "serving.max_model_len"),
+        *[({**TRAIN, f"precision.{key}": "fp8"}, f"precision.{key}") for key in ("parameters", "compute", "gradients", "reduce", "moments")],
+        ({**TRAIN, "precision.master_weights": "bf16"}, "precision.master_weights"), ({**INFER, "serving.kv_dtype": "int4"}, "serving.kv_dtype"),
+        ({**LORA, "precision.name": "bf16-master"}, "precision"), ({**LORA, "precision.name": "fsdp2-mixed"}, "precision"),
+        ({**LORA, "precision.moments": "bf16"}, "precision.moments"), ({**INFER, "precision.moments": "fp32"}, "precision.moments"),
+    ],
+)  # fmt: skip
+def test_what_would_be_ignored_is_refused(request_: dict[str, Any], field: str) -> None:
+    assert field in refused(request_)
+
+
+@pytest.mark.parametrize(("zero", "reshard"), [(2, True), (3, False)])
+def test_resharding_is_what_zero_3_is(zero: int, reshard: bool) -> None:
+    assert refused({**TRAIN, "zero": zero, "reshard_after_forward": reshard}, gpus=2) == {"reshard_after_forward"}
+    assert asked({**TRAIN, "reshard_after_forward": False}, gpus=2).plan.zero == 2
+
+
+def test_dropout_counts_where_the_family_has_some() -> None:
+    assert asked({**TRAIN, "dropout": 0.1}, model("gpt2")).plan.dropout
+    assert asked({**TRAIN, "dropout": 0.1, "attention": "eager"}).plan.dropout
+
+
+def test_a_load_alone_has_no_sizes() -> None:
+    assert asked({"task": "infer", "phase": "load", "microbatch": 0, "global_batch": 0, "seq_len": 0}).plan.phase == "load"
+
+
+def test_a_quantized_checkpoint_trains_adapters_or_nothing() -> None:
+    assert refused(TRAIN, stored("nf4")) == {"quantization_config"}
+    assert refused(LORA, stored("gptq-int4")) == {"quantization_config"}
+    found = asked(LORA, stored("nf4-single")).plan.quantization
+    assert found is not None
+    assert found.weights.name == "nf4-single"
+
+
+def test_all_linear_is_every_linear_layer_of_the_blocks() -> None:
+    adapter = asked({**LORA, "adapter.targets": ["all-linear"]}).plan.adapter
+    assert adapter is not None
+    assert adapter.targets == ("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+
+
+def test_a_dtype_nobody_computes_in_is_said() -> None:
+    assert any("float64" in line for line in asked(INFER, replace(model(), dtype="float64")).assumed)
+
+
+# ---- every key ---------------------------------------------------------------------------------------------------------------
+
+OTHER: dict[str, Any] = {
+    "seq_len": 2048, "vocab_multiple": 1000, "dropout": 0.5, "microbatch": 3, "global_batch": 8, "layers_per_stage": [3, 1],
+    "adapter.targets": ["v_proj"], "quantization.weights": "nf4", "quantization.group_size": 32, "quantization.skip": ["q_proj"],
+    "serving.max_model_len": 128, "optimizer.name": "sgd", "attention": "eager", "recompute.mode": "full", "precision.name": "fp32",
+    "serving.kv_dtype": "fp32", "adapter.full_modules": ["lm_head"], "serving.k_dtype": "q8_0", "fp8.recipe": "mxfp8",
+    "optimizer.implementation": "foreach", "loss": "fused", "adapter.kind": "lora", "phase": "load", "engine": "deepspeed", "zero": 2,
+    "precision.moments": "bf16", "precision.gradients": "bf16", "precision.reduce": "bf16",
+}  # fmt: skip
+BY_KIND: dict[str, Any] = {
+    "count": 2,
+    "flag": True,
+    "share": 0.5,
+    "text": "other",
+    "texts": ["lm_head"],
+    "counts": [3, 1],
+    "dtype": "fp32",
+    "any": 2,
+}
+BASES = {
+    "train": (TRAIN, 1), "sharded": (TRAIN, 2), "lora": (LORA, 1), "infer": (INFER, 1),
+    "quantized": ({**INFER, "quantization.weights": "int4", "serving.prompt_tokens": 32}, 1),
+}  # fmt: skip
+ELSEWHERE = ("model", "gpus", "task")  # of the question, read before the plan is resolved
+
+
+def other_value(key: str) -> Any:
+    rule = RULES[key]
+    return OTHER.get(key, rule.choices[-1] if rule.choices else BY_KIND[rule.kind])
+
+
+def sheet(request: Mapping[str, Any], gpus: int) -> Any:
+    machines = cards(gpus)
+    return account(model(), resolve(request, model(), machines).plan, machines).items
+
+
+@pytest.mark.parametrize("base", sorted(BASES))
+@pytest.mark.parametrize("key", sorted(set(RULES) - set(DESCRIPTIVE) - set(ELSEWHERE)))
+def test_every_key_changes_the_sheet_or_is_refused(key: str, base: str) -> None:
+    request, gpus = BASES[base]
+    value = other_value(key)
+    # what holds the peak depends on the length: a change that is hidden behind a larger item at one shows at the other
+    lengths = ({"seq_len": 64}, {"seq_len": 1024}) if base in ("train", "sharded", "lora") and key != "seq_len" else ({},)
+    try:
+        pairs = [(sheet({**request, **n, key: value}, gpus), sheet({**request, **n}, gpus)) for n in lengths]
+    except InputError:
+        return
+    if flatten(plan_document(resolve(request, model(), cards(gpus)).plan)).get(key) == value:
+        return  # the default itself
+    assert any(changed != usual for changed, usual in pairs)
