@@ -241,9 +241,9 @@ def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
     """Modules kept as they are. A tied head has no tensor, and what a checkpoint lists itself is taken as it stands."""
     skip = tuple(gaps.request.get("quantization.skip") or ())
     if model is not None:
-        from memsheet.formulas.params import tensors
-
-        paths = [path for path, _, _ in tensors(model)]
+        blocks = ((stack, block) for stack in model.stacks for run in stack.runs for block in run.pattern)
+        paths = [f"{stack.path}.*.{weight.path}" for stack, block in blocks for weight in block.weights]
+        paths += [weight.path for weight in (*model.embeddings.weights, *model.head.weights, *model.extras)]
         known = {"lm_head", *(model.quantization.skip if model.quantization else ())}
         for name in skip:
             if name not in known and not any(path.startswith(name) or f".{name}." in f".{path}" for path in paths):

@@ -58,7 +58,7 @@ def test_the_plan_of_experts_on_two_cards_reads_back() -> None:
     [
         ({**TRAIN, "adapter.targets": ["q_proj"]}, "adapter.targets"), ({**TRAIN, "adapter.alpha": 16}, "adapter.alpha"),
         ({**TRAIN, "adapter.dtype": "bf16"}, "adapter.dtype"), ({**TRAIN, "adapter.kind": "lora"}, "adapter.kind"),
-        ({**TRAIN, "dropout": 0.1}, "dropout"), ({**INFER, "microbatch": 2, "serving.max_sequences": 4}, "microbatch"),
+        ({**INFER, "microbatch": 2, "serving.max_sequences": 4}, "microbatch"),
         ({**INFER, "serving.batch": 2, "serving.max_sequences": 4}, "serving.batch"), ({**INFER, "seq_len": 32}, "seq_len"),
         ({**INFER, "serving.prompt_tokens": 60, "serving.output_tokens": 5}, "serving.output_tokens"),
         ({**INFER, "quantization.group_size": 64}, "quantization.group_size"), ({**INFER, "quantization.skip": ["lm_head"]}, "quantization.skip"),
@@ -85,6 +85,8 @@ def test_resharding_is_what_zero_3_is(zero: int, reshard: bool) -> None:
 
 
 def test_dropout_counts_where_the_family_has_some() -> None:
+    with pytest.raises(InputError, match="dropout"):
+        memsheet.train("llama-tiny", seq_len=1024, dropout=0.1)
     assert asked({**TRAIN, "dropout": 0.1}, model("gpt2")).plan.dropout
     assert asked({**TRAIN, "dropout": 0.1, "attention": "eager"}).plan.dropout
 
