@@ -244,6 +244,7 @@ def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
         blocks = ((stack, block) for stack in model.stacks for run in stack.runs for block in run.pattern)
         paths = [f"{stack.path}.*.{weight.path}" for stack, block in blocks for weight in block.weights]
         paths += [weight.path for weight in (*model.embeddings.weights, *model.head.weights, *model.extras)]
+        paths += [f"{stack.final_path}.{norm.path}." for stack in model.stacks for norm in stack.final_norms]
         known = {"lm_head", *(model.quantization.skip if model.quantization else ())}
         for name in skip:
             if name not in known and not any(path.startswith(name) or f".{name}." in f".{path}" for path in paths):

@@ -236,7 +236,7 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     """Sums that people quote: the states in GB and GiB, every instant's peak, the host, the cache."""
     from rich.text import Text
 
-    names, size = states(sheet)
+    names, size = states(answer, sheet)
     alone = "Model states alone" if answer.plan.task == "train" else "Weights alone"
     first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)} a GPU ({format_bytes(size.value)})."
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)

@@ -62,9 +62,12 @@ def mostly(component: Component, sheet: Sheet) -> str:
     return f"{'all' if len(items) == 1 else 'mostly'} in {printable(top.path)}"
 
 
-def states(sheet: Sheet) -> tuple[str, Bytes]:
-    """The model states by name, and their bytes: at the optimizer step, when each is there once, else where they are most."""
-    whole = [when for when in sheet.instants if when is Instant.OPTIMIZER_STEP] or sheet.instants
+def states(answer: Answer, sheet: Sheet) -> tuple[str, Bytes]:
+    """The model states by name, and their bytes: at the optimizer step, when each is there once. DeepSpeed has let go of most gradients
+    by then, and a bare count has nothing else: there, where they are most.
+    """
+    early = answer.plan.engine == "deepspeed" or not answer.model.model_type
+    whole = [when for when in sheet.instants if when is Instant.OPTIMIZER_STEP and not early] or sheet.instants
     instant = max(whole, key=lambda when: sheet.of(*STATES, instant=when).value)
     present = [component for component in STATES if sheet.of(component, instant=instant).value]
     return ", ".join(spoken(component) for component in present), sheet.of(*STATES, instant=instant)
