@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +161,8 @@ def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
 
 def _count(text: Any) -> int:
     """``7e9`` or 7000000000, exactly."""
+    from decimal import Decimal, InvalidOperation
+
     try:
         number = Decimal(str(text).replace("_", "").replace(",", ""))
     except InvalidOperation:

@@ -55,3 +55,10 @@ def require(problems: Iterable[Problem]) -> None:
     found = tuple(problems)
     if found:
         raise InputError(found)
+
+
+def nearest(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
+    """The ``n`` known words most like ``word``, for hints; imported when a mistake has been made, not at every start."""
+    import difflib
+
+    return difflib.get_close_matches(word, list(known), n=n, cutoff=cutoff)

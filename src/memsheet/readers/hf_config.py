@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import nearest, refuse
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
 from memsheet.readers.registry import FAMILIES
@@ -25,7 +24,7 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
     if not isinstance(model_type, str) or not model_type:
         raise refuse("model_type", model_type, "a config.json names its model_type as text", "is this a model's config.json?")
     if model_type not in FAMILIES:
-        near = difflib.get_close_matches(model_type, FAMILIES, n=1, cutoff=0.0)
+        near = nearest(model_type, FAMILIES, n=1, cutoff=0.0)
         hint = f"the nearest known one is {near[0]}; `memsheet trace` runs any model that transformers can build" if near else ""
         raise refuse("model_type", model_type, "is not one memsheet knows; nothing is guessed", hint)
     config = Fields(data)

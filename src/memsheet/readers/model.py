@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memsheet.errors import InputError, printable, refuse
+from memsheet.errors import InputError, nearest, printable, refuse
 from memsheet.readers.guard import is_file, is_folder, read_json
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec, Source
@@ -43,7 +42,7 @@ def read_model(
         return _from_path(Path(text))
     named = _HUB_ID.fullmatch(text)
     if named is None or ".." in text:
-        near = difflib.get_close_matches(text, list(names), n=3, cutoff=0.5)
+        near = nearest(text, list(names), n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}? `memsheet models` lists all" if near else "`memsheet models` lists the bundled names"
         raise refuse("model", text, "is no bundled model, no file and no hub id (org/name)", hint)
     return _from_hub(named["repo"], named["revision"])

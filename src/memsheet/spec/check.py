@@ -6,12 +6,11 @@ A *request* is a flat mapping from dotted keys to values (``{"mesh.tp": 8, "zero
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memsheet.errors import Problem
+from memsheet.errors import Problem, nearest
 from memsheet.spec.dtypes import dtype_named
 
 Request = Mapping[str, Any]
@@ -100,7 +99,7 @@ def check_request(request: Request) -> list[Problem]:
 def _check(key: str, value: Any) -> Iterator[Problem]:
     rule = RULES.get(key)
     if rule is None:
-        near = difflib.get_close_matches(key, RULES, n=1, cutoff=0.3)
+        near = nearest(key, RULES, n=1, cutoff=0.3)
         yield Problem(field=key, value=value, reason="is not a key of a plan", hint=f"did you mean {near[0]}?" if near else "")
     elif value is not None:
         reason = _REASONS.get(rule.kind, lambda *_: None)(rule, value)
@@ -110,7 +109,7 @@ def _check(key: str, value: Any) -> Iterator[Problem]:
 
 
 def _nearest(value: Any, choices: tuple[str, ...]) -> str:
-    near = difflib.get_close_matches(str(value), choices, n=1)
+    near = nearest(str(value), choices, n=1)
     return f"did you mean {near[0]}?" if near else ""
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.errors import Problem, require
+from memsheet.errors import Problem, nearest, require
 
 SHORT: dict[str, str] = {
     "engine": "engine", "engine_version": "engine_version",
@@ -44,7 +43,7 @@ def request_from(short: Mapping[str, Any]) -> dict[str, Any]:
         elif name in SHORT:
             request[SHORT[name]] = list(value) if isinstance(value, tuple) else value
         else:
-            near = difflib.get_close_matches(name, [*SHORT, "offload"], n=1)
+            near = nearest(name, [*SHORT, "offload"], n=1)
             problems.append(
                 Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else "")
             )
