@@ -12,7 +12,7 @@ from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Tape
-from memsheet.spec.dtypes import FP32, DType
+from memsheet.spec.dtypes import FP32
 from memsheet.spec.model import Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
 
@@ -111,8 +111,3 @@ def record_loss(how: Numerics, loss: Loss) -> Tape:
         return r.finish(fused_linear_cross_entropy(r, x, how), x, gradient=False)
     x = r.arriving(("b", "s", "V"), how.autocast or how.parameters)
     return r.finish(cross_entropy(r, x), x, gradient=False)
-
-
-def stream_dtype(how: Numerics) -> DType:
-    """The residual stream has the dtype of the embedding table."""
-    return how.parameters

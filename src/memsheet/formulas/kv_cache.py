@@ -9,8 +9,6 @@ from memsheet.references import DEEPSEEK_V2, TRANSFORMERS_CACHE, formula
 from memsheet.spec.dtypes import DType
 from memsheet.spec.model import Attention, CrossAttention, LatentAttention, LinearAttention, Mixer, ModelSpec, Recurrent, StateSpace
 
-PAGE_TOKENS = 16
-
 
 @formula(cites=TRANSFORMERS_CACHE, at="DynamicLayer: keys and values of each key/value head; a rank of tp keeps at least one head")
 def kv_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:

@@ -9,7 +9,7 @@ from typing import Any
 from memsheet.arith import Count, at_least, minimum, round_up, where
 from memsheet.catalog import overheads
 from memsheet.references import TORCH_ALLOCATOR, formula
-from memsheet.sheet import Bytes, Component, Derived, Evidence, Fitted, FromCode, Instant, Item
+from memsheet.sheet import Bytes, Component, Evidence, Fitted, FromCode, Instant, Item
 from memsheet.spec.device import Cluster
 from memsheet.spec.plan import Plan
 from memsheet.units import MIB
@@ -102,6 +102,3 @@ def _slack(plan: Plan, table: dict[str, Any], allocated: dict[Instant, Count]) -
     low, value, high = (entry[f"{end}_per_mille"] for end in ("low", "value", "high"))
     at = {instant: Bytes(size * low // 1000, size * value // 1000, size * high // 1000) for instant, size in allocated.items()}
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, _evidence(entry))
-
-
-NO_CARD = Derived("no device was named, so nothing outside tensors is counted")
