@@ -53,14 +53,15 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     host, notes = Host(), tuple[str, ...]()
     if plan.task == "train":
         bags, kept = _train(part, plan, engine)
-        tensors = _items(bags, engine, kept.ranges)
+        tensors, allocated = _items(bags, engine, kept.ranges), {instant: bag.total for instant, bag in bags.items()}
         host, notes = kept.host, (*kept.notes, *kept.host.notes)
     else:
         from memsheet.formulas.serving import serving_items
 
         tensors = serving_items(part, plan, engine)
+        allocated = _allocated(tensors)
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
-    items = [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
+    items = [*tensors, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
     first, last = _ranks(plan, stage)
     return Sheet(
         rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
@@ -106,7 +107,7 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, 0) for key in unsynced)
     kept = Kept(
-        states=_states(model, plan, engine, parameters), around=surroundings(engine, plan, parameters, stage),
+        states=_states(model, plan, engine, parameters, shards), around=surroundings(engine, plan, parameters, stage),
         resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=merge([(1, gradients), (1, scratch)]),
         ranges=unsynced, notes=(UNSYNCED_NOTE,) if unsynced else (),
     )  # fmt: skip
@@ -117,16 +118,16 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     return stage, offloaded(kept, plan, parameters)
 
 
-def _states(model: ModelSpec, plan: Plan, engine: Engine, parameters: tuple[Held, ...]) -> Bag:
-    """What is there at every instant of a steady step, gradients aside."""
+def _states(
+    model: ModelSpec, plan: Plan, engine: Engine, parameters: tuple[Held, ...], shards: tuple[tuple[Held, Count], ...]
+) -> Bag:  # fmt: skip
+    """What is there at every instant of a steady step, gradients aside. ``shards``: what trains, and how much of it the rank keeps."""
     pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, engine.sharding).items())
-    for h in parameters:
-        if h.trains:
-            kept = parameter_shard(h, plan, engine.sharding)
-            master = plan.precision.master_weights
-            if master is not None:
-                pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
-            pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan)))
+    master = plan.precision.master_weights
+    for h, kept in shards:
+        if master is not None:
+            pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
+        pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan)))
     return Bag.of(pairs)
 
 
@@ -148,10 +149,16 @@ def _allocated(items: list[Item]) -> dict[Instant, Count]:
 def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
     """Every (component, path) with its bytes at the instants where it is resident; ``ranges`` of those that are not exactly known."""
     rows: dict[Key, dict[Instant, Bytes]] = {}
+    made: dict[Count, Bytes] = {}  # most sizes stand at several instants
     for instant, bag in bags.items():
         for key, size in bag.held.items():
-            size_at = _ranged(size, *ranges[key]) if key in ranges else Bytes(size, size, size)
-            rows.setdefault(key, {})[instant] = size_at
+            row = rows.setdefault(key, {})
+            if key in ranges:
+                row[instant] = _ranged(size, *ranges[key])
+            elif type(size) is int:
+                row[instant] = made.get(size) or made.setdefault(size, Bytes(size, size, size))
+            else:
+                row[instant] = Bytes(size, size, size)
     evidence = {component: _evidence(component, engine) for component in {component for component, _ in rows}}
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
 

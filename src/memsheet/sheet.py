@@ -81,10 +81,8 @@ NOTHING = Bytes(0, 0, 0)
 
 def total(sizes: Iterable[Bytes]) -> Bytes:
     """The sum of sizes, ranges added end to end."""
-    result = NOTHING
-    for size in sizes:
-        result = result + size
-    return result
+    every = list(sizes)
+    return Bytes(sum([s.low for s in every]), sum([s.value for s in every]), sum([s.high for s in every]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +164,11 @@ class Sheet:
     def sums(self) -> dict[Instant, dict[Component, Bytes]]:
         """Bytes by instant (in order) and component; computed once."""
         if not self._sums:
-            found: dict[Instant, dict[Component, Bytes]] = {i: {} for i in Instant}
+            found: dict[Instant, dict[Component, list[Bytes]]] = {i: {} for i in Instant}
             for item in self.items:
                 for instant, size in item.at.items():
-                    row = found[instant]
-                    row[item.component] = row[item.component] + size if item.component in row else size
-            self._sums.update({instant: row for instant, row in found.items() if row})
+                    found[instant].setdefault(item.component, []).append(size)
+            self._sums.update({instant: {c: total(sizes) for c, sizes in row.items()} for instant, row in found.items() if row})
         return self._sums
 
     @property

@@ -27,7 +27,8 @@ class Bag:
     def of(cls, pairs: Iterable[tuple[Key, Count]]) -> Bag:
         held: dict[Key, Count] = {}
         for key, size in pairs:
-            held[key] = held[key] + size if key in held else size
+            before = held.get(key)
+            held[key] = size if before is None else before + size
         return cls(held, sum(held.values()))
 
 
@@ -38,7 +39,7 @@ Moment = Sequence[tuple[Count, Bag]]
 
 def weigh(moment: Moment) -> Count:
     """Bytes of a moment."""
-    return sum(times * bag.total for times, bag in moment)
+    return sum([times * bag.total for times, bag in moment])
 
 
 def merge(moment: Moment) -> Bag:
@@ -49,7 +50,7 @@ def merge(moment: Moment) -> Bag:
 def largest(moments: Sequence[Moment]) -> Bag:
     """The moment with the most bytes, as one bag; element by element where counts are arrays."""
     totals = [weigh(m) for m in moments]
-    if all(type(t) is int for t in totals):
+    if type(sum(totals)) is int:
         return merge(moments[max(range(len(totals)), key=totals.__getitem__)])
     best = totals[0]
     chosen = merge(moments[0]).held
@@ -130,7 +131,7 @@ def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int,
 def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> Bag:
     points = _points(tape, kind, release=release)
     totals = [sum([sizes[i] for i in point]) for point in points]
-    if all(type(t) is int for t in totals):
+    if type(sum(totals)) is int:
         best = points[max(range(len(totals)), key=totals.__getitem__)]
         return Bag.of((keys[i], sizes[i]) for i in best)
     return largest([[(1, Bag.of((keys[i], sizes[i]) for i in point))] for point in points])

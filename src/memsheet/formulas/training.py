@@ -54,6 +54,8 @@ def _forward(step: Step) -> Iterator[Moment]:
     if walk.embeddings:
         yield [(1, walk.embeddings.part.forward), (1, around.forward(None, walk.embeddings)), (1, step.masks)]
     for group, run, repetition, place in walk.visits():
+        if 0 < repetition < walk.layers[run].count - 1:
+            continue  # the last one has the same neighbours, and more is kept
         before, _ = walk.around(run, repetition, place)
         sofar: Moment = [
             (1, step.shared), (1, step.masks), *_before(step, run, repetition, place), *_cached(walk, run, repetition, place),
