@@ -11,7 +11,7 @@ from memsheet.account import account, account_bare
 from memsheet.budget import Answer, Result, budget_of, host_shortage, judge
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.errors import Problem, refuse, require
-from memsheet.formulas.params import active_parameter_count, parameter_count
+from memsheet.formulas.params import idle_parameter_count, parameter_count
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
@@ -73,8 +73,9 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
         from memsheet.fixes import cheapest_fix
 
         verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
+    count = parameter_count(spec)
     return Answer(
-        model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
+        model=spec, parameters=count, active_parameters=count - idle_parameter_count(spec), plan=resolved.plan,
         assumed=resolved.assumed, cluster=cluster, sheets=sheets, verdict=verdict, notes=(*spec.source.notes, *_notes(resolved)),
         serving=_serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None,
     )  # fmt: skip

@@ -44,7 +44,7 @@ def weigh(moment: Moment) -> Count:
 
 def merge(moment: Moment) -> Bag:
     """A moment as one bag."""
-    return Bag.of((key, times * size) for times, bag in moment for key, size in bag.held.items())
+    return Bag.of([(key, times * size) for times, bag in moment for key, size in bag.held.items()])
 
 
 def largest(moments: Sequence[Moment]) -> Bag:
@@ -133,7 +133,7 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
     totals = [sum([sizes[i] for i in point]) for point in points]
     if type(sum(totals)) is int:
         best = points[max(range(len(totals)), key=totals.__getitem__)]
-        return Bag.of((keys[i], sizes[i]) for i in best)
+        return Bag.of([(keys[i], sizes[i]) for i in best])
     return largest([[(1, Bag.of((keys[i], sizes[i]) for i in point))] for point in points])
 
 
@@ -157,7 +157,7 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     sizes = _sizes(tape, axes)
     keys = _keys(tape, prefix)
     saved = tape.saved - tape.outputs
-    retained = Bag.of((keys[i], sizes[i]) for i in sorted(saved))
+    retained = Bag.of([(keys[i], sizes[i]) for i in sorted(saved)])
     backward = _high_water(tape, "backward", sizes, keys, release=release)
     gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)

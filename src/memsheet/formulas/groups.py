@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from memsheet.formulas.activations import block_part, end_parts, stack_prefix
 from memsheet.formulas.evaluate import Bag, Part
@@ -26,12 +27,17 @@ class Group:
     gradients: Bag
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Layers:
     """Layers that repeat: ``pattern`` in order, ``count`` times."""
 
     pattern: tuple[Group, ...]
     count: int
+
+    @cached_property
+    def retained(self) -> Bag:
+        """What one repetition of the pattern keeps for backward."""
+        return Bag.of(pair for group in self.pattern for pair in group.part.retained.held.items())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -133,8 +139,3 @@ def _end(name: str, parts: tuple[Part | None, ...], weights: tuple[Weight, ...],
     own = (*weights, *(w for norm in norms for w in norm.weights))
     gradients = Bag.of(pair for part in parts if part for pair in part.gradients.held.items())
     return Group(name, parts[0], parts[0], tuple(h for w in own for h in held(w.path, w, 1, plan)), gradients)
-
-
-def retained(layers: Layers) -> Bag:
-    """What one repetition of a run's pattern keeps for backward."""
-    return Bag.of(pair for group in layers.pattern for pair in group.part.retained.held.items())

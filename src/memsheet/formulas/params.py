@@ -53,8 +53,12 @@ def parameter_count(spec: ModelSpec) -> int:
 
 def active_parameter_count(spec: ModelSpec) -> int:
     """Parameters that one token passes through: of the routed experts, only ``experts_per_token``."""
-    idle = sum(_idle(block) * times for stack in stacks(spec) for block, times in blocks(stack))
-    return parameter_count(spec) - idle
+    return parameter_count(spec) - idle_parameter_count(spec)
+
+
+def idle_parameter_count(spec: ModelSpec) -> int:
+    """Parameters of the routed experts that one token does not pass through."""
+    return sum(_idle(block) * times for stack in stacks(spec) for block, times in blocks(stack))
 
 
 def _idle(block: Block) -> int:

@@ -8,7 +8,7 @@ from functools import reduce
 
 from memsheet.arith import Count, maximum
 from memsheet.formulas.evaluate import EMPTY, Bag, Moment, largest
-from memsheet.formulas.groups import Group, Layers, Walk, retained
+from memsheet.formulas.groups import Group, Layers, Walk
 from memsheet.formulas.states import Held, gradient_dtype, module_of
 from memsheet.formulas.surroundings import Surroundings
 from memsheet.references import SUBLINEAR, TORCH_OPTIM, formula
@@ -141,7 +141,7 @@ def _kept(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, B
     """What some repetitions of a run keep until their backward."""
     _, length = _share(step)
     if length == 1:
-        return [(repetitions, retained(layers))]
+        return [(repetitions, layers.retained)]
     inputs = [group.part.retained for group in layers.pattern]
     return [(-(-repetitions * len(inputs) // length), inputs[0])]
 
