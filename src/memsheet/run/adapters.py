@@ -1,0 +1,91 @@
+"""LoRA adapters on a frozen base, by peft; a quantized base, by a documented stand-in where its library needs real weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from memsheet.errors import refuse
+from memsheet.spec.plan import Plan, Quantization, RecomputeMode
+
+_ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
+"""bitsandbytes functional.py quantize_4bit: a maximum every 64 weights; with double quantization those are stored in 8 bits with a
+maximum every 256 and a table of 256 values, beside the format's own 16."""
+
+
+def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
+    """The model with its adapters, everything else frozen; as it is where the plan has none."""
+    if plan.adapter is None:
+        return model
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise refuse("adapter", "lora", "is peft's, which is not installed", "pip install peft") from None
+    recomputes = plan.recompute.mode is not RecomputeMode.NONE
+    if recomputes:
+        model.enable_input_require_grads()  # type: ignore[operator]
+    rank = int(plan.adapter.rank)
+    config = LoraConfig(
+        r=rank, lora_alpha=2 * rank, target_modules=list(plan.adapter.targets), lora_dropout=plan.adapter.dropout, task_type="CAUSAL_LM"
+    )
+    adapted: nn.Module = get_peft_model(model, config)
+    return adapted
+
+
+def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
+    """Linear layers with 4-bit weights, in place. Raises InputError for formats that have no stand-in."""
+    how = plan.quantization
+    if how is None:
+        return model
+    if not how.weights.name.startswith(("nf4", "fp4")):
+        raise refuse("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4 or fp4")
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear) and not _skipped(name, how):
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, Linear4bit(module, how))
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def _skipped(name: str, how: Quantization) -> bool:
+    return any(name == skip or name.startswith(f"{skip}.") or f".{skip}." in f".{name}." for skip in how.skip)
+
+
+class _Product(torch.autograd.Function):
+    """As bitsandbytes' MatMul4Bit (autograd/_functions.py): the weight is dequantized for the product and again in backward."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor, packed: Tensor, bias: Tensor | None, shape: tuple[int, int]) -> Tensor:
+        ctx.shape = shape  # type: ignore[attr-defined]
+        ctx.packed = packed  # type: ignore[attr-defined]
+        return nn.functional.linear(x, torch.empty(shape, dtype=x.dtype, device=x.device), bias)
+
+    @staticmethod
+    def backward(ctx: object, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        weight = torch.empty(ctx.shape, dtype=gradient.dtype, device=gradient.device)  # type: ignore[attr-defined]
+        return gradient @ weight, None, None, None
+
+
+class Linear4bit(nn.Linear):
+    """A stand-in for bitsandbytes' layer of that name, which cannot wrap a fake tensor: the same tensors, the same temporaries."""
+
+    def __init__(self, like: nn.Linear, how: Quantization) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = like.in_features, like.out_features
+        elements, device = like.weight.numel(), like.weight.device
+        blocks = -(-elements // _ABSMAX_BLOCK)
+        double = len(how.weights.scales) > 1
+        self.weight = nn.Parameter(torch.empty(((elements + 1) // 2, 1), dtype=torch.uint8, device=device), requires_grad=False)
+        self.bias = like.bias
+        self.register_buffer("absmax", torch.empty(blocks, dtype=torch.uint8 if double else torch.float32, device=device))
+        self.register_buffer("code", torch.empty(_CODE, device=device))
+        if double:
+            self.register_buffer("nested_absmax", torch.empty(-(-blocks // _NESTED_BLOCK), device=device))
+            self.register_buffer("nested_code", torch.empty(256, device=device))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        result: Tensor = _Product.apply(x, self.weight, bias, (self.out_features, self.in_features))
+        return result

@@ -1,0 +1,111 @@
+"""A training step of a transformers model on fake tensors, recorded: two steps, of which the second is the sheet's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from memsheet.run.adapters import apply_adapter, apply_quantization
+from memsheet.run.model import build_config, build_model
+from memsheet.run.optimizer import build_optimizer
+from memsheet.run.recompute import apply_recompute
+from memsheet.run.step import mark_loss, tokens, train_step
+from memsheet.sheet import Component, Instant
+from memsheet.spec.plan import Plan
+from memsheet.timeline import Storage, Timeline
+from memsheet.trace import fake_cuda
+from memsheet.trace.modules import Modules, claim_parameters, claim_states, folded, watch_gradients
+from memsheet.trace.patches import CUDA, FAKE, UNPADDED, applied, kernels
+from memsheet.trace.recorder import Recorder, Row
+
+STEPS = 2  # the first makes the optimizer's states
+MICRO = 2  # micro-batches after the second are like it: gradients are there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """How a trace is made. ``device``: "cuda" or "cpu"; ``fake``: without memory; ``scratch``: with what kernels hide."""
+
+    device: str = "cuda"
+    fake: bool = True
+    scratch: bool = True
+
+
+@contextmanager
+def recording(how: How) -> Iterator[Recorder]:
+    """A place where ``how.device`` can be used without one, and every allocation of it is seen."""
+    with ExitStack() as stack:
+        if how.device == "cuda" and how.fake:
+            fake_cuda.install()
+            stack.enter_context(applied((*CUDA, *UNPADDED)))
+            stack.enter_context(kernels())
+        if how.fake:
+            stack.enter_context(applied(FAKE))
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        if how.fake:
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        recorder = Recorder(how.device)
+        stack.enter_context(recorder)
+        yield recorder
+
+
+def trace_training(config: Mapping[str, Any], plan: Plan, how: How) -> Timeline:
+    """The timeline of one rank that trains the model of ``config`` as ``plan`` says."""
+    with recording(how) as recorder:
+        settings = build_config(config, plan)
+        modules = Modules(recorder)
+        model = build_model(settings, plan, how.device)
+        model = apply_adapter(apply_quantization(model, plan), plan)
+        apply_recompute(model, plan)
+        modules.watch(model)
+        claim_parameters(recorder, model)
+        watch_gradients(recorder, model)
+        optimizer = build_optimizer(model.parameters(), plan)
+        batch = tokens(settings, plan, how.device)
+        for name, tensor in batch.items():
+            recorder.claim(tensor, Component.INPUTS, name)
+        _steps(recorder, modules, model, optimizer, batch, plan, how)
+    return timeline(recorder)
+
+
+def _steps(
+    recorder: Recorder, modules: Modules, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor], plan: Plan, how: How
+) -> None:  # fmt: skip
+    mark_loss(model, recorder.mark)
+
+    def at(instant: Instant) -> None:
+        if instant in (Instant.OPTIMIZER_STEP, Instant.FORWARD):
+            modules.outside()
+        if instant is Instant.OPTIMIZER_STEP:
+            claim_states(recorder, model, optimizer)
+        recorder.mark(instant)
+
+    for step in range(STEPS):
+        if step == STEPS - 1:
+            claim_states(recorder, model, optimizer)
+            recorder.marks.clear()
+            at(Instant.LOAD)
+        train_step(model, optimizer, batch, plan, at, device=how.device, micro=min(int(plan.accumulation), MICRO))
+    modules.outside()
+
+
+def timeline(recorder: Recorder) -> Timeline:
+    """What was recorded, in memsheet's words."""
+    return Timeline(storages=tuple(_storage(row) for row in recorder.rows), events=tuple(recorder.events), marks=tuple(recorder.marks))
+
+
+def _storage(row: Row) -> Storage:
+    return Storage(row.bytes, row.component, _path(row), row.op, row.stream, row.line)
+
+
+def _path(row: Row) -> str:
+    """Where a storage belongs: its module and, for what a module makes, its name there."""
+    if row.component in (Component.TEMPORARIES, Component.SAVED_ACTIVATIONS):
+        return f"{folded(row.path) or 'step'}/{row.part or row.op.removeprefix('aten.')}"
+    return row.path

@@ -1,0 +1,129 @@
+"""What Python code must be told for a step to run on fake tensors as it does on a GPU: a table of replacements, undone afterwards.
+
+Every row asserts that what it replaces is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from memsheet.errors import refuse
+from memsheet.trace.attention import scaled_dot_product_attention
+
+ANY_TESTED = "tested: torch 2.13, transformers 5.23"
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """``module``'s ``attribute`` (dotted) gets ``value`` while a trace runs."""
+
+    module: str
+    attribute: str
+    value: Any
+    why: str
+    optional: bool = False  # a library's detail that only some versions have
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _yes(*_: Any, **__: Any) -> bool:
+    return True
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _rewrap(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
+    """``Module._apply`` that makes new parameters: torch insists on swapping fake tensors in place, and that fails."""
+    for child in self.children() if recurse else ():
+        child._apply(fn)
+    for name, parameter in list(self._parameters.items()):
+        if parameter is not None:
+            with torch.no_grad():
+                made = fn(parameter)
+            if made is not parameter:
+                self._parameters[name] = torch.nn.Parameter(made, requires_grad=parameter.requires_grad)
+    for name, buffer in list(self._buffers.items()):
+        if buffer is not None:
+            self._buffers[name] = fn(buffer)
+    return self
+
+
+CUDA = (
+    Patch("torch.cuda.amp.common", "amp_definitely_not_available", _no, "autocast would switch itself off"),
+    Patch("torch.cuda", "is_bf16_supported", _yes, "autocast would refuse bf16"),
+    Patch("torch.nn.functional", "scaled_dot_product_attention", scaled_dot_product_attention, "the choice of kernel needs a GPU"),
+)
+FAKE = (Patch("torch.nn.Module", "_apply", _rewrap, "fake parameters cannot be swapped"),)
+UNPADDED = (
+    Patch("transformers.masking_utils", "find_packed_sequence_indices", _nothing, "fake positions hold no packed sequences"),
+    Patch("transformers.masking_utils", "is_tracing", _no, "a fake tensor is no export"),
+    Patch("transformers.masking_utils", "fast_all", _yes, "a fake mask hides no padding", optional=True),
+)
+"""Masks of full sequences: neither padded nor packed, as the training step's own tokens are."""
+
+
+@contextmanager
+def applied(patches: Sequence[Patch]) -> Iterator[None]:
+    """Replace for a while. Raises InputError where there is nothing to replace."""
+    undo: list[tuple[Any, str, Any]] = []
+    try:
+        for patch in patches:
+            owner = _owner(patch)
+            if owner is None or not hasattr(owner, patch.attribute):
+                if patch.optional:
+                    continue
+                raise refuse("patch", f"{patch.module}.{patch.attribute}", f"does not exist, and without it {patch.why}", ANY_TESTED)
+            undo.append((owner, patch.attribute, getattr(owner, patch.attribute)))
+            setattr(owner, patch.attribute, patch.value)
+        yield
+    finally:
+        for owner, attribute, value in reversed(undo):
+            setattr(owner, attribute, value)
+
+
+def _owner(patch: Patch) -> Any:
+    """The module or class that a row names."""
+    try:
+        return import_module(patch.module)
+    except ImportError:
+        parent, _, name = patch.module.rpartition(".")
+        try:
+            return getattr(import_module(parent), name, None)
+        except ImportError:
+            return None
+
+
+# ---- operations that are one kernel on a GPU and several without ------------------------------------------------------------
+
+
+def _like_gradient(gradient: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(gradient)
+
+
+KERNELS = {"silu_backward": _like_gradient, "mish_backward": _like_gradient}
+"""native_functions.yaml gives these a CPU and a CUDA kernel beside a composite one, to which a torch without CUDA falls back."""
+
+
+@contextmanager
+def kernels() -> Iterator[None]:
+    """CUDA kernels of one output for operations that would be decomposed."""
+    if torch.version.cuda is not None:
+        yield
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for name, implementation in KERNELS.items():
+        library.impl(name, implementation, "CUDA")
+    try:
+        yield
+    finally:
+        library._destroy()

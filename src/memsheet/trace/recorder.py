@@ -1,0 +1,212 @@
+"""Every allocation and release of a device, seen from the dispatcher: storages appear with operations and go with Python's references.
+
+It works the same on fake and on real tensors, so the two can be compared event by event.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from memsheet.sheet import Component, Instant
+from memsheet.timeline import Mark
+
+_ADD = torch.ops.aten.add.Tensor
+_SILENT = frozenset({torch.ops.prim.device.default})  # asks, and makes nothing
+_ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: the Python frame from which the C++ engine runs
+_SOLE_OWNER = 2  # references to a storage that only the argument and its gradient slot hold
+_RANK = {component: place for place, component in enumerate(Component)}
+
+
+class Row:
+    """A storage while it is recorded: what will become ``timeline.Storage``."""
+
+    __slots__ = ("bytes", "component", "layer", "line", "op", "part", "path", "stream")
+
+    def __init__(self, size: int, op: str, path: str, stream: int, line: str, layer: int) -> None:
+        self.bytes = size
+        self.op = op
+        self.path = path
+        self.part = ""  # what the module calls it: its output, one of its parameters
+        self.stream = stream
+        self.line = line
+        self.component = Component.TEMPORARIES
+        self.layer = layer
+
+    def claim(self, component: Component, path: str | None = None) -> None:
+        """Say what this is. A storage counts under the first component in DESIGN's order that owns it."""
+        if self.component is Component.TEMPORARIES or _RANK[component] < _RANK[self.component]:
+            self.component = component
+            if path is not None:
+                self.path, self.part = path, ""
+
+
+class Recorder(TorchDispatchMode):
+    """Record what happens to storages of ``device`` ("cuda" or "cpu") while this is entered.
+
+    ``where`` names the module that is running; ``stream`` the current stream's number; ``line`` the user's own line.
+    """
+
+    def __init__(
+        self, device: str, *, where: Callable[[], str] = str, stream: Callable[[], int] = int, line: Callable[[FrameType], str] | None = None
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.device = device
+        self.where, self.stream, self.line = where, stream, line
+        self.rows: list[Row] = []
+        self.events: list[int] = []
+        self.contexts: list[str] = []  # which module was running at each event
+        self.marks: list[Mark] = []
+        self.operations = 0
+        self.after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None  # what kernels hide
+        self._at: dict[int, int] = {}  # address of a storage → its row
+        self._references: dict[int, Any] = {}
+        self._waiting: set[int] = set()  # made in forward and still there when backward begins
+        self._forward_from = 0
+
+    # ---- instants ---------------------------------------------------------------------------------------------------
+
+    @property
+    def instant(self) -> Instant | None:
+        return self.marks[-1].instant if self.marks else None
+
+    def mark(self, instant: Instant) -> None:
+        """The step enters ``instant``."""
+        if instant is Instant.FORWARD:
+            self._forward_from = len(self.rows)
+        if instant is Instant.BACKWARD:
+            self.keep_from(self._forward_from)
+        else:
+            self._waiting.clear()
+        self.marks.append(Mark(len(self.events), instant))
+
+    def keep_from(self, first: int) -> None:
+        """What was made since row ``first`` and is still there waits for backward: saved, if backward lets it go."""
+        self._waiting.update(number for number in self._references if number >= first)
+
+    # ---- storages ---------------------------------------------------------------------------------------------------
+
+    def row_of(self, tensor: torch.Tensor) -> Row | None:
+        """The row of a tensor's storage, if it is one of the device's."""
+        number = self._at.get(_local(tensor).untyped_storage()._cdata)
+        return None if number is None else self.rows[number]
+
+    def claim(self, tensor: Any, component: Component, path: str) -> None:
+        row = self.row_of(tensor) if isinstance(tensor, torch.Tensor) else None
+        if row is not None:
+            row.claim(component, path)
+
+    def scratch(self, name: str, size: int) -> Callable[[], None]:
+        """An allocation that no tensor stands for; call what is returned to release it."""
+        number = self._open(size, name)
+        return lambda: self._close(number)
+
+    def _open(self, size: int, op: str) -> int:
+        number = len(self.rows)
+        path = self.where()
+        line = self.line(sys._getframe(3)) if self.line else ""
+        self.rows.append(Row(size, op, path, self.stream(), line, -1))
+        self.events.append(number)
+        self.contexts.append(path)
+        return number
+
+    def _close(self, number: int) -> None:
+        self.events.append(~number)
+        self.contexts.append(self.where())
+        if number in self._waiting:
+            self._waiting.discard(number)
+            self.rows[number].claim(Component.SAVED_ACTIVATIONS)
+
+    def _notice(self, tensor: Any, op: str) -> None:
+        if not isinstance(tensor, torch.Tensor):
+            return
+        local = _local(tensor)
+        if local.device.type == self.device:
+            storage = local.untyped_storage()
+            if storage._cdata not in self._at and storage.nbytes():
+                self._begin(storage, op)
+
+    def _begin(self, storage: torch.UntypedStorage, op: str) -> None:
+        address, number = storage._cdata, self._open(storage.nbytes(), op)
+        self._at[address] = number
+        self._references[number] = weakref.ref(storage, lambda _: self._end(address, number))
+
+    def _end(self, address: int, number: int) -> None:
+        if self._references.pop(number, None) is None:
+            return
+        if self._at.get(address) == number:
+            del self._at[address]
+        self._close(number)
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        """FSDP2 frees and allocates a storage by resizing it."""
+        address = storage._cdata
+        before = self._at.get(address)
+        if before is not None:
+            if self.rows[before].bytes == storage.nbytes():
+                return
+            self._end(address, before)
+        if storage.nbytes() and (before is not None or storage.device.type == self.device):
+            self._begin(storage, "resize_")
+
+    # ---- the mode -----------------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it runs the local operations, and those are seen
+        if func is _ADD and self._engine_may_add_in_place(args):
+            return args[0]
+        out = func(*args, **(kwargs or {}))
+        if func in _SILENT:
+            return out
+        self.operations += 1
+        for tensor in tree_iter(out):
+            self._notice(tensor, func._overloadpacket._qualified_op_name.replace("::", "."))
+        if self.after is not None:
+            self.after(func, args, kwargs or {}, out)
+        return out
+
+    def _engine_may_add_in_place(self, args: tuple[Any, ...]) -> bool:
+        """Whether this is the engine summing two gradients, which it does in place when it holds the only reference to the first
+        (torch/csrc/autograd/input_buffer.cpp, accumulate; functions/accumulate_grad.h) but never while a dispatch mode is on.
+        """
+        if self.instant is not Instant.BACKWARD or torch.is_grad_enabled() or len(args) != 2:
+            return False
+        into, other = args
+        alike = isinstance(other, torch.Tensor) and into.shape == other.shape and into.dtype == other.dtype
+        if not alike or sys._getframe(2).f_code.co_name != _ENGINE:
+            return False
+        return torch._C._storage_Use_Count(into.untyped_storage()._cdata) <= _SOLE_OWNER
+
+    def __enter__(self) -> Self:
+        self._resize = torch.UntypedStorage.resize_
+        original = self._resize
+
+        def resize(storage: torch.UntypedStorage, size: int) -> Any:
+            result = original(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign, assignment]
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+        super().__exit__(kind, error, trace)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that has memory: a DTensor's own shard, an asynchronous collective's result."""
+    for name in ("_local_tensor", "elem"):
+        inner = getattr(tensor, name, None)
+        if isinstance(inner, torch.Tensor):
+            return inner
+    return tensor
