@@ -43,6 +43,19 @@ def infer(model: Any = None, **options: Any) -> Answer:
 
 
 def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
+    model, request, cluster, where = question(task, model, options)
+    if where["parameters"] is not None:
+        if model is not None:
+            raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
+        return _answer_bare(_count(where["parameters"]), request, cluster)
+    if model is None:
+        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
+    spec = read_model(model, catalog=catalogued, names=model_names())
+    return answer(spec, request, cluster, fix=where["fix"] is not False)
+
+
+def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
+    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan."""
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "plan", "parameters", "fix")}
     document = _document(where["plan"])
     request = {**_overridden(document, given := request_from(options)), **given, "task": task}
@@ -50,14 +63,7 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     cluster = _cluster(where["gpus"] or request.pop("gpus", None), where)
     for described in ("model", "gpus", "schema"):
         request.pop(described, None)
-    if where["parameters"] is not None:
-        if model is not None:
-            raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
-        return _answer_bare(_count(where["parameters"]), request, cluster)
-    if model is None:
-        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
-    spec = read_model(model, catalog=_config, names=model_names())
-    return answer(spec, request, cluster, fix=where["fix"] is not False)
+    return model, request, cluster, where
 
 
 def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True) -> Answer:
@@ -115,7 +121,7 @@ def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster |
     )  # fmt: skip
 
 
-def _config(name: str) -> Mapping[str, Any] | None:
+def catalogued(name: str) -> Mapping[str, Any] | None:
     return find_model(name)
 
 

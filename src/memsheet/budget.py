@@ -80,6 +80,7 @@ class Answer:
     sheets: tuple[Sheet, ...]
     verdict: Verdict | None
     serving: Mapping[str, Any] | None = None
+    trace: Mapping[str, Any] | None = None  # what a traced answer says besides: events, the peak's operation, versions
     notes: tuple[str, ...] = ()
 
 

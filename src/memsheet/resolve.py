@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
@@ -37,8 +37,10 @@ class Resolved:
     assumed: tuple[str, ...]
 
 
-def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None = None) -> Resolved:
+def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None = None, *, real: bool = False) -> Resolved:
     """Fill every gap of ``request`` (checked first) for ``model``, None when only a parameter count is known.
+
+    ``real``: the engine's own code will run the plan, so that what it can do but nobody has modelled is allowed.
 
     Raises InputError with all problems: unknown keys, values out of range, meshes that do not multiply, degrees that do not
     divide, options that are not modelled.
@@ -48,6 +50,8 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None
     engine = _engine(gaps, task, gpus)
+    if real:
+        engine = replace(engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules))
     for key, harmless in UNMODELLED.items():
         value = request.get(key)
         if value is not None and value not in harmless:

@@ -20,6 +20,7 @@ Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."""
 COMMANDS = {
     "train": "Does this training job fit, and what takes the room?",
     "infer": "Does this model fit for inference, and how much cache is left?",
+    "trace": "What does the real code allocate? Run on fake tensors, no GPU.",
     "explain": "What a word on a sheet means, with its source.",
     "models": "The bundled models.",
     "gpus": "The devices memsheet knows, and what a framework gets of each.",

@@ -20,8 +20,12 @@ def run(ask: Callable[..., Answer], model: str | None, plan_flags: Any, job: Job
     """Ask, print, and return the verdict's exit code."""
     job, output = job or JobFlags(), output or OutputFlags()
     decimal = screen.decimal(output.units)
-    answer = ask(**question(model, plan_flags, job))
-    if output.json:
+    return shown(ask(**question(model, plan_flags, job)), json=output.json, full=output.full, decimal=decimal)
+
+
+def shown(answer: Answer, *, json: bool, full: bool, decimal: bool) -> int:
+    """Print an answer, for a program or for a person, and return its exit code."""
+    if json:
         from memsheet.report.json import sheet_document
 
         screen.write_json(sheet_document(answer))
@@ -29,9 +33,7 @@ def run(ask: Callable[..., Answer], model: str | None, plan_flags: Any, job: Job
         from memsheet.report.bars import Look
         from memsheet.report.table import render
 
-        look = Look(
-            width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii()
-        )  # fmt: skip
+        look = Look(width=screen.width(), decimal=decimal, full=full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render(answer, look))
     return EXIT[answer.verdict.result] if answer.verdict else 0
 

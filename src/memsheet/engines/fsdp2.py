@@ -5,13 +5,15 @@ from __future__ import annotations
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import Implementation, OptimizerName
+from memsheet.spec.plan import Implementation, OptimizerName, Schedule
 
 ENGINE = Engine(
     name="fsdp2",
     tested="torch 2.13.0",
     tasks=("train",),
     axes=("dp_replicate", "dp_shard"),
+    real_axes=("tp", "pp"),
+    real_schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     zero=(2, 3),
     default_zero=3,
     sharding=Sharding.FSDP2,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +22,39 @@ _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def read_model(
-    text: str | Path | Mapping[str, Any], *, catalog: Callable[[str], Mapping[str, Any] | None], names: Iterable[str] = ()
-) -> ModelSpec:
-    """The model that ``text`` names. ``catalog`` finds the entry of a bundled name, whose ``config`` is read; ``names`` are offered
+@dataclass(frozen=True, slots=True)
+class Config:
+    """A parsed config.json, what its model is called and where it came from."""
+
+    values: Mapping[str, Any]
+    name: str
+    source: Source
+
+
+Catalog = Callable[[str], Mapping[str, Any] | None]
+
+
+def read_model(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()) -> ModelSpec:
+    """The model that ``text`` names, as ``find_config`` finds it."""
+    found = find_config(text, catalog=catalog, names=names)
+    return found if isinstance(found, ModelSpec) else read_hf_config(found.values, name=found.name, source=found.source)
+
+
+def find_config(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names: Iterable[str] = ()) -> Config | ModelSpec:
+    """The config of the model that ``text`` names, or the model itself where a file describes it without one (GGUF). ``catalog`` finds the entry of a bundled name, whose ``config`` is read; ``names`` are offered
     when nothing fits.
 
     A path (one that ends like a model's file, starts with ``.``, ``/`` or ``~``, or exists with a separator in it) is read as
     a file; then a bundled name; then a hub id ``org/name`` or ``org/name@revision``. Raises InputError otherwise.
     """
     if isinstance(text, Mapping):
-        return read_hf_config(text, name=_name(text))
+        return Config(text, _name(text), Source(kind="dict"))
     if isinstance(text, Path) or _is_path(text):
         return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
     entry = catalog(text)
     if entry is not None:
         name = str(entry.get("name") or text)
-        return read_hf_config(entry["config"], name=name, source=Source(kind="bundled", path=name))
+        return Config(entry["config"], name, Source(kind="bundled", path=name))
     if is_folder(Path(text)) or is_file(Path(text)):
         return _from_path(Path(text))
     named = _HUB_ID.fullmatch(text)
@@ -64,7 +81,7 @@ def _has_home(text: str | Path) -> bool:
     return str(text) == "~" or str(text).startswith(("~/", f"~{os.sep}"))
 
 
-def _from_path(path: Path) -> ModelSpec:
+def _from_path(path: Path) -> Config | ModelSpec:
     if is_folder(path):
         return _from_folder(path)
     if path.suffix == ".gguf":
@@ -74,7 +91,7 @@ def _from_path(path: Path) -> ModelSpec:
     return _from_config(path, "file", path)
 
 
-def _from_folder(folder: Path) -> ModelSpec:
+def _from_folder(folder: Path) -> Config | ModelSpec:
     """A checkpoint's folder: its config.json, else its only GGUF file."""
     if is_file(folder / "config.json"):
         return _from_config(folder / "config.json", "file", folder)
@@ -93,7 +110,7 @@ def _from_gguf(path: Path) -> ModelSpec:
     return model_from_gguf(path)
 
 
-def _from_safetensors(path: Path) -> ModelSpec:
+def _from_safetensors(path: Path) -> Config:
     from memsheet.readers import safetensors
 
     safetensors.read_header(path)  # a broken file is refused before its neighbour is believed
@@ -104,13 +121,13 @@ def _from_safetensors(path: Path) -> ModelSpec:
     return _from_config(config, "safetensors", path)
 
 
-def _from_config(file: Path, kind: str, named: Path) -> ModelSpec:
+def _from_config(file: Path, kind: str, named: Path) -> Config:
     config = read_json(file)
     name = printable((file.resolve().parent if file.name == "config.json" else file).stem if kind == "file" else named.stem)
-    return read_hf_config(config, name=_name(config) or name, source=Source(kind=kind, path=str(named)))
+    return Config(config, _name(config) or name, Source(kind=kind, path=str(named)))
 
 
-def _from_hub(repo: str, revision: str | None) -> ModelSpec:
+def _from_hub(repo: str, revision: str | None) -> Config:
     """The config.json of a hub repository, and nothing else of it; the commit it came from is recorded."""
     asked = f"{repo}@{revision}" if revision else repo
     try:
@@ -137,7 +154,7 @@ def _from_hub(repo: str, revision: str | None) -> ModelSpec:
     config = read_json(Path(file), max_bytes=MAX_CONFIG_BYTES)
     found = commit or Path(file).parent.name
     source = Source(kind="hub", path=repo, revision=found if _COMMIT.fullmatch(found) else revision)
-    return read_hf_config(config, name=repo, source=source)
+    return Config(config, repo, source)
 
 
 def _commit(hub: Any, repo: str, revision: str | None, asked: str) -> str | None:

@@ -40,6 +40,7 @@ def sheet_document(answer: Answer) -> dict[str, Any]:
         "ranks": [_rank(sheet) for sheet in answer.sheets],
         "verdict": _verdict(answer.verdict) if answer.verdict else None,
         "serving": _plain(answer.serving),
+        **({"trace": _plain(answer.trace)} if answer.trace is not None else {}),
         "notes": list(answer.notes),
     }  # fmt: skip
 

@@ -220,6 +220,7 @@ class Sheet(Strict):
     ranks: list[Rank]
     verdict: Verdict | None
     serving: dict[str, Any] | None
+    trace: dict[str, Any] | None = None
     notes: list[str]
 
 

@@ -71,7 +71,7 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if verdict is None or cluster is None:
         peak = sheet.allocated
         tensors = f"{look.need(peak.value)} of tensors{_range(peak, look)}"
-        return _row("PREDICTED", "bold", (tensors, _which(answer, sheet), _peak(sheet)), look)
+        return _row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet)), look)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits

@@ -14,6 +14,7 @@ from memsheet.run.dtypes import torch_dtype
 from memsheet.spec.plan import AttentionKind, Plan
 
 ATTENTION = {AttentionKind.EAGER: "eager", AttentionKind.SDPA: "sdpa", AttentionKind.FLASH: "flash_attention_2"}
+_NOT_ASKED = ("model_type", "auto_map", "quantization_config", "dtype", "torch_dtype")  # the plan says in what format it is
 _HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
 
 
@@ -21,13 +22,14 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
     """The library's own config object with what the plan says: attention, dropout, no cache while training."""
     from transformers import AutoConfig
 
-    given = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "quantization_config")}
+    given = {key: value for key, value in config.items() if key not in _NOT_ASKED}
     kind = config.get("model_type")
     try:
         built = AutoConfig.for_model(str(kind), **given)
     except ValueError:
         raise refuse("model_type", kind, "is not one that this transformers can build") from None
     for part in _parts(built):
+        part.dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
         part.use_cache = plan.task == "infer"
         part._attn_implementation = ATTENTION[plan.attention]
         for name in [name for name in vars(part) if name.endswith(("dropout", "_pdrop", "dropout_prob"))]:
@@ -41,6 +43,17 @@ def _parts(config: Any) -> Iterator[Any]:
     for value in list(vars(config).values()):
         if hasattr(value, "model_type") and hasattr(value, "to_dict"):
             yield from _parts(value)
+
+
+def without_layers(config: Any, left_out: range) -> Any:
+    """The config without some layers: their number, and what lists say of each. In place, and returned."""
+    text = config.get_text_config()
+    layers = text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == layers:
+            setattr(text, name, [held for number, held in enumerate(value) if number not in left_out])
+    text.num_hidden_layers = layers - len(left_out)
+    return config
 
 
 def build_model(config: Any, plan: Plan, device: str) -> nn.Module:

@@ -32,6 +32,8 @@ class Engine:
     tasks: tuple[str, ...]
     axes: tuple[str, ...]  # mesh degrees that may exceed 1 in training
     serving_axes: tuple[str, ...] = ()  # and in inference
+    real_axes: tuple[str, ...] = ()  # and, beyond those, where its own code is run instead of modelled
+    real_schedules: tuple[Schedule, ...] = ()
     bare_axes: tuple[str, ...] = ()  # and those that may where only states are asked, which they divide evenly
     zero: tuple[int, ...]
     default_zero: int

@@ -11,6 +11,7 @@ that was built with CUDA needs neither. A wrong assumption that no assert catche
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import sys
 from functools import cache
@@ -85,6 +86,7 @@ def _give_hooks(library: ctypes.CDLL) -> None:
     table[_HEADER + _IS_BUILT] = ctypes.cast(yes, ctypes.c_void_p).value
     table[_HEADER + _HAS_CONTEXT] = ctypes.cast(no, ctypes.c_void_p).value
     _KEPT.extend((yes, no, table))
+    atexit.register(setattr, pointer, "value", pointer.value)  # Python's functions are gone before torch's last questions
     pointer.value = ctypes.addressof(table) + _HEADER * word
     accelerator = torch._C._accelerator_getAccelerator()
     assert torch.device(accelerator).type == "cuda", "cuda is not the accelerator"

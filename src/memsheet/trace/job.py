@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memsheet.run.adapters import apply_adapter, apply_quantization
-from memsheet.run.model import build_config, build_model
+from memsheet.run.model import build_config, build_model, without_layers
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.recompute import apply_recompute
 from memsheet.run.step import mark_loss, tokens, train_step
@@ -20,9 +20,10 @@ from memsheet.sheet import Component, Instant
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Storage, Timeline
 from memsheet.trace import fake_cuda
-from memsheet.trace.modules import Modules, claim_parameters, claim_states, folded, watch_gradients
+from memsheet.trace.fold import Depth, NotUniformError, Shallow, deepen
+from memsheet.trace.modules import Modules, claim_parameters, claim_states, folded, layer_of, watch_gradients
 from memsheet.trace.patches import CUDA, FAKE, UNPADDED, applied, kernels
-from memsheet.trace.recorder import Recorder, Row
+from memsheet.trace.recorder import STEPPED, Recorder, Row
 
 STEPS = 2  # the first makes the optimizer's states
 MICRO = 2  # micro-batches after the second are like it: gradients are there
@@ -55,10 +56,19 @@ def recording(how: How) -> Iterator[Recorder]:
         yield recorder
 
 
-def trace_training(config: Mapping[str, Any], plan: Plan, how: How) -> Timeline:
-    """The timeline of one rank that trains the model of ``config`` as ``plan`` says."""
+def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None = None) -> Timeline:
+    """The timeline of one rank that trains the model of ``config`` as ``plan`` says. ``depth``: layers that may stand for others."""
+    if depth is not None and plan.recompute.layers is None:
+        with suppress(NotUniformError):
+            return deepen(_shallow(_recorded(config, plan, how, depth), depth.period), depth)
+    return timeline(_recorded(config, plan, how, None))
+
+
+def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None) -> Recorder:
     with recording(how) as recorder:
         settings = build_config(config, plan)
+        if depth is not None:
+            without_layers(settings, depth.left_out)
         modules = Modules(recorder)
         model = build_model(settings, plan, how.device)
         model = apply_adapter(apply_quantization(model, plan), plan)
@@ -70,11 +80,11 @@ def trace_training(config: Mapping[str, Any], plan: Plan, how: How) -> Timeline:
         batch = tokens(settings, plan, how.device)
         for name, tensor in batch.items():
             recorder.claim(tensor, Component.INPUTS, name)
-        _steps(recorder, modules, model, optimizer, batch, plan, how)
-    return timeline(recorder)
+        steps(recorder, modules, model, optimizer, batch, plan, how)
+    return recorder
 
 
-def _steps(
+def steps(
     recorder: Recorder, modules: Modules, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor], plan: Plan, how: How
 ) -> None:  # fmt: skip
     mark_loss(model, recorder.mark)
@@ -95,6 +105,27 @@ def _steps(
     modules.outside()
 
 
+def _shallow(recorder: Recorder, period: int) -> Shallow:
+    """What was recorded, with the layer that each event and each storage belongs to."""
+    layers = tuple(layer_of(row.owner) for row in recorder.rows)
+    tags: list[int] = []
+    for event, context in zip(recorder.events, recorder.contexts, strict=True):
+        layer = layer_of(context)
+        if context.startswith(STEPPED):
+            layer = _stepped(event, layer, layers[event if event >= 0 else ~event], period)
+        elif layer < 0 and event < 0 and tags:  # the model lets go between two layers
+            layer = tags[-1]
+        tags.append(layer)
+    return Shallow(timeline(recorder), tuple(tags), layers)
+
+
+def _stepped(event: int, running: int, owner: int, period: int) -> int:
+    """The layer of an event of the optimizer: its owner's, except that a loop over parameters lets go of the last one's temporaries
+    while it works on the next.
+    """
+    return running if event < 0 <= owner and 0 < running - owner <= period else owner
+
+
 def timeline(recorder: Recorder) -> Timeline:
     """What was recorded, in memsheet's words."""
     return Timeline(storages=tuple(_storage(row) for row in recorder.rows), events=tuple(recorder.events), marks=tuple(recorder.marks))
@@ -108,4 +139,4 @@ def _path(row: Row) -> str:
     """Where a storage belongs: its module and, for what a module makes, its name there."""
     if row.component in (Component.TEMPORARIES, Component.SAVED_ACTIVATIONS):
         return f"{folded(row.path) or 'step'}/{row.part or row.op.removeprefix('aten.')}"
-    return row.path
+    return folded(row.path)

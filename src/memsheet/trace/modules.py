@@ -12,13 +12,19 @@ from torch import nn
 from memsheet.sheet import Component, Instant
 from memsheet.trace.recorder import Recorder
 
-_INDEX = re.compile(r"\.\d+(?=\.|$)")
+_INDEX = re.compile(r"\.\d+(?=[./]|$)")
 _WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_model\.model|base_layer)(?=\.|$)")
 
 
 def folded(path: str) -> str:
     """A module's name with indices folded: ``model.layers.3.mlp`` → ``model.layers.*.mlp``; wrappers of other libraries go."""
     return _INDEX.sub(".*", _WRAPPERS.sub("", path).lstrip("."))
+
+
+def layer_of(path: str) -> int:
+    """The index of the layer that a module belongs to, -1 for none: the first number in its name."""
+    found = _INDEX.search(path)
+    return int(found[0][1:]) if found else -1
 
 
 def owners(model: nn.Module) -> dict[str, str]:
@@ -59,7 +65,8 @@ class Modules:
                 self._recomputed_from = len(self.recorder.rows)
             outside = self.current() if self._stack else name.rpartition(".")[0]
             for tensor in _differentiable((args, kwargs)):
-                tensor.register_hook(self._backward_of(outside))
+                if not tensor._backward_hooks:  # else the module that made it says where backward is
+                    tensor.register_hook(self._backward_of(outside))
             self._stack.append(name)
 
         return hook
@@ -114,17 +121,16 @@ def _differentiable(value: Any) -> Iterator[torch.Tensor]:
 def claim_parameters(recorder: Recorder, model: nn.Module) -> None:
     """Parameters and buffers by their modules; gradients as soon as they stand in ``.grad``."""
     for name, parameter in model.named_parameters():
-        path = folded(name.rpartition(".")[0])
-        recorder.claim(parameter, Component.PARAMETERS, path)
+        recorder.claim(parameter, Component.PARAMETERS, name.rpartition(".")[0])
     for name, buffer in model.named_buffers():
-        recorder.claim(buffer, Component.BUFFERS, folded(name))
+        recorder.claim(buffer, Component.BUFFERS, name)
 
 
 def watch_gradients(recorder: Recorder, model: nn.Module) -> None:
     """Gradients are claimed the moment autograd has put them into ``.grad``."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(_claimer(recorder, folded(name.rpartition(".")[0])))
+            parameter.register_post_accumulate_grad_hook(_claimer(recorder, name.rpartition(".")[0]))
 
 
 def _claimer(recorder: Recorder, path: str) -> Callable[[torch.Tensor], None]:
@@ -140,7 +146,7 @@ def claim_states(recorder: Recorder, model: nn.Module, optimizer: Any) -> None:
     names = {parameter: name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            recorder.claim(parameter.grad, Component.GRADIENTS, folded(name.rpartition(".")[0]))
+            recorder.claim(parameter.grad, Component.GRADIENTS, name.rpartition(".")[0])
     for parameter, state in getattr(optimizer, "state", {}).items():
         for value in state.values() if isinstance(state, dict) else ():
-            recorder.claim(value, Component.OPTIMIZER_STATES, folded(names.get(parameter, "optimizer")))
+            recorder.claim(value, Component.OPTIMIZER_STATES, names.get(parameter, "optimizer"))

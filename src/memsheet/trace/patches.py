@@ -42,6 +42,11 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _capability(*_: Any, **__: Any) -> tuple[int, int]:
+    """Compute capability of an H100: what decides which kernels a library calls."""
+    return 9, 0
+
+
 def _rewrap(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = True) -> torch.nn.Module:
     """``Module._apply`` that makes new parameters: torch insists on swapping fake tensors in place, and that fails."""
     for child in self.children() if recurse else ():
@@ -61,6 +66,7 @@ def _rewrap(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = Tru
 CUDA = (
     Patch("torch.cuda.amp.common", "amp_definitely_not_available", _no, "autocast would switch itself off"),
     Patch("torch.cuda", "is_bf16_supported", _yes, "autocast would refuse bf16"),
+    Patch("torch.cuda", "get_device_capability", _capability, "libraries ask for it before they choose a kernel"),
     Patch("torch.nn.functional", "scaled_dot_product_attention", scaled_dot_product_attention, "the choice of kernel needs a GPU"),
 )
 FAKE = (Patch("torch.nn.Module", "_apply", _rewrap, "fake parameters cannot be swapped"),)
@@ -83,7 +89,8 @@ def applied(patches: Sequence[Patch]) -> Iterator[None]:
                 if patch.optional:
                     continue
                 raise refuse("patch", f"{patch.module}.{patch.attribute}", f"does not exist, and without it {patch.why}", ANY_TESTED)
-            undo.append((owner, patch.attribute, getattr(owner, patch.attribute)))
+            before = vars(owner).get(patch.attribute, getattr(owner, patch.attribute))  # a static method as such
+            undo.append((owner, patch.attribute, before))
             setattr(owner, patch.attribute, patch.value)
         yield
     finally:

@@ -22,15 +22,16 @@ _ADD = torch.ops.aten.add.Tensor
 _SILENT = frozenset({torch.ops.prim.device.default})  # asks, and makes nothing
 _ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: the Python frame from which the C++ engine runs
 _SOLE_OWNER = 2  # references to a storage that only the argument and its gradient slot hold
+STEPPED = "?"  # before a context: no module runs, but something is done for this one
 _RANK = {component: place for place, component in enumerate(Component)}
 
 
 class Row:
     """A storage while it is recorded: what will become ``timeline.Storage``."""
 
-    __slots__ = ("bytes", "component", "layer", "line", "op", "part", "path", "stream")
+    __slots__ = ("bytes", "component", "line", "op", "owner", "part", "path", "stream")
 
-    def __init__(self, size: int, op: str, path: str, stream: int, line: str, layer: int) -> None:
+    def __init__(self, size: int, op: str, path: str, stream: int, line: str, owner: str) -> None:
         self.bytes = size
         self.op = op
         self.path = path
@@ -38,14 +39,14 @@ class Row:
         self.stream = stream
         self.line = line
         self.component = Component.TEMPORARIES
-        self.layer = layer
+        self.owner = owner  # the module it is made for, where none is running: that of the parameter being stepped
 
     def claim(self, component: Component, path: str | None = None) -> None:
         """Say what this is. A storage counts under the first component in DESIGN's order that owns it."""
         if self.component is Component.TEMPORARIES or _RANK[component] < _RANK[self.component]:
             self.component = component
             if path is not None:
-                self.path, self.part = path, ""
+                self.path, self.part, self.owner = path, "", path
 
 
 class Recorder(TorchDispatchMode):
@@ -70,6 +71,7 @@ class Recorder(TorchDispatchMode):
         self._references: dict[int, Any] = {}
         self._waiting: set[int] = set()  # made in forward and still there when backward begins
         self._forward_from = 0
+        self._for = ""
 
     # ---- instants ---------------------------------------------------------------------------------------------------
 
@@ -112,17 +114,18 @@ class Recorder(TorchDispatchMode):
         number = len(self.rows)
         path = self.where()
         line = self.line(sys._getframe(3)) if self.line else ""
-        self.rows.append(Row(size, op, path, self.stream(), line, -1))
+        self.rows.append(Row(size, op, path, self.stream(), line, path or self._for))
         self.events.append(number)
-        self.contexts.append(path)
+        self.contexts.append(path or STEPPED + self._for)
         return number
 
     def _close(self, number: int) -> None:
         self.events.append(~number)
-        self.contexts.append(self.where())
+        self.contexts.append(self.where() or STEPPED + self._for)
         if number in self._waiting:
             self._waiting.discard(number)
-            self.rows[number].claim(Component.SAVED_ACTIVATIONS)
+            if self.rows[number].component is Component.TEMPORARIES:  # gathered parameters stay what they are
+                self.rows[number].claim(Component.SAVED_ACTIVATIONS)
 
     def _notice(self, tensor: Any, op: str) -> None:
         if not isinstance(tensor, torch.Tensor):
@@ -167,11 +170,22 @@ class Recorder(TorchDispatchMode):
         if func in _SILENT:
             return out
         self.operations += 1
-        for tensor in tree_iter(out):
-            self._notice(tensor, func._overloadpacket._qualified_op_name.replace("::", "."))
+        name = func._overloadpacket._qualified_op_name.replace("::", ".")
+        for place, tensor in enumerate(tree_iter(out)):
+            if not self.where():
+                self._for = self._owner(args, place)
+            self._notice(tensor, name)
         if self.after is not None:
             self.after(func, args, kwargs or {}, out)
         return out
+
+    def _owner(self, args: tuple[Any, ...], place: int) -> str:
+        """Outside all modules: the owner of the tensor that an output is made of, of the same place where both are lists."""
+        first = args[0] if args else None
+        if isinstance(first, list | tuple):
+            first = first[place] if place < len(first) else None
+        row = self.row_of(first) if isinstance(first, torch.Tensor) else None
+        return row.owner if row is not None else ""
 
     def _engine_may_add_in_place(self, args: tuple[Any, ...]) -> bool:
         """Whether this is the engine summing two gradients, which it does in place when it holds the only reference to the first

@@ -1,0 +1,76 @@
+"""`memsheet trace`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import Group, Parameter
+
+from memsheet.cli import job as jobs
+from memsheet.cli import screen
+from memsheet.cli.flags import Debug, JobFlags, Json, ModelName, PlanFlags, _output, whole
+from memsheet.errors import refuse
+from memsheet.tracing import Options
+from memsheet.tracing import trace as ask
+from memsheet.units import parse_bytes
+
+TRACE = Group("Trace", sort_key=8)
+
+
+def _trace(words: str, metavar: str = "", **more: Any) -> Parameter:
+    return Parameter(help=words, group=TRACE, metavar=metavar or None, show_default=False, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceFlags:
+    """How the trace is made and what is written."""
+
+    device: Annotated[str, _trace("cuda as on a GPU (none is needed), or cpu.", "cuda|cpu")] = "cuda"
+    scratch: Annotated[bool, _trace("Count what CUDA kernels allocate inside an operation.")] = True
+    full: Annotated[bool, _trace("Run every layer instead of repeating one of each kind, and show every item.", negative="")] = False
+    rank: Annotated[str, _trace("The rank that is traced.", "N")] = "0"
+    all_stages: Annotated[bool, _trace("Trace a rank of each pipeline stage.", negative="")] = False
+    picture: Annotated[str | None, _trace("Memory over the step, as .svg or .png.", "FILE")] = None
+    events: Annotated[str | None, _trace("Every allocation and release (memsheet/events/1).", "FILE")] = None
+    snapshot: Annotated[str | None, _trace("The same for PyTorch's memory viewer.", "FILE")] = None
+    memory_limit: Annotated[str, _trace("Real memory that the trace may take.", "SIZE")] = "4GiB"
+    time_limit: Annotated[str, _trace("Seconds that it may take.", "S")] = "600"
+
+
+def trace(
+    model: ModelName = None,
+    /,
+    *,
+    job: Annotated[JobFlags | None, Parameter(name="*")] = None,
+    plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
+    flags: Annotated[TraceFlags | None, Parameter(name="*")] = None,
+    json: Json = False,
+    units: Annotated[str, _output("GiB, or GB for decimal.", metavar="UNIT")] = "GiB",
+    debug: Debug = False,
+) -> int:
+    """What does the real code allocate? Run on fake tensors, no GPU."""
+    flags = flags or TraceFlags()
+    decimal = screen.decimal(units)
+    asked = jobs.question(model, plan, job or JobFlags())
+    if asked.pop("parameters", None) is not None:
+        raise refuse("parameters", None, "says nothing that could be run", "name a model")
+    answer, timelines = ask(asked.pop("model"), _options(flags, debug=debug), **asked)
+    _write(flags, answer, timelines, decimal=decimal)
+    return jobs.shown(answer, json=json, full=flags.full, decimal=decimal)
+
+
+def _options(flags: TraceFlags, *, debug: bool) -> Options:
+    if flags.device not in ("cuda", "cpu"):
+        raise refuse("device", flags.device, "is not traced", "cuda or cpu")
+    rank, seconds = whole(flags.rank), jobs.number("time_limit", flags.time_limit)
+    if isinstance(rank, str) or rank < 0:
+        raise refuse("rank", flags.rank, "is not a whole number from 0")
+    return Options(
+        device=flags.device, scratch=flags.scratch and flags.device == "cuda", full=flags.full, rank=rank, all_stages=flags.all_stages,
+        memory_bytes=parse_bytes(flags.memory_limit, "memory_limit"), time_s=float(seconds or 0), debug=debug,
+    )  # fmt: skip
+
+
+def _write(flags: TraceFlags, answer: Any, timelines: Any, *, decimal: bool) -> None:
+    """Files that were asked for, of the rank with the largest peak."""

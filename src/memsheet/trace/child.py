@@ -1,0 +1,62 @@
+"""The process that traces: a request on stdin, one JSON object on stdout, limits on memory and nothing of the parent's at risk.
+
+Everything a library prints goes to stderr. An error of the question is answered as its problems; one of the traced code as what it
+was, where in the person's own code, and the usual cure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from memsheet.errors import InputError, Problem, printable
+
+
+def main() -> int:
+    """Answer one request. Always one object: ``{"timelines": [...]}``, ``{"problems": [...]}`` or ``{"failure": {...}}``."""
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    request = json.load(sys.stdin)
+    _limit(request["memory_bytes"])
+    json.dump(_answered(request), answer)
+    answer.close()
+    return 0
+
+
+def _limit(memory_bytes: int) -> None:
+    """No more private memory than that, where the system can say so."""
+    try:
+        import resource
+    except ImportError:
+        return
+    resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
+def _answered(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        from memsheet.trace.requests import answer
+    except ImportError as error:
+        return {
+            "problems": [{"field": "trace", "value": None, "reason": f"needs an extra ({error})", "hint": "pip install 'memsheet[trace]'"}]
+        }
+    try:
+        return answer(request)
+    except InputError as error:
+        return {"problems": [_plain(problem) for problem in error.problems]}
+    except Exception as error:
+        from memsheet.trace.cures import explained
+
+        if request.get("debug"):
+            raise
+        return {"failure": explained(error, request)}
+
+
+def _plain(problem: Problem) -> dict[str, Any]:
+    value = problem.value if problem.value is None or isinstance(problem.value, int | float | str) else printable(problem.value)
+    return {"field": problem.field, "value": value, "reason": problem.reason, "hint": problem.hint}
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,56 @@
+"""What went wrong in traced code: the person's own line, what fake tensors cannot do, and what people usually do about it."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import Any
+
+CURES = {
+    "DataDependentOutputException": ("needs the value of a tensor, and a fake one has none", "leave .item(), float(loss), logging and asserts on values out of the step"),
+    "DynamicOutputShapeException": ("makes a tensor whose shape depends on values", "replace nonzero, masked_select and unique by masks of a fixed shape"),
+    "UnsupportedOperatorException": ("calls an operation that has no fake version", "register one with torch.library.register_fake, or trace without it"),
+    "UnsupportedFakeTensorException": ("mixes fake tensors with ones of another kind", "make every tensor inside the traced function"),
+    "OutOfMemoryError": ("allocates real memory", "make tensors inside the traced function, where they take none"),
+    "MemoryError": ("takes more real memory than a trace may", "--memory-limit gives it more; a trace itself needs little"),
+}  # fmt: skip
+"""Kinds of errors that torch raises on fake tensors (torch/_subclasses/fake_tensor.py), in words, with the usual cure."""
+
+_LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_OURS = str(Path(__file__).resolve().parent.parent)
+
+
+def is_own(filename: str) -> bool:
+    """Whether a file is the person's: neither a library's, nor memsheet's, nor made up."""
+    path = str(Path(filename).resolve()) if not filename.startswith("<") else filename
+    return not path.startswith((*_LIBRARIES, _OURS, "<frozen", "<string"))
+
+
+def own_line(frame: Any) -> str:
+    """The innermost line of the person's own code among a frame's callers: ``train.py:12``; empty where there is none."""
+    while frame is not None:
+        if is_own(frame.f_code.co_filename):
+            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
+
+
+def explained(error: Exception, request: Any) -> dict[str, str]:
+    """``{"where", "reason", "hint"}`` for an error of the code that was traced."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else str(request.get("name", ""))
+    line = f" in `{frames[-1].line}`" if frames and frames[-1].line else ""
+    kind = next((name for name in (k.__name__ for k in type(error).__mro__) if name in CURES), "")
+    if kind:
+        reason, hint = CURES[kind]
+        return {"where": where, "reason": f"{reason}{line} ({type(error).__name__}: {_first_line(error)})", "hint": hint}
+    return {
+        "where": where, "reason": f"raised {type(error).__name__}: {_first_line(error)}{line}",
+        "hint": f"does it run outside a trace? --debug shows where (Python {sys.version_info[0]}.{sys.version_info[1]})",
+    }  # fmt: skip
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")[:200]

@@ -1,0 +1,63 @@
+"""Tracing in a child process, because it patches private parts of torch and runs code that nobody has seen. No torch here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memsheet.errors import InputError, Problem, refuse
+from memsheet.timeline import Timeline, timeline_from
+from memsheet.units import GIB
+
+MEMORY_BYTES, TIME_S = 4 * GIB, 600
+"""A trace of the largest models takes well under 1 GiB and a minute; beyond these something is wrong."""
+
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traced:
+    """What a child found out about one rank."""
+
+    rank: int
+    stage: int
+    timeline: Timeline
+    facts: Mapping[str, Any]
+
+
+def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYTES, time_s: float = TIME_S) -> list[Traced]:
+    """Ask a child. Raises InputError with what was wrong with the question, the code or the limits."""
+    asked = json.dumps({**request, "memory_bytes": memory_bytes})
+    command = [sys.executable, "-m", "memsheet.trace.child"]
+    try:
+        done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
+            command, input=asked, capture_output=True, text=True, timeout=time_s, env={**os.environ, **_ENVIRONMENT}, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise refuse("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
+    if done.returncode != 0 or not done.stdout:
+        raise _died(done)
+    return _read(json.loads(done.stdout))
+
+
+def _read(document: Mapping[str, Any]) -> list[Traced]:
+    if problems := document.get("problems"):
+        raise InputError(tuple(Problem(**problem) for problem in problems))
+    if failure := document.get("failure"):
+        raise InputError((Problem(field="trace", value=failure["where"], reason=failure["reason"], hint=failure["hint"]),))
+    return [Traced(rank=t["rank"], stage=t["stage"], timeline=timeline_from(t["events"]), facts=t["facts"]) for t in document["timelines"]]
+
+
+def _died(done: subprocess.CompletedProcess[str]) -> InputError:
+    """The child is gone without an answer."""
+    last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
+    if "MemoryError" in done.stderr or "bad_alloc" in done.stderr or done.returncode == -signal.SIGKILL:
+        return refuse("trace", None, "ran out of the memory it may take", "--memory-limit gives it more")
+    how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
+    return refuse("trace", None, f"ended with {how}: {last}", "run it again with --debug and report what it prints")

@@ -1,0 +1,134 @@
+"""The question behind ``memsheet trace``: a plan made whole, run in a child on fake tensors, and what lies outside tensors added."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from memsheet.api import catalogued, question
+from memsheet.budget import Answer, budget_of, judge
+from memsheet.catalog import model_names
+from memsheet.errors import InputError, refuse
+from memsheet.formulas.params import active_parameter_count, parameter_count
+from memsheet.formulas.runtime import outside_tensors
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.model import Config, find_config
+from memsheet.report.json import plan_document
+from memsheet.resolve import resolve
+from memsheet.sheet import Component, Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.model import Embeddings, Head, ModelSpec
+from memsheet.spec.plan import Plan
+from memsheet.timeline import Timeline, peak, sheet_of
+from memsheet.trace.fold import depth_of
+from memsheet.trace.parent import MEMORY_BYTES, TIME_S, Traced, trace_in_child
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a trace is made. ``rank``: the one that is traced; ``all_stages``: one of each pipeline stage. ``full``: every layer is run."""
+
+    device: str = "cuda"
+    scratch: bool = True
+    full: bool = False
+    rank: int = 0
+    all_stages: bool = False
+    memory_bytes: int = MEMORY_BYTES
+    time_s: float = TIME_S
+    debug: bool = False
+
+
+def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timeline, ...]]:
+    """What the real code allocates: the answer, and the timeline of each rank that was traced.
+
+    ``model`` and ``options`` as for ``memsheet.train``. Raises InputError for what cannot be traced.
+    """
+    name, request, cluster, _ = question(_task(options), model, options)
+    if name is None:
+        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or FILE.py:FUNCTION")
+    found = find_config(name, catalog=catalogued, names=model_names())
+    if isinstance(found, ModelSpec):
+        raise refuse("model", found.name, "is a file without a config.json, and a trace builds the model from one")
+    spec = _spec(found)
+    resolved = resolve(request, spec, cluster, real=True)
+    if resolved.plan.task == "train" and not resolved.plan.seq_len:
+        raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
+    asked = {
+        "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
+        "scratch": how.scratch, "depth": None if how.full else _depth(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how),
+    }  # fmt: skip
+    traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    return _answer(found, spec, resolved.plan, resolved.assumed, cluster, traced), tuple(t.timeline for t in traced)
+
+
+def _depth(spec: ModelSpec | None) -> dict[str, int] | None:
+    """Which layers may stand for others; None where the stack is short, several, or not known."""
+    if spec is None or len(spec.stacks) != 1:
+        return None
+    stack = spec.stacks[0]
+    depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
+    return asdict(depth) if depth else None
+
+
+def _task(options: Mapping[str, Any]) -> str:
+    """Inference where a length of what is served is given, training elsewhere."""
+    return "infer" if options.get("max_model_len") or options.get("prompt_tokens") else "train"
+
+
+def _spec(found: Config) -> ModelSpec | None:
+    """The model as memsheet reads it; None for a family it does not know, which the real code may still run."""
+    try:
+        return read_hf_config(found.values, name=found.name, source=found.source)
+    except InputError as error:
+        if all(problem.field == "model_type" for problem in error.problems):
+            return None
+        raise
+
+
+def _ranks(plan: Plan, how: Options) -> list[int]:
+    world = int(plan.mesh.gpus)
+    if not 0 <= how.rank < world:
+        raise refuse("rank", how.rank, f"is none of the {world} ranks", f"0 to {world - 1}")
+    return [stage * world // plan.mesh.pp for stage in range(plan.mesh.pp)] if how.all_stages else [how.rank]
+
+
+def _answer(
+    found: Config, spec: ModelSpec | None, plan: Plan, assumed: tuple[str, ...], cluster: Cluster | None, traced: list[Traced]
+) -> Answer:  # fmt: skip
+    sheets = tuple(_sheet(t, plan, cluster) for t in traced)
+    worst = max(traced, key=lambda t: peak(t.timeline).bytes)
+    count = parameter_count(spec) if spec else int(worst.facts.get("parameters", 0))
+    active = active_parameter_count(spec) if spec else count
+    return Answer(
+        model=spec or unknown(found), parameters=count, active_parameters=active, plan=plan, assumed=assumed, cluster=cluster,
+        sheets=sheets, verdict=judge(sheets, budget_of(cluster)) if cluster else None, trace=facts(worst), notes=found.source.notes,
+    )  # fmt: skip
+
+
+def unknown(found: Config) -> ModelSpec:
+    """A model of which only the name is known."""
+    return ModelSpec(
+        name=found.name, model_type=str(found.values.get("model_type")), hidden=0, vocab=0, embeddings=Embeddings(weights=()), stacks=(),
+        head=Head(kind="none", width=0), source=found.source,
+    )  # fmt: skip
+
+
+def _sheet(traced: Traced, plan: Plan, cluster: Cluster | None) -> Sheet:
+    """The traced tensors, and beside them what no trace sees: context, communicators, slack."""
+    sheet = sheet_of(traced.timeline, rank=traced.rank, stage=traced.stage)
+    allocated = {instant: sheet.at(instant).value for instant in sheet.instants}
+    has_workspaces = any(item.component is Component.WORKSPACES for item in sheet.items)
+    around = [
+        item for item in outside_tensors(plan, cluster, allocated)
+        if not (has_workspaces and item.component is Component.WORKSPACES)
+    ]  # fmt: skip
+    return replace(sheet, items=(*sheet.items, *around))
+
+
+def facts(traced: Traced) -> dict[str, Any]:
+    """What a traced answer says besides its sheet."""
+    top = peak(traced.timeline)
+    last = top.storage
+    where = {"op": last.op, "path": last.path, "line": last.line, "request_bytes": last.bytes} if last else {}
+    return {**traced.facts, "peak": {"rank": traced.rank, "instant": top.instant.value, "bytes": top.bytes, "event": top.at, **where}}
