@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from memsheet.allocator import Settings, replay, slack_item
 from memsheet.api import catalogued, question
 from memsheet.budget import Answer, budget_of, judge
 from memsheet.catalog import model_names
@@ -18,11 +19,12 @@ from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Sheet
 from memsheet.spec.device import Cluster
-from memsheet.spec.model import Embeddings, Head, ModelSpec
+from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, peak, sheet_of
+from memsheet.trace.child import explain
 from memsheet.trace.fold import depth_of
-from memsheet.trace.parent import MEMORY_BYTES, TIME_S, Traced, trace_in_child
+from memsheet.trace.parent import MEMORY_BYTES, TIME_S, Traced, trace_in_child, trace_in_fork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,44 @@ def _depth(spec: ModelSpec | None) -> dict[str, int] | None:
     stack = spec.stacks[0]
     depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
     return asdict(depth) if depth else None
+
+
+def trace_file(name: str, how: Options) -> tuple[Answer, tuple[Timeline, ...]]:
+    """``FILE.py:FUNCTION``: the step that a person's own function makes. Raises InputError with their line where it cannot be traced."""
+    asked = {"name": name, "function": name, "device": how.device, "scratch": how.scratch, "debug": how.debug}
+    return _own(name, trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s))
+
+
+def trace_step(build: Callable[[], Any], *, device: str = "cuda", scratch: bool = True) -> Answer:
+    """What a training step of one's own allocates, on fake tensors: no GPU is needed and no memory taken.
+
+    ``build`` is called inside the trace and returns ``(module, optimizer, step)`` or a step to call; tensors must be made in it or in
+    the step. Two steps are taken and the second is the sheet's. ``scratch``: count what CUDA kernels allocate inside operations.
+    Raises InputError for what cannot run without values, with the line and the usual cure.
+    """
+    name = getattr(build, "__qualname__", type(build).__name__)
+
+    def run() -> dict[str, Any]:
+        from memsheet.trace.custom import trace_custom
+        from memsheet.trace.job import How
+        from memsheet.trace.requests import traced
+
+        return {"timelines": [traced(0, 0, lambda: trace_custom(build, How(device=device, scratch=scratch)))]}
+
+    answer, _ = _own(name, trace_in_fork(run, lambda error: explain(error, name)))
+    return answer
+
+
+def _own(name: str, traced: list[Traced]) -> tuple[Answer, tuple[Timeline, ...]]:
+    """The answer to a step of which nobody knows the plan."""
+    found = Config({"model_type": ""}, name, Source(kind="step", path=name))
+    sheets = tuple(sheet_of(t.timeline) for t in traced)
+    parameters = 0
+    answer = Answer(
+        model=unknown(found), parameters=parameters, active_parameters=parameters, plan=resolve({}, None, None, real=True).plan, assumed=(),
+        cluster=None, sheets=sheets, verdict=None, trace={"step": name, **facts(traced[0])},
+    )  # fmt: skip
+    return answer, tuple(t.timeline for t in traced)
 
 
 def _task(options: Mapping[str, Any]) -> str:
@@ -119,11 +159,10 @@ def _sheet(traced: Traced, plan: Plan, cluster: Cluster | None) -> Sheet:
     sheet = sheet_of(traced.timeline, rank=traced.rank, stage=traced.stage)
     allocated = {instant: sheet.at(instant).value for instant in sheet.instants}
     has_workspaces = any(item.component is Component.WORKSPACES for item in sheet.items)
-    around = [
-        item for item in outside_tensors(plan, cluster, allocated)
-        if not (has_workspaces and item.component is Component.WORKSPACES)
-    ]  # fmt: skip
-    return replace(sheet, items=(*sheet.items, *around))
+    own = (Component.ALLOCATOR_SLACK, *((Component.WORKSPACES,) if has_workspaces else ()))
+    around = (item for item in outside_tensors(plan, cluster, allocated) if item.component not in own)
+    replayed = replay(traced.timeline, Settings(expandable_segments=plan.expandable_segments))
+    return replace(sheet, items=(*sheet.items, *around, *([slack_item(replayed)] if cluster else ())))
 
 
 def facts(traced: Traced) -> dict[str, Any]:

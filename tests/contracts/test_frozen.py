@@ -3,7 +3,7 @@
 import memsheet
 from memsheet.cli import application
 
-NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "train"]
+NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "trace_step", "train"]
 
 PLAN_FLAGS = [
     "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
@@ -16,9 +16,15 @@ PLAN_FLAGS = [
     "--vocab-multiple", "--vpp", "--zero",
 ]  # fmt: skip
 JOB_FLAGS = ["--debug", "--full", "--gpus", "--host-memory", "--json", "--nodes", "--parameters", "--per-node", "--plan", "--units"]
+TRACE_FLAGS = [
+    "--all-stages", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
+    "--time-limit",
+]  # fmt: skip
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
+    "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
+    "compare": ["--debug", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],
     "models": ["--debug", "--json"],
     "gpus": ["--debug", "--json"],

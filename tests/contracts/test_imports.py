@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "accelerate", "peft", "numpy", "pydantic", "fastapi")
+HEAVY = ("torch", "transformers", "accelerate", "peft", "numpy", "matplotlib", "pydantic", "fastapi")
 
 LOADED = f"import json, sys; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]), file=sys.stderr)"
 IMPORT = f"import memsheet; {LOADED}"

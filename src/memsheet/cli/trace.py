@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 
+from memsheet.budget import Answer
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.flags import Debug, JobFlags, Json, ModelName, PlanFlags, _output, whole
 from memsheet.errors import refuse
-from memsheet.tracing import Options
+from memsheet.report.files import write_events
+from memsheet.report.picture import check, draw
+from memsheet.report.viewer import write_snapshot
+from memsheet.timeline import Timeline, peak
+from memsheet.tracing import Options, trace_file
 from memsheet.tracing import trace as ask
 from memsheet.units import parse_bytes
 
@@ -51,13 +58,28 @@ def trace(
 ) -> int:
     """What does the real code allocate? Run on fake tensors, no GPU."""
     flags = flags or TraceFlags()
+    if flags.picture:
+        check(Path(flags.picture))
     decimal = screen.decimal(units)
-    asked = jobs.question(model, plan, job or JobFlags())
-    if asked.pop("parameters", None) is not None:
-        raise refuse("parameters", None, "says nothing that could be run", "name a model")
-    answer, timelines = ask(asked.pop("model"), _options(flags, debug=debug), **asked)
+    answer, timelines = _answered(model, plan, job or JobFlags(), _options(flags, debug=debug))
     _write(flags, answer, timelines, decimal=decimal)
     return jobs.shown(answer, json=json, full=flags.full, decimal=decimal)
+
+
+_FUNCTION = re.compile(r".+\.py:\w+")
+
+
+def _answered(model: str | None, plan: Any, job: JobFlags, how: Options) -> Any:
+    """A person's own step by its file, or a model by its name."""
+    asked = jobs.question(model, plan, job)
+    if asked.pop("parameters", None) is not None:
+        raise refuse("parameters", None, "says nothing that could be run", "name a model")
+    if model is None or not _FUNCTION.fullmatch(model):
+        return ask(asked.pop("model"), how, **asked)
+    given = [key for key, value in asked.items() if value is not None and key != "model"]
+    if given:
+        raise refuse(given[0], asked[given[0]], "has no meaning for a step of one's own", "say it in the step's code")
+    return trace_file(model, how)
 
 
 def _options(flags: TraceFlags, *, debug: bool) -> Options:
@@ -72,5 +94,13 @@ def _options(flags: TraceFlags, *, debug: bool) -> Options:
     )  # fmt: skip
 
 
-def _write(flags: TraceFlags, answer: Any, timelines: Any, *, decimal: bool) -> None:
+def _write(flags: TraceFlags, answer: Answer, timelines: tuple[Timeline, ...], *, decimal: bool) -> None:
     """Files that were asked for, of the rank with the largest peak."""
+    timeline = max(timelines, key=lambda each: peak(each).bytes)
+    if flags.picture:
+        room = answer.cluster.device.framework_bytes if answer.cluster else None
+        draw(timeline, Path(flags.picture), title=f"{answer.plan.task} {answer.model.name}", capacity_bytes=room, decimal=decimal)
+    if flags.events:
+        write_events(timeline, Path(flags.events))
+    if flags.snapshot:
+        write_snapshot(timeline, Path(flags.snapshot))

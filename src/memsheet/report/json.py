@@ -34,7 +34,7 @@ def sheet_document(answer: Answer) -> dict[str, Any]:
             "name": answer.model.name, "parameters": int(answer.parameters), "active_parameters": int(answer.active_parameters),
             "source": _source(answer.model.source),
         },
-        "plan": plan_document(answer.plan, model=answer.model.name, cluster=answer.cluster),
+        "plan": None if "step" in (answer.trace or {}) else plan_document(answer.plan, model=answer.model.name, cluster=answer.cluster),
         "assumed": list(answer.assumed),
         "device": _device(answer.cluster) if answer.cluster else None,
         "ranks": [_rank(sheet) for sheet in answer.sheets],

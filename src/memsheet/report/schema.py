@@ -214,7 +214,7 @@ class Sheet(Strict):
     schema_: Literal["memsheet/sheet/1"] = Field(alias="schema")
     witness: Witness
     model: Model
-    plan: Plan
+    plan: Plan | None
     assumed: list[str]
     device: Device | None
     ranks: list[Rank]

@@ -5,13 +5,14 @@ Complete without colour and without a terminal. Names that come from files are p
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer, Fix, Result, Verdict, worst
 from memsheet.errors import printable
-from memsheet.report.bars import GLYPHS, Look, bars, components, marks_of
+from memsheet.report.bars import Look, bars, components, marks_of
+from memsheet.report.layout import flow, printed, row
+from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
 from memsheet.spec.device import Basis, Device
@@ -27,26 +28,11 @@ LONGEST_NOTE = 1000
 VERDICTS = {
     Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
 }  # fmt: skip
-ASCII = str.maketrans(
-    {**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "┘": "'", "×": "x", "→": "->", "…": "...", "�": "?"}
-)
 
 
 def render(answer: Answer, look: Look) -> str:
     """The whole screen as text that ends in a newline."""
-    from rich.console import Console
-
-    file = io.StringIO()
-    console = Console(
-        file=file, width=look.width, highlight=False, markup=False, emoji=False, force_terminal=look.colour, legacy_windows=False,
-        color_system="standard" if look.colour else None, no_color=not look.colour,
-    )  # fmt: skip
-    for number, part in enumerate(_parts(answer, look)):
-        if number:
-            console.print()
-        console.print(part)
-    text = "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
-    return text.translate(ASCII) if look.ascii else text
+    return printed(_parts(answer, look), look)
 
 
 def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
@@ -61,9 +47,9 @@ def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
     if answer.verdict is not None and (help_ := _fixes(answer.verdict, answer, look)) is not None:
         yield help_
     if answer.assumed:
-        yield _row("Assumed", "bold", map(_one_line, answer.assumed), look, between="; ")
+        yield row("Assumed", "bold", map(_one_line, answer.assumed), look, between="; ")
     if notes := tuple(_notes(answer, look)):
-        yield _row("Notes", "bold", ("\n".join(notes),), look)
+        yield row("Notes", "bold", ("\n".join(notes),), look)
 
 
 def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
@@ -71,14 +57,14 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if verdict is None or cluster is None:
         peak = sheet.allocated
         tensors = f"{look.need(peak.value)} of tensors{_range(peak, look)}"
-        return _row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet)), look)
+        return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet)), look)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
     needs = f"needs {look.need(verdict.device.value)} of {_capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
     card = (needs, _range(verdict.device, look).strip(" ()"), _headroom(verdict, look))
-    return _row(word, style, (*host, *card, _which(answer, sheet), _peak(sheet)), look)
+    return row(word, style, (*host, *card, _which(answer, sheet), _peak(sheet)), look)
 
 
 def _capacity(device: Device, look: Look) -> str:
@@ -125,11 +111,13 @@ def _asked(answer: Answer, look: Look) -> Text:
     from rich.text import Text
 
     plan, model = answer.plan, answer.model
+    if step := step_of(answer):
+        return Text.assemble("trace ", (step, "bold"))
     size = f" ({_billions(answer.parameters)} parameters{_active(answer)})"
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     named = (printable(model.name), "bold") if model.model_type else ("", "")
     text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
-    return text.append("\n" + _flow(_choices(plan), look.width), "dim")
+    return text.append("\n" + flow(_choices(plan), look.width), "dim")
 
 
 def _active(answer: Answer) -> str:
@@ -240,10 +228,11 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     alone = "Model states alone" if answer.plan.task == "train" else "Weights alone"
     first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)} a GPU ({format_bytes(size.value)})."
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
-    lines = [*([first] if size.value else []), _flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
+    lines = [*([first] if size.value else []), flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
     lines += _serving_lines(answer, look)
+    lines += traced_lines(answer, look)
     return Text("\n".join(lines))
 
 
@@ -254,7 +243,7 @@ def _serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield f"A token takes {look.need(int(per_token), 2)} of cache in one replica."
     if fitting := serving.get("max_sequences"):
         rows = [f"{format_count(int(count))} of {int(length):,} tokens" for length, count in fitting.items()]
-        yield _flow(("Sequences that have room beside the weights:", *rows), look.width, between="  ")
+        yield flow(("Sequences that have room beside the weights:", *rows), look.width, between="  ")
 
 
 def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
@@ -287,7 +276,7 @@ def _fixes(verdict: Verdict, answer: Answer, look: Look) -> RenderableType | Non
     searched = answer.plan.task == "train" and bool(answer.model.model_type)
     if verdict.result is Result.FITS or not searched:
         return None
-    return _row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)
+    return row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)
 
 
 def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
@@ -330,28 +319,3 @@ def _notes(answer: Answer, look: Look) -> Iterator[str]:
 def _one_line(text: str) -> str:
     """``text`` without control characters; a sentence may be longer than the names that ``printable`` shortens."""
     return "".join(c if c.isprintable() else "�" for c in text[:LONGEST_NOTE])
-
-
-def _flow(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
-    """Phrases joined into lines of at most ``width`` that break only between phrases (a longer phrase wraps by itself)."""
-    lines: list[str] = []
-    phrases = [part for part in parts if part]
-    for number, part in enumerate(phrases, start=1):
-        mark = len(between.rstrip()) if number < len(phrases) else 0
-        if lines and len(lines[-1]) + len(between) + len(part) + mark <= width:
-            lines[-1] += between + part
-        else:
-            lines.append(part)
-    return f"{between.rstrip()}\n".join(lines)
-
-
-def _row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> RenderableType:
-    """A word, and phrases that wrap beside it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table.grid(padding=(0, 2, 0, 0))
-    grid.add_column(no_wrap=True)
-    grid.add_column(overflow="fold")
-    grid.add_row(Text(word, style), Text(_flow(phrases, look.width - len(word) - 2, between=between)))
-    return grid

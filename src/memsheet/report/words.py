@@ -27,6 +27,8 @@ def spoken(component: Component) -> str:
 def why(component: Component, answer: Answer, sheet: Sheet) -> str:
     """A few words on a component's size: its dtype and how it is split, or the path that takes most of it."""
     plan = answer.plan
+    if answer.trace is not None and "step" in answer.trace:  # a step of one's own: nobody knows its plan
+        return mostly(component, sheet)
     match component:
         case Component.PARAMETERS:
             return _joined(_parameters(plan), *_split(component, plan))

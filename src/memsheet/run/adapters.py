@@ -33,14 +33,17 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
-    """Linear layers with 4-bit weights, in place. Raises InputError for formats that have no stand-in."""
+    """Linear layers with 4-bit weights, in place; the output projection stays as it is (transformers quantizers/base.py:39-63
+    get_keys_to_not_convert). Raises InputError for formats that have no stand-in.
+    """
     how = plan.quantization
     if how is None:
         return model
     if not how.weights.name.startswith(("nf4", "fp4")):
         raise refuse("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4 or fp4")
+    head = model.get_output_embeddings()  # type: ignore[operator]
     for name, module in list(model.named_modules()):
-        if isinstance(module, nn.Linear) and not _skipped(name, how):
+        if isinstance(module, nn.Linear) and module is not head and not _skipped(name, how):
             parent, _, last = name.rpartition(".")
             setattr(model.get_submodule(parent), last, Linear4bit(module, how))
     for parameter in model.parameters():

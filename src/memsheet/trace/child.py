@@ -35,6 +35,7 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
+    """What the request comes to, or what was wrong with it."""
     try:
         from memsheet.trace.requests import answer
     except ImportError as error:
@@ -43,14 +44,19 @@ def _answered(request: dict[str, Any]) -> dict[str, Any]:
         }
     try:
         return answer(request)
-    except InputError as error:
-        return {"problems": [_plain(problem) for problem in error.problems]}
     except Exception as error:
-        from memsheet.trace.cures import explained
-
-        if request.get("debug"):
+        if request.get("debug") and not isinstance(error, InputError):
             raise
-        return {"failure": explained(error, request)}
+        return explain(error, str(request.get("name", "")))
+
+
+def explain(error: Exception, name: str) -> dict[str, Any]:
+    """An error as an answer: the question's problems, or what went wrong in the traced code."""
+    from memsheet.trace.cures import explained
+
+    if isinstance(error, InputError):
+        return {"problems": [_plain(problem) for problem in error.problems]}
+    return {"failure": explained(error, name)}
 
 
 def _plain(problem: Problem) -> dict[str, Any]:

@@ -37,10 +37,10 @@ def own_line(frame: Any) -> str:
     return ""
 
 
-def explained(error: Exception, request: Any) -> dict[str, str]:
+def explained(error: Exception, name: str) -> dict[str, str]:
     """``{"where", "reason", "hint"}`` for an error of the code that was traced."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
-    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else str(request.get("name", ""))
+    where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else name
     line = f" in `{frames[-1].line}`" if frames and frames[-1].line else ""
     kind = next((name for name in (k.__name__ for k in type(error).__mro__) if name in CURES), "")
     if kind:

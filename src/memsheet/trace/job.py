@@ -21,6 +21,7 @@ from memsheet.spec.plan import Plan
 from memsheet.timeline import Storage, Timeline
 from memsheet.trace import fake_cuda
 from memsheet.trace.fold import Depth, NotUniformError, Shallow, deepen
+from memsheet.trace.hidden import watch_kernels
 from memsheet.trace.modules import Modules, claim_parameters, claim_states, folded, layer_of, watch_gradients
 from memsheet.trace.patches import CUDA, FAKE, UNPADDED, applied, kernels
 from memsheet.trace.recorder import STEPPED, Recorder, Row
@@ -44,14 +45,16 @@ def recording(how: How) -> Iterator[Recorder]:
     with ExitStack() as stack:
         if how.device == "cuda" and how.fake:
             fake_cuda.install()
-            stack.enter_context(applied((*CUDA, *UNPADDED)))
+            stack.enter_context(applied(CUDA))
             stack.enter_context(kernels())
         if how.fake:
-            stack.enter_context(applied(FAKE))
+            stack.enter_context(applied((*FAKE, *UNPADDED)))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if how.fake:
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False))
         recorder = Recorder(how.device)
+        if how.scratch and how.device == "cuda":
+            watch_kernels(recorder)
         stack.enter_context(recorder)
         yield recorder
 
@@ -103,6 +106,7 @@ def steps(
             at(Instant.LOAD)
         train_step(model, optimizer, batch, plan, at, device=how.device, micro=min(int(plan.accumulation), MICRO))
     modules.outside()
+    recorder.stop()
 
 
 def _shallow(recorder: Recorder, period: int) -> Shallow:
@@ -116,7 +120,7 @@ def _shallow(recorder: Recorder, period: int) -> Shallow:
         elif layer < 0 and event < 0 and tags:  # the model lets go between two layers
             layer = tags[-1]
         tags.append(layer)
-    return Shallow(timeline(recorder), tuple(tags), layers)
+    return Shallow(timeline(recorder), tuple(tags[: recorder.end]), layers)
 
 
 def _stepped(event: int, running: int, owner: int, period: int) -> int:
@@ -128,15 +132,30 @@ def _stepped(event: int, running: int, owner: int, period: int) -> int:
 
 def timeline(recorder: Recorder) -> Timeline:
     """What was recorded, in memsheet's words."""
-    return Timeline(storages=tuple(_storage(row) for row in recorder.rows), events=tuple(recorder.events), marks=tuple(recorder.marks))
+    storages = tuple(_storage(row, instant) for row, instant in zip(recorder.rows, _instants(recorder), strict=True))
+    return Timeline(storages=storages, events=tuple(recorder.events[: recorder.end]), marks=tuple(recorder.marks))
 
 
-def _storage(row: Row) -> Storage:
-    return Storage(row.bytes, row.component, _path(row), row.op, row.stream, row.line)
+def _instants(recorder: Recorder) -> Iterator[Instant | None]:
+    """When each row was made; None for what was there before the steady step."""
+    marks, now = list(recorder.marks), None
+    for at, event in enumerate(recorder.events):
+        while marks and marks[0].at <= at:
+            now = marks.pop(0).instant
+        if event >= 0:
+            yield now
 
 
-def _path(row: Row) -> str:
+def _storage(row: Row, made: Instant | None) -> Storage:
+    return Storage(row.bytes, row.component, _path(row, made), row.op, row.stream, row.line)
+
+
+NOWHERE: dict[Instant | None, str] = {Instant.LOSS: "loss", Instant.BACKWARD: "loss", Instant.OPTIMIZER_STEP: "optimizer"}
+"""What the whole model makes itself, not a part of it: after its last layer the loss, forward and backward."""
+
+
+def _path(row: Row, made: Instant | None) -> str:
     """Where a storage belongs: its module and, for what a module makes, its name there."""
     if row.component in (Component.TEMPORARIES, Component.SAVED_ACTIVATIONS):
-        return f"{folded(row.path) or 'step'}/{row.part or row.op.removeprefix('aten.')}"
+        return f"{folded(row.path) or NOWHERE.get(made, 'step')}/{row.part or row.op.removeprefix('aten.')}"
     return folded(row.path)

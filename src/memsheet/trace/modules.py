@@ -9,11 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from memsheet.run.adapters import Linear4bit
 from memsheet.sheet import Component, Instant
 from memsheet.trace.recorder import Recorder
 
 _INDEX = re.compile(r"\.\d+(?=[./]|$)")
-_WRAPPERS = re.compile(r"(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_model\.model|base_layer)(?=\.|$)")
+_WRAPPERS = re.compile(
+    r"^module(?=\.)|(^|\.)(_checkpoint_wrapped_module|_fsdp_wrapped_module|_orig_mod|base_model\.model|base_layer|(?<=lora_[AB]\.)default)(?=\.|$)"
+)
 
 
 def folded(path: str) -> str:
@@ -43,7 +46,7 @@ class Modules:
         self.recorder = recorder
         self._stack: list[str] = []
         self._back = ""
-        self._recomputed_from = 0
+        self._recomputed: tuple[int, str] | None = None  # since which row a checkpoint runs forward again, and for whose backward
         self._owners: dict[str, str] = {}
         recorder.where = self.current
 
@@ -61,8 +64,8 @@ class Modules:
 
     def _enter(self, name: str) -> Callable[..., None]:
         def hook(_: nn.Module, args: Any, kwargs: Any) -> None:
-            if not self._stack:
-                self._recomputed_from = len(self.recorder.rows)
+            if not self._stack and self.recorder.instant is Instant.BACKWARD:
+                self._again(name.rpartition(".")[0])
             outside = self.current() if self._stack else name.rpartition(".")[0]
             for tensor in _differentiable((args, kwargs)):
                 if not tensor._backward_hooks:  # else the module that made it says where backward is
@@ -78,16 +81,23 @@ class Modules:
                 row = self.recorder.row_of(tensor)
                 if row is not None and row.path == name and not row.part:
                     row.part = label
-                if tensor.requires_grad and tensor.grad_fn is not None:
+                if tensor.requires_grad and tensor.grad_fn is not None and not tensor._backward_hooks:  # an inner module's own
                     tensor.register_hook(self._backward_of(name))
-            if not self._stack and self.recorder.instant is Instant.BACKWARD:
-                self.recorder.keep_from(self._recomputed_from)  # a checkpoint ran forward again
+            if not self._stack and self._recomputed:
+                self.recorder.keep_from(self._recomputed[0])
+                if output is None:  # the checkpoint has what it wants and stops here (torch/utils/checkpoint.py _StopRecomputationError)
+                    self._back, self._recomputed = self._recomputed[1], None
 
         return hook
 
+    def _again(self, around: str) -> None:
+        """A module runs while backward does: a checkpoint runs forward again, from inside ``around``, whose own hooks it leaves out."""
+        self._recomputed = self._recomputed or (len(self.recorder.rows), self._back)
+        self._back = around
+
     def _backward_of(self, name: str) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
-            self._back = name
+            self._back, self._recomputed = name, None
 
         return hook
 
@@ -119,10 +129,13 @@ def _differentiable(value: Any) -> Iterator[torch.Tensor]:
 
 
 def claim_parameters(recorder: Recorder, model: nn.Module) -> None:
-    """Parameters and buffers by their modules; gradients as soon as they stand in ``.grad``."""
+    """Parameters and buffers by their modules. The scales of a quantized weight are a part of it."""
     for name, parameter in model.named_parameters():
         recorder.claim(parameter, Component.PARAMETERS, name.rpartition(".")[0])
     for name, buffer in model.named_buffers():
+        module = name.rpartition(".")[0]
+        if isinstance(model.get_submodule(module), Linear4bit):
+            recorder.claim(buffer, Component.PARAMETERS, module)
         recorder.claim(buffer, Component.BUFFERS, name)
 
 

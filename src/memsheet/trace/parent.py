@@ -7,9 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from memsheet.errors import InputError, Problem, refuse
 from memsheet.timeline import Timeline, timeline_from
@@ -44,6 +44,34 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     if done.returncode != 0 or not done.stdout:
         raise _died(done)
     return _read(json.loads(done.stdout))
+
+
+def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[Exception], dict[str, Any]]) -> list[Traced]:
+    """Ask a copy of this process: for functions that live only in it (a notebook's). Needs a system that can fork."""
+    if not hasattr(os, "fork"):
+        raise refuse("trace", sys.platform, "cannot copy a process", "put the step into a file: memsheet trace FILE.py:FUNCTION")
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _answer_and_leave(write, run, explain)
+    os.close(write)
+    with os.fdopen(read, encoding="utf-8") as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if not text:
+        raise refuse("trace", None, f"ended with {os.waitstatus_to_exitcode(status)} and said nothing")
+    return _read(json.loads(text))
+
+
+def _answer_and_leave(write: int, run: Callable[[], dict[str, Any]], explain: Callable[[Exception], dict[str, Any]]) -> NoReturn:
+    """In the copy: answer into the pipe, and end without the parent's farewells."""
+    try:
+        document = run()
+    except Exception as error:  # noqa: BLE001 - it is the answer
+        document = explain(error)
+    with os.fdopen(write, "w", encoding="utf-8") as pipe:
+        json.dump(document, pipe)
+    os._exit(0)
 
 
 def _read(document: Mapping[str, Any]) -> list[Traced]:

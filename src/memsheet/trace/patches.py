@@ -120,15 +120,17 @@ def _like_gradient(gradient: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 KERNELS = {"silu_backward": _like_gradient, "mish_backward": _like_gradient}
 """native_functions.yaml gives these a CPU and a CUDA kernel beside a composite one, to which a torch without CUDA falls back."""
 
+IN_PLACE = ("_fused_sgd_",)
+"""Fused optimizer steps that torch gives no fake version; each is one kernel that works in place and allocates nothing."""
+
 
 @contextmanager
 def kernels() -> Iterator[None]:
     """CUDA kernels of one output for operations that would be decomposed."""
-    if torch.version.cuda is not None:
-        yield
-        return
     library = torch.library.Library("aten", "IMPL")
-    for name, implementation in KERNELS.items():
+    for name in IN_PLACE:
+        library.impl(name, _nothing, "Meta")
+    for name, implementation in KERNELS.items() if torch.version.cuda is None else ():
         library.impl(name, implementation, "CUDA")
     try:
         yield

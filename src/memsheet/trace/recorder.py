@@ -19,8 +19,18 @@ from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark
 
 _ADD = torch.ops.aten.add.Tensor
+_FILL = {
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+}
+"""Backward formulas that fill zeros they have just made, in place but while a dispatch mode is on: index_backward
+(torch/csrc/autograd/FunctionsManual.cpp), gather_backward, index_select_backward (ATen/native/TensorAdvancedIndexing.cpp),
+value_selecting_reduction_backward (ATen/native/ReduceOps.cpp), which ask ATen/TensorSubclassLikeUtils.h."""
 _SILENT = frozenset({torch.ops.prim.device.default})  # asks, and makes nothing
 _ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: the Python frame from which the C++ engine runs
+_WRAPPERS = frozenset({"_fn", "inner"})
 _SOLE_OWNER = 2  # references to a storage that only the argument and its gradient slot hold
 STEPPED = "?"  # before a context: no module runs, but something is done for this one
 _RANK = {component: place for place, component in enumerate(Component)}
@@ -66,9 +76,11 @@ class Recorder(TorchDispatchMode):
         self.contexts: list[str] = []  # which module was running at each event
         self.marks: list[Mark] = []
         self.operations = 0
+        self.end: int | None = None  # the event at which the last step was over
         self.after: Callable[[Any, tuple[Any, ...], dict[str, Any], Any], None] | None = None  # what kernels hide
         self._at: dict[int, int] = {}  # address of a storage → its row
         self._references: dict[int, Any] = {}
+        self._emptied: dict[int, Any] = {}  # address of a storage of the device that has been resized to nothing
         self._waiting: set[int] = set()  # made in forward and still there when backward begins
         self._forward_from = 0
         self._for = ""
@@ -89,6 +101,10 @@ class Recorder(TorchDispatchMode):
             self._waiting.clear()
         self.marks.append(Mark(len(self.events), instant))
 
+    def stop(self) -> None:
+        """The last step is over: what goes now is the teardown."""
+        self.end = len(self.events)
+
     def keep_from(self, first: int) -> None:
         """What was made since row ``first`` and is still there waits for backward: saved, if backward lets it go."""
         self._waiting.update(number for number in self._references if number >= first)
@@ -105,9 +121,18 @@ class Recorder(TorchDispatchMode):
         if row is not None:
             row.claim(component, path)
 
-    def scratch(self, name: str, size: int) -> Callable[[], None]:
+    def claim_rest(self, component: Component) -> None:
+        """What is there and nobody has claimed: between steps, what the caller holds on to."""
+        for number in self._references:
+            row = self.rows[number]
+            if row.component is Component.TEMPORARIES:
+                row.claim(component, row.line or row.op.removeprefix("aten."))
+
+    def hidden(self, name: str, size: int, component: Component = Component.TEMPORARIES) -> Callable[[], None]:
         """An allocation that no tensor stands for; call what is returned to release it."""
         number = self._open(size, name)
+        if component is not Component.TEMPORARIES:
+            self.rows[number].claim(component, name)
         return lambda: self._close(number)
 
     def _open(self, size: int, op: str) -> int:
@@ -156,8 +181,10 @@ class Recorder(TorchDispatchMode):
             if self.rows[before].bytes == storage.nbytes():
                 return
             self._end(address, before)
-        if storage.nbytes() and (before is not None or storage.device.type == self.device):
+        if storage.nbytes() and (before is not None or address in self._emptied or storage.device.type == self.device):
             self._begin(storage, "resize_")
+        elif before is not None:  # a fake storage does not know its device
+            self._emptied[address] = weakref.ref(storage, lambda _: self._emptied.pop(address, None))
 
     # ---- the mode -----------------------------------------------------------------------------------------------------
 
@@ -166,6 +193,8 @@ class Recorder(TorchDispatchMode):
             return NotImplemented  # it runs the local operations, and those are seen
         if func is _ADD and self._engine_may_add_in_place(args):
             return args[0]
+        if func in _FILL and self._in_backward() and _caller(sys._getframe(1)) == _ENGINE:
+            func = _FILL[func]
         out = func(*args, **(kwargs or {}))
         if func in _SILENT:
             return out
@@ -187,15 +216,19 @@ class Recorder(TorchDispatchMode):
         row = self.row_of(first) if isinstance(first, torch.Tensor) else None
         return row.owner if row is not None else ""
 
+    def _in_backward(self) -> bool:
+        """Whether gradients are made, and none of gradients."""
+        return self.instant is Instant.BACKWARD and not torch.is_grad_enabled()
+
     def _engine_may_add_in_place(self, args: tuple[Any, ...]) -> bool:
         """Whether this is the engine summing two gradients, which it does in place when it holds the only reference to the first
         (torch/csrc/autograd/input_buffer.cpp, accumulate; functions/accumulate_grad.h) but never while a dispatch mode is on.
         """
-        if self.instant is not Instant.BACKWARD or torch.is_grad_enabled() or len(args) != 2:
+        if not self._in_backward() or len(args) != 2:
             return False
         into, other = args
         alike = isinstance(other, torch.Tensor) and into.shape == other.shape and into.dtype == other.dtype
-        if not alike or sys._getframe(2).f_code.co_name != _ENGINE:
+        if not alike or _caller(sys._getframe(2)) != _ENGINE:
             return False
         return torch._C._storage_Use_Count(into.untyped_storage()._cdata) <= _SOLE_OWNER
 
@@ -215,6 +248,13 @@ class Recorder(TorchDispatchMode):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(kind, error, trace)
+
+
+def _caller(frame: FrameType | None) -> str:
+    """The function that called an operation, past torch's own wrappers of a mode's handler (torch/_compile.py)."""
+    while frame is not None and frame.f_code.co_name in _WRAPPERS:
+        frame = frame.f_back
+    return frame.f_code.co_name if frame is not None else ""
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 
+from memsheet.errors import refuse
 from memsheet.resolve import resolve
 from memsheet.spec.check import flatten
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, events_document
+from memsheet.trace.custom import function_in, trace_custom
+from memsheet.trace.distributed_job import trace_rank
 from memsheet.trace.fold import Depth
 from memsheet.trace.job import How, trace_training
 
@@ -19,8 +23,11 @@ from memsheet.trace.job import How, trace_training
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """``{"timelines": [{"rank", "stage", "events", "facts"}]}`` for each rank that is asked."""
     how = How(device=request["device"], scratch=request["scratch"])
+    if request.get("function"):
+        return {"timelines": [traced(0, 0, lambda: trace_custom(function_in(request["function"]), how))]}
     plan = plan_from(request["plan"])
-    return {"timelines": [_traced(request, plan, how, rank) for rank in request["ranks"]]}
+    stages = {rank: rank * plan.mesh.pp // plan.mesh.gpus for rank in request["ranks"]}
+    return {"timelines": [traced(rank, stage, partial(_timeline, request, plan, how, rank)) for rank, stage in stages.items()]}
 
 
 def plan_from(document: Mapping[str, Any]) -> Plan:
@@ -29,15 +36,18 @@ def plan_from(document: Mapping[str, Any]) -> Plan:
     return resolve({key: value for key, value in flatten(document).items() if key not in described}, None, real=True).plan
 
 
-def _traced(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> dict[str, Any]:
+def traced(rank: int, stage: int, run: Callable[[], Timeline]) -> dict[str, Any]:
+    """A timeline as it travels from the child, with how long it took and under which torch."""
     start = time.perf_counter()
-    timeline = _timeline(request, plan, how, rank)
-    stage = rank * plan.mesh.pp // plan.mesh.gpus
+    timeline = run()
     facts = {"seconds": round(time.perf_counter() - start, 3), "events": len(timeline.events), "torch": torch.__version__}
     return {"rank": rank, "stage": stage, "events": events_document(timeline), "facts": facts}
 
 
 def _timeline(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> Timeline:
-    del rank
+    if plan.task != "train":
+        raise refuse("task", plan.task, "is not traced yet", "memsheet infer predicts it")
+    if plan.mesh.gpus > 1:
+        return trace_rank(request["config"], plan, how, rank)
     depth = Depth(**request["depth"]) if request["depth"] else None
     return trace_training(request["config"], plan, how, depth)

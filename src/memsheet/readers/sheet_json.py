@@ -1,0 +1,155 @@
+"""A ``memsheet/sheet/1`` document read back: what ``memsheet train|infer|trace --json`` printed, from a file or from stdin.
+
+It is a stranger's file like any other: every value that is used is checked, and a document whose rows do not add up to its totals is
+refused, because a comparison of its rows would explain nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memsheet.errors import Problem, printable, refuse, require
+from memsheet.readers.fields import Fields
+from memsheet.readers.guard import MAX_JSON_BYTES, parse_json, read_json
+from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
+
+SCHEMA = "memsheet/sheet/1"
+MAX_RANKS, MAX_ITEMS, MAX_PATH = 4096, 20_000, 500  # a document holds distinct ranks only, and folded paths
+MAX_BYTES = 2**60  # no machine holds an EiB; sums of so many rows stay exact
+MAX_RANK = 2**31
+SHOWN = 5
+"""Problems told at most: a document that is wrong throughout is wrong in one way."""
+
+E = TypeVar("E", bound=Enum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """The sheets of one document, one for each distinct rank, and what they are of. ``file`` is the name it was asked for by."""
+
+    file: str
+    witness: Witness
+    model: str
+    sheets: tuple[Sheet, ...]
+
+
+def read_sheets(name: str) -> Document:
+    """The document in the file ``name``, or on stdin for ``-``. Raises InputError where it is none, with every problem found.
+
+    An item's range is known for its largest instant only and stands at those that equal it. Evidence is not read back.
+    """
+    found = _stdin() if name == "-" else read_json(Path(name))
+    shown = "stdin" if name == "-" else name
+    if found.get("schema") != SCHEMA:
+        hint = "make one with `memsheet train … --json > FILE`, `memsheet infer … --json` or `memsheet trace … --json`"
+        raise refuse(shown, found.get("schema"), f"is not {SCHEMA}", hint)
+    fields = Fields(found)
+    document = _document(fields, shown)
+    require([_in(shown, problem) for problem in fields.problems[:SHOWN]])
+    return document
+
+
+def _stdin() -> dict[str, Any]:
+    found = parse_json(sys.stdin.buffer.read(MAX_JSON_BYTES + 1), "stdin")
+    if not isinstance(found, dict):
+        raise refuse("stdin", found, "holds no object of keys and values at its top level")
+    return found
+
+
+def _in(file: str, problem: Problem) -> Problem:
+    return Problem(field=f"{file}: {problem.field}", value=problem.value, reason=problem.reason, hint=problem.hint)
+
+
+def _document(fields: Fields, file: str) -> Document:
+    witness = _member(fields, "witness", Witness)
+    rows = _objects(fields, "ranks", MAX_RANKS)
+    if not rows and not fields.problems:
+        fields.wrong("ranks", None, "is empty", "a sheet has at least one rank")
+    sheets = tuple(_sheet(row, witness) for row in rows)
+    twice = _twice([rank for sheet in sheets for rank in (sheet.rank, *sheet.same_as)])
+    if twice is not None:
+        fields.wrong("ranks", twice, "is a rank that stands there twice")
+    return Document(file=file, witness=witness, model=printable(fields.sub("model").text("name", default="")), sheets=sheets)
+
+
+def _sheet(fields: Fields, witness: Witness) -> Sheet:
+    items = tuple(_item(row) for row in _objects(fields, "items", MAX_ITEMS))
+    sheet = Sheet(
+        rank=_rank(fields), stage=fields.count("stage", default=0, low=0, high=MAX_RANK), witness=witness,
+        same_as=fields.counts("same_as", high=MAX_RANK), items=items, host_bytes=fields.count("host_bytes", default=0, low=0, high=MAX_BYTES),
+    )  # fmt: skip
+    if not sheet.instants:
+        fields.wrong("items", None, "hold nothing at any instant")
+    stated = _sizes(fields.sub("instants"))
+    for instant in () if fields.problems else sheet.instants:
+        size = int(sheet.at(instant).value)
+        if stated.get(instant, size) != size:
+            reason = f"is not what its items add up to, {size}"
+            fields.wrong(f"instants.{instant.value}", stated[instant], reason, "was it edited by hand?")
+    return sheet
+
+
+def _rank(fields: Fields) -> int:
+    if fields.data.get("rank") is None:
+        fields.wrong("rank", None, "is missing")
+    return fields.count("rank", default=0, low=0, high=MAX_RANK)
+
+
+def _item(fields: Fields) -> Item:
+    component, path = _member(fields, "component", Component), fields.text("path", default="")
+    if len(path) > MAX_PATH:
+        fields.wrong("path", path, f"is longer than {MAX_PATH} characters")
+    sizes = _sizes(fields.sub("at"))
+    largest = fields.count("bytes", default=max(sizes.values(), default=0), low=0, high=MAX_BYTES)
+    low = fields.count("low_bytes", default=largest, low=0, high=MAX_BYTES)
+    high = fields.count("high_bytes", default=largest, low=0, high=MAX_BYTES)
+    if not low <= largest <= high:
+        fields.wrong("bytes", largest, f"is outside its own range, {low} to {high}")
+    at = {instant: Bytes(low, size, high) if size == largest else Bytes.exact(size) for instant, size in sizes.items()}
+    return Item(component, path, at, Derived("as the document says"))
+
+
+def _sizes(fields: Fields) -> dict[Instant, int]:
+    """An object of instants and bytes."""
+    known = {instant.value: instant for instant in Instant}
+    for name, size in fields.data.items():
+        if name not in known:
+            fields.wrong(name, None, f"is no instant of a step: {', '.join(known)}")
+        elif size is None:
+            fields.wrong(name, None, "is not a whole number")
+    return {known[name]: fields.count(name, default=0, low=0, high=MAX_BYTES) for name in fields.data if name in known}
+
+
+def _member(fields: Fields, key: str, kind: type[E]) -> E:
+    """A text that names a member of an enum; its first where it does not, which is then a problem."""
+    values = [member.value for member in kind]
+    if fields.data.get(key) is None:
+        fields.wrong(key, None, "is missing")
+    return kind(fields.text(key, default=values[0], choices=values))
+
+
+def _objects(fields: Fields, key: str, most: int) -> list[Fields]:
+    """A list of objects; their problems join those of ``fields``."""
+    found = fields.data.get(key)
+    if not isinstance(found, list) or not all(isinstance(row, Mapping) for row in found):
+        fields.wrong(key, None, "is not a list of objects")
+        return []
+    if len(found) > most:
+        fields.wrong(key, len(found), f"has more than {most} rows")
+        return []
+    where = f"{fields.where}.{key}" if fields.where else key
+    return [Fields(row, f"{where}[{number}]", fields.problems) for number, row in enumerate(found)]
+
+
+def _twice(numbers: list[int]) -> int | None:
+    seen: set[int] = set()
+    for number in numbers:
+        if number in seen:
+            return number
+        seen.add(number)
+    return None

@@ -1,0 +1,71 @@
+"""Output files, written whole or not at all: nobody ever finds half a file under the name that was asked for."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from memsheet.errors import InputError, refuse
+from memsheet.report.json import dumps
+from memsheet.timeline import Timeline, events_document
+
+ANYONE = 0o666  # less the umask, as any program creates a file
+
+
+def write_whole(path: Path, data: bytes, field: str = "file") -> None:
+    """Put ``data`` under ``path``: into a new file beside it first, which then takes its name.
+
+    A link is followed and a file that is there keeps its permissions. Raises InputError, and leaves what was there as it was, where
+    the folder is missing, the name is that of a folder, a pipe or a device, or the disk is full.
+    """
+    try:
+        target = Path(os.path.realpath(path))
+        mode = _mode(target)
+        _check(path, target, mode, field)
+        _replace(target, data, mode)
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a file name"
+        raise refuse(field, str(path), f"cannot be written: {reason}") from None
+
+
+def write_events(timeline: Timeline, path: Path, field: str = "events") -> None:
+    """Write a timeline as ``memsheet/events/1``. Raises InputError as ``write_whole`` does."""
+    write_whole(path, dumps(events_document(timeline)).encode(), field)
+
+
+def _mode(path: Path) -> int | None:
+    """What stands under ``path`` (type and permissions), None for nothing."""
+    try:
+        return path.stat().st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _check(path: Path, target: Path, mode: int | None, field: str) -> None:
+    if mode is not None and stat.S_ISDIR(mode):
+        raise refuse(field, str(path), "is a folder", "name a file in it")
+    if mode is not None and not stat.S_ISREG(mode):
+        raise refuse(field, str(path), "is a pipe, socket or device, not a file")
+    if not target.parent.is_dir():
+        raise refuse(field, str(path), "is in a folder that does not exist", "make the folder first")
+
+
+def _replace(target: Path, data: bytes, mode: int | None) -> None:
+    beside = target.with_name(f".{secrets.token_hex(8)}.part")  # not the name itself and more: that may be too long
+    try:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), ANYONE), "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if mode is not None:
+            beside.chmod(stat.S_IMODE(mode))
+        beside.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise

@@ -1,0 +1,58 @@
+"""How a screen is put together: parts under one another, phrases that wrap between words, one console for all of it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from memsheet.report.bars import GLYPHS, Look
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+ASCII = str.maketrans(
+    {**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "┘": "'", "×": "x", "→": "->", "…": "...", "�": "?"}
+)
+
+
+def printed(parts: Iterable[RenderableType], look: Look) -> str:
+    """The parts as text, an empty line between them, that ends in a newline."""
+    from rich.console import Console
+
+    file = io.StringIO()
+    console = Console(
+        file=file, width=look.width, highlight=False, markup=False, emoji=False, force_terminal=look.colour, legacy_windows=False,
+        color_system="standard" if look.colour else None, no_color=not look.colour,
+    )  # fmt: skip
+    for number, part in enumerate(parts):
+        if number:
+            console.print()
+        console.print(part)
+    text = "\n".join(line.rstrip() for line in file.getvalue().splitlines()) + "\n"
+    return text.translate(ASCII) if look.ascii else text
+
+
+def flow(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
+    """Phrases joined into lines of at most ``width`` that break only between phrases (a longer phrase wraps by itself)."""
+    lines: list[str] = []
+    phrases = [part for part in parts if part]
+    for number, part in enumerate(phrases, start=1):
+        mark = len(between.rstrip()) if number < len(phrases) else 0
+        if lines and len(lines[-1]) + len(between) + len(part) + mark <= width:
+            lines[-1] += between + part
+        else:
+            lines.append(part)
+    return f"{between.rstrip()}\n".join(lines)
+
+
+def row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> RenderableType:
+    """A word, and phrases that wrap beside it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(Text(word, style), Text(flow(phrases, look.width - len(word) - 2, between=between)))
+    return grid

@@ -1,0 +1,75 @@
+"""``fully_shard`` on every layer, as accelerate applies it (1.15, utils/fsdp_utils.py:847-885) and torchtitan does.
+
+Each layer is a group; so are the embeddings; the final norm and the head are one that stays gathered after forward. Embeddings that
+are tied to the head are in that group, which then goes first and last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from memsheet.errors import refuse
+from memsheet.run.dtypes import torch_dtype
+from memsheet.run.mesh import axes
+from memsheet.run.model import layers_of
+from memsheet.spec.plan import Plan
+
+
+def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> None:
+    """Shard ``model`` in place over the mesh's data-parallel axes; ``root`` is what is called: the model itself, or what holds it.
+
+    Raises InputError for offload.
+    """
+    if plan.offload.parameters or plan.offload.optimizer:
+        raise refuse("offload", plan.offload.parameters or plan.offload.optimizer, "is not run yet with fully_shard")
+    ranks = axes(mesh, "dp_replicate", "dp_shard")
+    given: dict[str, Any] = {"mesh": ranks, "mp_policy": _policy(plan)}
+    resharded = {**given, "reshard_after_forward": plan.reshard_after_forward}
+    for layer in _layers(model):
+        fully_shard(layer, **resharded)
+    embeddings, norm, head = ends(model)
+    if embeddings is not None and not tied(model):
+        fully_shard(embeddings, **resharded)
+        embeddings = None
+    tail = [module for module in (norm, embeddings, head) if module is not None]
+    if tail:
+        fully_shard(tail, reshard_after_forward=False, **given)
+    if not isinstance(root, FSDPModule):
+        fully_shard(root, **given)
+
+
+def _policy(plan: Plan) -> MixedPrecisionPolicy:
+    compute, reduce = plan.precision.compute, plan.precision.reduce
+    return MixedPrecisionPolicy(param_dtype=torch_dtype(compute, "precision.compute"), reduce_dtype=torch_dtype(reduce, "precision.reduce"))
+
+
+def _layers(model: Any) -> Iterator[nn.Module]:
+    """What the library says is never split (accelerate's default, ``_no_split_modules``), from the inside out."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    named = [module for module in model.modules() if type(module).__name__ in names]
+    yield from reversed(named or list(layers_of(model) or ()))
+
+
+def ends(model: Any) -> tuple[nn.Module | None, nn.Module | None, nn.Module | None]:
+    """Embeddings, final norm and head, each where the model has it with parameters."""
+    found = (model.get_input_embeddings(), _final_norm(model), model.get_output_embeddings())
+    embeddings, norm, head = (m if m is not None and next(m.parameters(), None) is not None else None for m in found)
+    return embeddings, norm, head
+
+
+def tied(model: Any) -> bool:
+    """Whether the head computes with the embedding table."""
+    embeddings, _, head = ends(model)
+    return embeddings is not None and head is not None and embeddings.weight is head.weight
+
+
+def _final_norm(model: Any) -> nn.Module | None:
+    """The last norm among the base model's own children (accelerate fsdp_utils.py:733-748)."""
+    base = getattr(model, model.base_model_prefix, model)
+    norms = [child for child in base.children() if "Norm" in type(child).__name__]
+    return norms[-1] if norms else None

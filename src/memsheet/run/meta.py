@@ -1,0 +1,25 @@
+"""A model built without memory, so that it can be cut first, and the memory for what is left of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def materialize(model: nn.Module, device: str) -> None:
+    """Memory on ``device`` for everything that has none, in place: a tied tensor stays one tensor. Values are whatever was there."""
+    made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with what it was, whose address must not be another's
+
+    def with_memory(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        if id(tensor) not in made:
+            made[id(tensor)] = (tensor, torch.empty_like(tensor, device=device))
+        return made[id(tensor)][1]
+
+    model._apply(with_memory)
+    tie: Any = getattr(model, "tie_weights", None)
+    if tie is not None:
+        tie(recompute_mapping=False)  # what was tied when it was built, less what has been cut away since

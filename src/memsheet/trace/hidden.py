@@ -1,0 +1,30 @@
+"""What kernels hide, added to what is recorded: scratch as an allocation and a release around its operation, workspaces for good."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet.sheet import Component, Instant
+from memsheet.trace.recorder import Recorder
+from memsheet.trace.scratch import scratch, workspace
+
+CAPABILITY = (9, 0)  # that of an H100, as trace/patches.py tells libraries
+
+
+def watch_kernels(recorder: Recorder) -> None:
+    """From now on, every operation's hidden memory is an event of its own."""
+    kept: set[Any] = set()
+
+    def after(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: Any) -> None:
+        found = workspace(func, args, CAPABILITY)
+        # forward and backward run on threads of their own, each with a handle of its own (CUDAContextLight, CublasHandlePool.cpp)
+        key = None if found is None else (found.key, recorder.stream(), recorder.instant is Instant.BACKWARD)
+        if found is not None and key not in kept:
+            kept.add(key)
+            recorder.hidden(found.name, found.bytes, Component.WORKSPACES)
+        name = func._overloadpacket._qualified_op_name.replace("::", ".")
+        release = [recorder.hidden(f"{name}/{s.name}", s.bytes) for s in scratch(func, args, kwargs, outputs) if s.bytes]
+        for each in release:
+            each()
+
+    recorder.after = after

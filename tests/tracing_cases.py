@@ -1,0 +1,54 @@
+"""Run by test_trace.py in a process of its own, because tracing patches torch: prints what it finds as JSON."""
+
+import json
+import sys
+
+from memsheet.account import account
+from memsheet.errors import InputError
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.resolve import resolve
+from memsheet.spec.names import request_from
+from memsheet.timeline import peaks, sheet_of
+from memsheet.trace.fold import depth_of
+from memsheet.trace.job import How, trace_training
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 500, "max_position_embeddings": 512,
+}  # fmt: skip
+GEMMA = {
+    "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 14, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 16, "vocab_size": 500, "sliding_window_pattern": 2, "sliding_window": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 7,
+}  # fmt: skip
+CASES = {
+    "pure foreach": (LLAMA, {"precision": "bf16-pure", "optimizer_implementation": "foreach"}),
+    "pure loop": (LLAMA, {"precision": "bf16-pure", "optimizer_implementation": "loop"}),
+    "pure eager recomputed": (LLAMA, {"precision": "bf16-pure", "attention": "eager", "recompute": "full"}),
+    "fp32 momentum": (LLAMA, {"precision": "fp32", "optimizer": "sgd_momentum"}),
+    "accumulating": (LLAMA, {"precision": "bf16-pure", "microbatch": 2, "global_batch": 8}),
+    "lora": (LLAMA, {"precision": "bf16-pure", "lora_rank": 8}),
+    "windowed": (GEMMA, {"precision": "bf16-pure", "attention": "eager"}),
+}
+
+
+def case(config, short):
+    """A trace of all layers beside a folded one and the formulas."""
+    spec = read_hf_config(config)
+    plan = resolve({**request_from({"seq_len": 64, **short}), "task": "train"}, spec, real=True).plan
+    stack = spec.stacks[-1]
+    depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
+    full, folded = (trace_training(config, plan, How(scratch=False), d) for d in (None, depth))
+    try:
+        predicted = {i.value: account(spec, plan).at(i).value for i in account(spec, plan).instants}
+    except InputError as error:
+        predicted = {"refused": str(error)}
+    return {
+        "folds": depth is not None, "same": full == folded, "peaks": {i.value: p.bytes for i, p in peaks(full).items()},
+        "predicted": predicted, "sums": all(sheet_of(full).at(i).value == p.bytes for i, p in peaks(full).items()),
+        "events": len(full.events),
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    json.dump({name: case(*asked) for name, asked in CASES.items()}, sys.stdout)

@@ -1,0 +1,114 @@
+"""The trace: real code on fake tensors, in a child process. Small models; the real sizes are in benchmarks/agreement.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.sheet import Component, Instant
+from memsheet.timeline import events_document, sheet_of, timeline_from
+from memsheet.trace.parent import trace_in_child
+from memsheet.tracing import Options, trace, trace_file, trace_step
+
+HERE = Path(__file__).parent.parent
+EXAMPLE = HERE.parent / "examples" / "custom_step.py"
+MIB = 2**20
+
+
+@pytest.fixture(scope="module")
+def cases():
+    done = subprocess.run([sys.executable, str(HERE / "tracing_cases.py")], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def test_a_layer_stands_for_its_like_event_by_event(cases):
+    assert all(case["folds"] for case in cases.values())
+    assert {name: case["same"] for name, case in cases.items()} == dict.fromkeys(cases, True)
+
+
+def test_items_add_up_to_the_peak_of_every_instant(cases):
+    assert all(case["sums"] for case in cases.values())
+
+
+def test_formulas_and_trace_agree_at_the_peak(cases):
+    """Within half a percent; buffers of a few bytes are the formulas' known gap."""
+    for name, case in cases.items():
+        if "refused" not in case["predicted"]:
+            traced, predicted = max(case["peaks"].values()), max(case["predicted"].values())
+            assert abs(predicted / traced - 1) < 0.005, name
+
+
+def test_a_step_of_ones_own_is_traced_to_the_byte():
+    """The example: two matrices of 16 MiB, their moments, their gradients, and the activations that its docstring works out."""
+    answer, (timeline,) = trace_file(f"{EXAMPLE}:build", Options())
+    sheet = sheet_of(timeline)
+    assert sheet.of(Component.PARAMETERS).value == 32 * MIB
+    steps = 2 * 4  # one step count in fp32 for each matrix, on the device because the optimizer is fused
+    assert sheet.of(Component.OPTIMIZER_STATES).value == 64 * MIB + steps
+    assert sheet.of(Component.INPUTS).value == 4 * MIB
+    assert sheet.of(Component.GRADIENTS, instant=Instant.OPTIMIZER_STEP).value == 32 * MIB
+    assert sheet.of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value == 8 * MIB  # the ReLU's output
+    assert answer.trace["peak"]["line"].startswith("custom_step.py:")
+
+
+def test_a_step_from_a_notebook():
+    torch = pytest.importorskip("torch")
+
+    def build():
+        weight = torch.zeros(1000, 500, requires_grad=True)
+
+        def step():
+            (weight.square()).sum().backward()
+            weight.grad = None
+
+        return step
+
+    answer = trace_step(build)
+    matrix = 4 * 500_000
+    # weight, its square is let go by the sum; backward: 2 * weight, then times the incoming gradient
+    assert answer.sheets[0].at(Instant.LOAD).value == matrix
+    assert answer.sheets[0].at(Instant.FORWARD).value >= 2 * matrix
+    assert answer.parameters == 0
+
+
+def test_values_are_refused_with_the_persons_own_line(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\ndef build():\n    def step():\n        return torch.zeros(3).sum().item()\n    return step\n")
+    with pytest.raises(InputError, match=r"mine\.py:4"):
+        trace_file(f"{file}:build", Options())
+
+
+def test_a_function_that_is_not_there(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def other():\n    return None\n")
+    with pytest.raises(InputError, match="no function build"):
+        trace_file(f"{file}:build", Options())
+
+
+def test_the_command_prints_a_traced_sheet(capsys, tmp_path):
+    events, picture = tmp_path / "events.json", tmp_path / "step.svg"
+    asked = ["trace", "llama-tiny", "--seq-len", "64", "--precision", "bf16-pure", "--json", "--events", str(events)]
+    assert main([*asked, "--picture", str(picture)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    timeline = timeline_from(json.loads(events.read_text()))
+    assert document["witness"] == "traced"
+    assert document["ranks"][0]["allocated_bytes"] == sheet_of(timeline).allocated.value
+    assert events_document(timeline) == json.loads(events.read_text())
+    assert picture.read_text().startswith("<?xml")
+
+
+def test_time_is_limited():
+    with pytest.raises(InputError, match="took more than"):
+        trace_in_child({"function": f"{EXAMPLE}:build", "device": "cuda", "scratch": False}, time_s=0.01)
+
+
+def test_a_rank_that_is_not_there_is_refused():
+    with pytest.raises(InputError, match="none of the 1 ranks"):
+        trace("llama-tiny", Options(rank=3), seq_len=64)

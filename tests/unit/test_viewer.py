@@ -1,0 +1,137 @@
+"""The snapshot for PyTorch's memory viewer: blocks that never overlap, and a file that both of its readers take."""
+
+import pickle
+import pickletools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memsheet.errors import InputError
+from memsheet.report.viewer import BLOCK, PROTOCOL, Arena, snapshot, write_snapshot
+from memsheet.sheet import Component, Instant
+from memsheet.timeline import alive, sizes
+from timelines import Maker, timelines, training
+
+# What unpickle() of torch/utils/viz/MemoryViz.js knows (pytorch/pytorch at 00067369c93), by the names of pickletools
+OPCODES = {
+    "PROTO", "APPEND", "APPENDS", "LIST", "TUPLE", "NEWFALSE", "NEWTRUE", "NONE", "BINGET", "BININT", "BININT1", "BININT2", "EMPTY_DICT",
+    "EMPTY_LIST", "FRAME", "LONG1", "LONG_BINGET", "MARK", "MEMOIZE", "BINPUT", "LONG_BINPUT", "SETITEMS", "SETITEM", "DICT",
+    "SHORT_BINUNICODE", "BINUNICODE", "STOP", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "BINFLOAT",
+}  # fmt: skip
+
+
+def test_the_pickle_holds_only_what_the_viewer_can_read():
+    data = pickle.dumps(snapshot(training(layers=20)), protocol=PROTOCOL)
+    assert {opcode.name for opcode, _, _ in pickletools.genops(data)} <= OPCODES
+
+
+def replayed(document):
+    """Bytes held after each event, as the viewer adds them up; blocks must not overlap, and what is freed must be there."""
+    held, blocks = [0], {}
+    for event in document["device_traces"][0]:
+        if event["action"] == "alloc":
+            start, end = event["addr"], event["addr"] + event["size"]
+            assert start % BLOCK == 0
+            assert end < 2**53
+            assert all(end <= other or start >= other + size for other, size in blocks.items())
+            blocks[start] = event["size"]
+            held.append(held[-1] + event["size"])
+        elif event["action"] == "free_completed":
+            assert blocks.pop(event["addr"]) == event["size"]
+            held.append(held[-1] - event["size"])
+    return held[1:], blocks
+
+
+@given(timelines())
+def test_the_viewer_sees_the_curve_of_the_timeline(timeline):
+    held, blocks = replayed(snapshot(timeline))
+    curve = [size for size, event in zip(sizes(timeline), timeline.events, strict=True)
+             if timeline.storages[event if event >= 0 else ~event].bytes]  # fmt: skip
+    assert held == curve
+    left = sorted(timeline.storages[number].bytes for number in alive(timeline, len(timeline.events)))
+    assert sorted(blocks.values()) == [size for size in left if size]
+
+
+@given(timelines())
+def test_segments_are_made_of_their_blocks(timeline):
+    document = snapshot(timeline)
+    _, live = replayed(document)
+    found = {}
+    for segment in document["segments"]:
+        at = segment["address"]
+        for block in segment["blocks"]:
+            assert block["address"] == at
+            at += block["size"]
+            if block["state"] == "active_allocated":
+                found[block["address"]] = block["requested_size"]
+        assert at == segment["address"] + segment["total_size"]
+    assert found == live
+    assert len({segment["stream"] for segment in document["segments"]}) == len(document["segments"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**20), st.integers(1, 20_000)), max_size=60))
+def test_address_space_that_was_given_back_is_used_again(steps):
+    """After everything is given back there is one hole as large as all that was ever taken."""
+    arena, live = Arena(start=2**44), []
+    for choice, size in steps:
+        if live and choice % 2:
+            arena.give(*live.pop(choice % len(live)))
+        else:
+            live.append((arena.take(size), size))
+    for address, size in live:
+        arena.give(address, size)
+    assert arena.holes == ([(arena.end - arena.start, arena.start)] if arena.end > arena.start else [])
+
+
+def test_a_hole_is_taken_best_fit():
+    arena = Arena(start=0)
+    large, small = arena.take(4 * BLOCK), arena.take(BLOCK)
+    middle, last = arena.take(2 * BLOCK), arena.take(1)
+    arena.give(large, 4 * BLOCK)
+    arena.give(middle, 2 * BLOCK)
+    assert arena.take(BLOCK + 1) == middle
+    assert arena.take(BLOCK) == large
+    assert arena.end == last + BLOCK
+    assert small == 4 * BLOCK
+
+
+def test_an_event_says_operation_module_line_and_instant():
+    events = snapshot(training())["device_traces"][0]
+    softmax = next(event for event in events if event["action"] == "alloc" and event["size"] == 3 * 2**30)
+    assert softmax["frames"] == [
+        {"filename": "aten._log_softmax.default", "line": 0, "name": "loss/fp32"}, {"filename": "train.py", "line": 43, "name": ""},
+        {"filename": "step", "line": 0, "name": "loss"},
+    ]  # fmt: skip
+    assert softmax["category"] == "temporaries"
+    assert events[0]["frames"][-1]["name"] == "before the steady step"
+
+
+def test_there_is_always_the_category_that_the_viewer_looks_for():
+    """Where there are categories and "unknown" is none of them, MemoryViz.js misspells its own list and stops."""
+    maker = Maker()
+    maker.mark(Instant.LOAD)
+    maker.take(8, Component.PARAMETERS)
+    categories = {event.get("category") for event in snapshot(maker.made())["device_traces"][0]}
+    assert categories == {"parameters", "unknown"}
+
+
+def test_torchs_own_tools_take_the_file(tmp_path):
+    pytest.importorskip("torch")
+    from torch.cuda import _memory_viz as viz
+
+    write_snapshot(training(), tmp_path / "snapshot.pickle")
+    document = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
+    summary = viz.segsum(document)
+    assert "total_allocated: 3.0GiB" in summary  # states and inputs are what is left after the step
+    assert "del" in viz.trace(document)
+    flames = viz.memory(document, format_flamegraph=str)
+    assert sum(int(line.rpartition(" ")[2]) for line in flames.splitlines()) == document["segments"][0]["total_size"]
+    for plot in (viz.trace_plot, viz.segment_plot):
+        assert "snapshot.pickle" in plot(document)
+
+
+def test_it_is_written_whole_or_not_at_all(tmp_path):
+    with pytest.raises(InputError, match="folder"):
+        write_snapshot(training(), tmp_path)
+    assert list(tmp_path.iterdir()) == []
