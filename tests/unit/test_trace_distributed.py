@@ -1,0 +1,246 @@
+"""One rank of many, traced: what fully_shard, tensor parallelism, replicas and pipelines keep on a rank, beside torch's own tracker."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+CASES = Path(__file__).parent.parent / "distributed_cases.py"
+HIDDEN, WIDE, VOCAB, LAYERS = 64, 192, 512, 3
+LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * WIDE + 2 * HIDDEN
+PARAMETERS = LAYERS * LAYER + 2 * VOCAB * HIDDEN + HIDDEN
+TENSORS = LAYERS * 9 + 3
+STEPS = 4 * TENSORS  # one count in fp32 for each tensor of a fused optimizer
+IDS, FREQUENCIES = 2 * 8 * 64, 2 * 4 * 8  # tokens and labels; the rotary buffer and its original
+GIB = 2**30
+
+
+def run(*arguments):
+    done = subprocess.run([sys.executable, "-W", "ignore", str(CASES), *arguments], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return run()
+
+
+@pytest.fixture(scope="module")
+def others():
+    return run("slow")
+
+
+def states(case, instant="optimizer_step"):
+    return {name: case["of"][instant][name] for name in ("parameters", "gradients", "optimizer_states")}
+
+
+# ---- fully_shard ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_shard_is_an_eighth_of_the_states(cases):
+    load = cases["fsdp"]["of"]["load"]
+    assert load["parameters"] == 4 * PARAMETERS // 8
+    assert load["optimizer_states"] == 8 * PARAMETERS // 8 + STEPS
+    assert cases["fsdp"]["at"]["load"] == 12 * PARAMETERS // 8 + STEPS + IDS + FREQUENCIES
+
+
+def test_torchs_own_tracker_says_the_same_to_the_byte(cases):
+    assert cases["tracker"]["ours"] == cases["tracker"]["torch"]
+
+
+@pytest.mark.parametrize("name", ["fsdp", "zero 2", "tied", "four", "replicated"])
+def test_formulas_and_trace_agree_at_every_instant(cases, name):
+    """The formulas leave out the rotary buffers and the positions; nothing else may differ."""
+    traced, predicted = cases[name]["at"], cases[name]["predicted"]
+    assert traced == pytest.approx(predicted, abs=640)
+
+
+def test_formulas_and_trace_agree_with_recompute(cases):
+    assert cases["recomputed"]["at"] == pytest.approx(cases["recomputed"]["predicted"], abs=1200)
+
+
+def test_items_add_up_to_every_high_water_mark(cases):
+    assert all(case["at"] == case["peaks"] for case in cases.values() if "at" in case)
+
+
+def test_a_group_is_gathered_whole_and_leaves_by_a_buffer(cases):
+    gathered, left = cases["fsdp"]["paths"]["unsharded_parameters"], cases["recomputed"]["paths"]["communication"]
+    assert gathered["model.layers.*/unsharded"] == gathered["model.layers.*/all_gather"] == 2 * LAYER
+    assert gathered["head/unsharded"] == 2 * (VOCAB + 1) * HIDDEN
+    assert left == {"model.layers.*/reduce_scatter": 4 * LAYER}
+
+
+def test_a_tied_table_is_one_group_gathered_throughout(cases):
+    tied = cases["tied"]
+    assert tied["paths"]["unsharded_parameters"]["root/unsharded"] == 2 * (VOCAB + 1) * HIDDEN
+    assert tied["of"]["load"]["parameters"] == 4 * (PARAMETERS - VOCAB * HIDDEN) // 8
+
+
+def test_without_resharding_every_layer_stays_gathered(cases):
+    kept = {name: cases[name]["of"]["loss"]["unsharded_parameters"] for name in ("fsdp", "zero 2")}
+    assert kept["zero 2"] - kept["fsdp"] == 2 * (LAYERS * LAYER + VOCAB * HIDDEN)
+
+
+def test_no_tensor_of_the_global_shape_is_counted(cases):
+    """DTensor propagates shapes in the first step only; hidden, the highest mark of all steps is the steady one's."""
+    assert cases["fsdp"]["highest"] == max(cases["fsdp"]["peaks"].values())
+    assert cases["phantoms"]["highest"] > 2 * cases["fsdp"]["highest"]
+
+
+def test_replicated_shards_keep_what_the_shards_alone_keep(cases):
+    assert states(cases["replicated"]) == states(cases["four"])
+    assert cases["replicated"]["peaks"] == cases["four"]["peaks"]
+
+
+def test_collectives_and_their_copies_run_on_streams_of_their_own(cases):
+    streams = cases["fsdp"]["streams"]
+    assert streams["model.layers.*/all_gather"] > 0
+    assert streams["model.layers.*"] > 0  # the reduced shard, which is the gradient
+    assert streams["model.layers.*/all_gather"] != streams["model.layers.*"]
+    assert streams["model.layers.*/unsharded"] == 0
+
+
+def test_fake_tensors_make_the_events_of_real_ones(cases):
+    assert cases["on cpu"]["events"] == cases["real"]["events"]
+    assert len(cases["real"]["events"]) > 500
+
+
+@pytest.mark.slow
+def test_a_rank_with_less_than_a_whole_chunk_has_fewer_moments_and_padded_parameters(others):
+    first, last = others["uneven first"]["of"]["load"], others["uneven last"]["of"]["load"]
+    assert first["parameters"] == last["parameters"]
+    assert first["optimizer_states"] > last["optimizer_states"]
+    assert others["uneven first"]["at"] == pytest.approx(others["uneven first"]["predicted"], abs=640)
+
+
+@pytest.mark.slow
+def test_a_pure_shard_is_computed_with_as_it_is_kept(others):
+    assert others["pure"]["of"]["load"]["parameters"] == 2 * PARAMETERS // 8
+    assert others["pure"]["at"] == pytest.approx(others["pure"]["predicted"], abs=640)
+
+
+@pytest.mark.slow
+def test_eight_billion_parameters_on_eight_ranks(others):
+    large = others["large"]
+    assert round(large["of"]["load"]["parameters"] / GIB, 3) == 3.739
+    assert round(large["at"]["load"] / GIB, 3) == 11.218
+    assert round(max(large["peaks"].values()) / GIB, 3) == 27.943
+    assert others["large tracker"]["ours"] == others["large tracker"]["torch"]
+
+
+# ---- tensor parallelism -----------------------------------------------------------------------------------------------------
+
+
+def test_linear_layers_and_embeddings_are_cut_and_norms_are_whole(cases):
+    whole, cut = cases["four"]["paths"]["parameters"], cases["cut"]["paths"]["parameters"]
+    assert set(whole) == set(cut)
+    assert all(cut[path] * (1 if "norm" in path else 2) == size for path, size in whole.items())
+
+
+def test_activations_inside_a_cut_layer_are_halved_and_those_between_layers_are_not(cases):
+    whole, cut = (cases[name]["paths"]["saved_activations"] for name in ("four", "cut"))
+    assert 2 * cut["model.layers.*.mlp/mul"] == whole["model.layers.*.mlp/mul"]
+    assert cut["model.layers.*.input_layernorm/_to_copy"] == whole["model.layers.*.input_layernorm/_to_copy"]
+
+
+def test_forward_of_cut_layers_agrees_with_the_formulas(cases):
+    """Until the head: the shipped plan gathers logits on every rank, the formulas leave them cut."""
+    assert cases["cut"]["at"]["forward"] == pytest.approx(cases["cut"]["predicted"]["forward"], abs=640)
+    assert cases["cut"]["at"]["loss"] > cases["cut"]["predicted"]["loss"]
+
+
+@pytest.mark.slow
+def test_a_tied_table_stays_tied_when_it_is_cut(others):
+    assert others["tied and cut"]["of"]["load"]["parameters"] == 4 * (PARAMETERS - LAYERS * 2 * HIDDEN - HIDDEN - VOCAB * HIDDEN) // 8 + (
+        4 * (LAYERS * 2 * HIDDEN + HIDDEN) // 4
+    )
+
+
+# ---- replicas -------------------------------------------------------------------------------------------------------------
+
+
+def test_replicas_keep_buckets_beside_the_gradients(cases):
+    step = cases["replicas"]["of"]["optimizer_step"]
+    assert cases["replicas"]["paths"]["communication"] == {"ddp/buckets": 4 * PARAMETERS}
+    assert step["gradients"] == step["parameters"] == 4 * PARAMETERS
+    assert max(cases["replicas"]["peaks"].values()) == pytest.approx(cases["replicas"]["predicted"], abs=640)
+
+
+@pytest.mark.slow
+def test_stage_one_shares_out_the_moments_and_nothing_else(cases, others):
+    ranks = [others[f"zero 1 rank {rank}"]["of"]["load"] for rank in range(2)]
+    assert sum(rank["optimizer_states"] for rank in ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
+    assert all(rank["parameters"] == 4 * PARAMETERS for rank in ranks)
+
+
+# ---- pipelines --------------------------------------------------------------------------------------------------------------
+
+MICROBATCHES, STAGES = 4, 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_micro_batches_in_flight(cases, rank):
+    """When the first backward begins GPipe has run every forward, 1F1B as many as there are stages from here on."""
+    everything, few = cases[f"gpipe {rank}"]["kept"], cases[f"1f1b {rank}"]["kept"]
+    assert few * MICROBATCHES == everything * (STAGES - rank)
+
+
+def test_one_forward_one_backward_needs_less_than_all_forwards_first(cases):
+    for rank in range(2):
+        assert max(cases[f"1f1b {rank}"]["peaks"].values()) < max(cases[f"gpipe {rank}"]["peaks"].values())
+
+
+def test_a_stage_has_its_own_layers_and_its_end_of_the_model(cases):
+    first, last = (cases[f"1f1b {rank}"]["paths"]["parameters"] for rank in range(2))
+    assert "model.embed_tokens" in first
+    assert "lm_head" not in first
+    assert {"model.norm", "lm_head"} <= set(last)
+    assert "model.embed_tokens" not in last
+    assert first["model.layers.*.mlp.gate_proj"] == last["model.layers.*.mlp.gate_proj"] == 2 * 2 * HIDDEN * WIDE
+
+
+def test_only_the_last_stage_has_a_loss(cases):
+    assert "loss" in cases["1f1b 1"]["at"]
+    assert "loss" not in cases["1f1b 0"]["at"]
+
+
+def test_a_neighbour_sends_into_a_buffer_for_each_micro_batch(cases):
+    hidden = MICROBATCHES * 2 * 64 * HIDDEN
+    assert cases["1f1b 0"]["paths"]["communication"] == {"pipeline/receive_gradient": hidden}
+    assert cases["1f1b 1"]["paths"]["communication"] == {"pipeline/receive": hidden}
+
+
+@pytest.mark.slow
+def test_several_stages_on_a_rank_keep_more_than_one(cases, others):
+    assert others["interleaved 0"]["kept"] > cases["1f1b 0"]["kept"]
+    assert others["interleaved 0"]["of"]["load"]["parameters"] == cases["1f1b 0"]["of"]["load"]["parameters"]
+
+
+@pytest.mark.slow
+def test_replicas_of_a_stage_have_buckets_of_its_own_parameters(cases, others):
+    stage = others["pipeline of replicas"]
+    assert stage["paths"]["communication"]["ddp/buckets"] == cases["1f1b 0"]["of"]["load"]["parameters"]
+
+
+@pytest.mark.slow
+def test_the_last_stage_has_its_own_copy_of_a_tied_table(cases, others):
+    assert others["tied pipeline 1"]["paths"]["parameters"] == cases["1f1b 1"]["paths"]["parameters"]
+
+
+# ---- around ----------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_behind(cases):
+    assert cases["undone"] == {"same": True, "group": False}
+
+
+def test_what_cannot_be_run_is_refused_by_name(cases):
+    assert cases["refused"] == {
+        "offload": "offload", "context": "mesh.cp", "experts": "mesh.ep", "heads": "mesh.tp", "engine": "engine", "batches": "global_batch",
+        "stages": "layers_per_stage", "fused": "optimizer.implementation",
+    }  # fmt: skip
