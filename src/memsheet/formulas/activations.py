@@ -159,7 +159,7 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> 
     last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
-        last = evaluate(record_head(norms, spec.head, how, plan.loss), axes, "", release=release)
+        last = evaluate(record_head(norms, spec.head, how, plan.loss, f"{stack_prefix(stack)}/output"), axes, "", release=release)
         loss = evaluate(record_loss(how, plan.loss), axes, "", release=release)
     return Ends(embeddings=first, head=last, loss=loss)
 
@@ -212,4 +212,4 @@ def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
 
 
 def stack_prefix(stack: Stack) -> str:
-    return f"{stack.path}.*."
+    return f"{stack.path}.*"

@@ -37,17 +37,17 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 
     match block.arrangement:
         case Arrangement.PRE:
-            x = r.add(mix(normalise(r, x, norms[0], how)), x, at.path + "/residual")
-            return r.add(feed(normalise(r, x, norms[1], how)), x, ff.path + "/residual")
+            x = r.add(mix(normalise(r, x, norms[0], how)), x, "/residual")
+            return r.add(feed(normalise(r, x, norms[1], how)), x, "/residual")
         case Arrangement.SANDWICH:
-            x = r.add(normalise(r, mix(normalise(r, x, norms[0], how)), norms[1], how), x, at.path + "/residual")
-            return r.add(normalise(r, feed(normalise(r, x, norms[2], how)), norms[3], how), x, ff.path + "/residual")
+            x = r.add(normalise(r, mix(normalise(r, x, norms[0], how)), norms[1], how), x, "/residual")
+            return r.add(normalise(r, feed(normalise(r, x, norms[2], how)), norms[3], how), x, "/residual")
         case Arrangement.POST_BRANCH:
-            x = r.add(normalise(r, mix(x), norms[0], how), x, at.path + "/residual")
-            return r.add(normalise(r, feed(x), norms[1], how), x, ff.path + "/residual")
+            x = r.add(normalise(r, mix(x), norms[0], how), x, "/residual")
+            return r.add(normalise(r, feed(x), norms[1], how), x, "/residual")
         case Arrangement.POST:
-            x = normalise(r, r.add(mix(x), x, at.path + "/residual"), norms[0], how)
-            return normalise(r, r.add(feed(x), x, ff.path + "/residual"), norms[1], how)
+            x = normalise(r, r.add(mix(x), x, "/residual"), norms[0], how)
+            return normalise(r, r.add(feed(x), x, "/residual"), norms[1], how)
         case Arrangement.PARALLEL:
             y = normalise(r, x, norms[0], how)
             return _sum(r, mix(y), feed(y), x)
@@ -59,7 +59,7 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 
 
 def _sum(r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor) -> Tensor:
-    return r.add(r.add(mixed, fed, "residual"), x, "residual")
+    return r.add(r.add(mixed, fed, "/residual"), x, "/residual")
 
 
 def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> Tensor:

@@ -50,7 +50,7 @@ def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis,
 def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = False, each: bool = False) -> Tape:
     r = Recorder(compute=how.autocast)
     x, named = embed(r, embeddings, how, tied=tied, each=each)
-    return r.finish(x, lingering=named)
+    return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
 
 
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics) -> Tensor:
@@ -91,15 +91,15 @@ def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss) -> Tape:
-    """Final norms and logits; a fused loss takes the hidden states themselves."""
+def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, before: str) -> Tape:
+    """Final norms and logits; a fused loss takes the hidden states themselves. ``before``: the name of what the layers hand over."""
     r = Recorder(compute=how.autocast)
-    x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
+    x = r.arriving(("b", "s", "h"), how.stream, before, needs_grad=how.input_grad)
     for norm in norms:
         x = normalise(r, x, norm, how)
     if loss is Loss.FUSED:
-        return r.finish(x)
-    return r.finish(project_to_vocabulary(r, x, head, how), lingering=(x,))
+        return r.finish(x, gradient="loss/backward")
+    return r.finish(project_to_vocabulary(r, x, head, how), gradient="loss/backward", lingering=(x,))
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +107,7 @@ def record_loss(how: Numerics, loss: Loss) -> Tape:
     """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
     r = Recorder(compute=how.autocast)
     if loss is Loss.FUSED:
-        x = r.arriving(("b", "s", "h"), how.stream)
-        return r.finish(fused_linear_cross_entropy(r, x, how), x, gradient=False)
-    x = r.arriving(("b", "s", "V"), how.autocast or how.parameters)
-    return r.finish(cross_entropy(r, x), x, gradient=False)
+        x = r.arriving(("b", "s", "h"), how.stream, "loss/input")
+        return r.finish(fused_linear_cross_entropy(r, x, how), x, gradient=None)
+    x = r.arriving(("b", "s", "V"), how.autocast or how.parameters, "lm_head/output")
+    return r.finish(cross_entropy(r, x), x, gradient=None)

@@ -145,11 +145,16 @@ def _keys(tape: Tape, prefix: str) -> list[Key]:
         component = Component.TEMPORARIES
         if index in gradients:
             component = Component.GRADIENTS
-        elif index in tape.saved or entry.weight_cast:
+        elif index in tape.saved:
             component = Component.SAVED_ACTIVATIONS
-        path = f"{prefix}{entry.path}" + ("/cast" if entry.weight_cast else "")
+        path = _located(prefix, entry.path) + ("/cast" if entry.weight_cast else "")
         keys.append((component, path))
     return keys
+
+
+def _located(prefix: str, path: str) -> str:
+    """A name within a part as one within the model."""
+    return f"{prefix}{path}" if not prefix or path.startswith("/") else f"{prefix}.{path}"
 
 
 def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tape | None = None) -> Part:
@@ -161,7 +166,7 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     backward = _high_water(tape, "backward", sizes, keys, release=release)
     gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)
-    arriving = Bag.of([((Component.TEMPORARIES, prefix + "input"), sizes[0])]) if tape.entries[0].path == "input" else EMPTY
+    arriving = Bag.of(((Component.TEMPORARIES, keys[i][1]), sizes[i]) for i in tape.handed)
     if forward is None:
         cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
         return Part(retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs))
@@ -169,7 +174,7 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
     light_keys = _keys(forward, prefix)
     again = _high_water(tape, "recomputed", sizes, keys)
     handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
-    kept = Bag.of([((Component.SAVED_ACTIVATIONS, prefix + "input"), light[0])])
+    kept = Bag.of(((Component.SAVED_ACTIVATIONS, light_keys[i][1]), light[i]) for i in forward.handed)
     cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
     step_back = largest([[(1, backward), *still], [(1, again), (1, handed_back)]])

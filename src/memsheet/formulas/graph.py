@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -42,10 +42,13 @@ class Storage:
 class Node:
     """An operation that backward will undo. ``saved`` keeps storages alive until then; ``metas`` say what its inputs looked like."""
 
-    __slots__ = ("backward", "edges", "metas", "order", "saved")
+    __slots__ = ("backward", "edges", "metas", "module", "order", "saved")
 
-    def __init__(self, order: int, edges: tuple[Edge | None, ...], metas: list[Meta], saved: list[Any], backward: Backward) -> None:
+    def __init__(
+        self, order: int, module: str, edges: tuple[Edge | None, ...], metas: list[Meta], saved: list[Any], backward: Backward
+    ) -> None:  # fmt: skip
         self.order = order
+        self.module = module
         self.edges = edges
         self.metas = metas
         self.saved = saved
@@ -69,6 +72,10 @@ class Leaf:
         self.path = path
         self.dtype = dtype
         self.joined = joined
+
+    @property
+    def module(self) -> str:
+        return self.path.removesuffix(".weight").removesuffix(".bias")
 
 
 @dataclass(slots=True, eq=False)
@@ -111,6 +118,7 @@ class Graph:
         self.entries: list[Entry] = []
         self.log: list[tuple[Event, int]] = []
         self.compute = compute
+        self._module = ""  # whose backward runs
         self._cache: dict[str, Tensor] = {}
         self._nodes = 0
         self._inputs: set[int] = set()
@@ -130,15 +138,15 @@ class Graph:
     def tensor(self, path: str, shape: Shape, dtype: DType) -> Tensor:
         return Tensor(self.storage(path, shape, dtype), shape, dtype)
 
-    def grad(self, shape: Shape, dtype: DType, path: str = "backward") -> Grad:
-        return Grad(self.storage(path, shape, dtype), shape, dtype)
+    def grad(self, shape: Shape, dtype: DType, path: str | None = None) -> Grad:
+        return Grad(self.storage(path or f"{self._module}/backward", shape, dtype), shape, dtype)
 
-    def arriving(self, shape: Shape, dtype: DType, *, needs_grad: bool = True) -> Tensor:
+    def arriving(self, shape: Shape, dtype: DType, path: str = "/input", *, needs_grad: bool = True) -> Tensor:
         """What the part before hands over; its gradient is handed back at the end of backward."""
-        x = self.tensor("input", shape, dtype)
+        x = self.tensor(path, shape, dtype)
         self._inputs.add(len(self.entries) - 1)
         if needs_grad:
-            x.node = Node(0, (), [], [], lambda _: [])
+            x.node = Node(0, "", (), [], [], lambda _: [])
         return x
 
     def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO) -> Tensor:
@@ -154,16 +162,17 @@ class Graph:
         if any(edges) and self.saves:
             self._nodes += 1
             metas = [(t.shape, t.dtype) for t in inputs]
-            out.node = Node(self._nodes, edges, metas, [t.storage for t in saved], backward)
+            module = module_of(self.entries[out.storage.index].path) if out.storage else ""
+            out.node = Node(self._nodes, module, edges, metas, [t.storage for t in saved], backward)
         return out
 
     # ---- finishing ----------------------------------------------------------------------------------------------------
 
-    def finish(self, output: Tensor, *inputs: Tensor, gradient: bool = True, lingering: tuple[Tensor, ...] = ()) -> Tape:
+    def finish(self, output: Tensor, *inputs: Tensor, gradient: str | None = "/gradient", lingering: tuple[Tensor, ...] = ()) -> Tape:
         """Close the forward at ``output`` and play its backward.
 
-        ``inputs`` were handed over by the part before, which holds on to them until forward ends. ``gradient``: one of the
-        output's size arrives from the part after. ``lingering``: what the model's forward still names until it returns.
+        ``inputs`` were handed over by the part before, which holds on to them until forward ends. ``gradient``: the
+        name of the one of the output's size that arrives from the part after; None where none does. ``lingering``: what the model's forward still names until it returns.
         """
         made = output.storage.index if output.storage else -1
         cache = [*self._cache.values(), *lingering]
@@ -177,11 +186,11 @@ class Graph:
         saved = frozenset(range(len(self.entries))) - {i for event, i in forward if event is Event.FREE}
         self.log.clear()
         if root is not None:
-            self._play(root, Grad(self.storage("gradient", shape, dtype) if gradient else None, shape, dtype))
+            self._play(root, Grad(self.storage(gradient, shape, dtype) if gradient else None, shape, dtype))
         backward = tuple(self.log)
         return Tape(
             tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
-            inputs=frozenset(self._inputs & saved), waiting=self._waiting or frozenset(),
+            handed=frozenset(self._inputs), waiting=self._waiting or frozenset(),
         )  # fmt: skip
 
     def _play(self, root: Edge, grad: Grad) -> None:
@@ -203,6 +212,7 @@ class Graph:
         return frozenset(made - {i for event, i in self.log if event is Event.FREE})
 
     def _run(self, node: Node, arrived: dict[int, Grad]) -> list[Grad | None]:
+        self._module = node.module
         grads = list(node.backward(*arrived.values()))
         if self.pass_ is Pass.RECOMPUTED:
             node.saved.clear()
@@ -229,9 +239,15 @@ class Graph:
     def _arrive(self, leaf: Leaf, grad: Grad, storage: Storage) -> None:
         total = self.grad(grad.shape, grad.dtype) if leaf.joined is Joined.ANEW else None
         del total
+        self.entries[storage.index] = replace(self.entries[storage.index], path=leaf.module)
         self.log.append((Event.GRADIENT, storage.index))
         if leaf.joined is Joined.NO:
             self._gradients.append(storage)
+
+
+def module_of(path: str) -> str:
+    """The module in the name of a storage."""
+    return path.partition("/")[0]
 
 
 _SOLE_OWNER = 2  # the Grad itself and getrefcount's argument

@@ -129,7 +129,7 @@ def _enter_with(first: Group, layers: list[Layers]) -> list[Layers]:
 def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: bool, input_grad: bool = True) -> Group:
     prefix = stack_prefix(stack)
     part, plain = block_part(block, prefix, plan, engine, release=release, input_grad=input_grad)
-    parameters = tuple(h for w in block.weights for h in held(prefix + w.path, w, 1, plan))
+    parameters = tuple(h for w in block.weights for h in held(f"{prefix}.{w.path}", w, 1, plan))
     return Group(f"{stack.path}.*", part, plain, parameters, part.gradients)
 
 

@@ -53,19 +53,27 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
     else:
         result = r.linear(x, r.parameter(name, (out, width), how.parameters, trains=how.trains), out, name, bias=low)
     if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
+        if how.quantized:  # peft clones it first (tuners/lora/bnb.py:529-534)
+            result = r.copy(result, result.shape, f"{name}/output")
         return _with_adapter(r, x, result, name, out, width, how.adapter_dtype, how)
     return result
 
 
 def _with_adapter(r: Recorder, x: Tensor, base: Tensor, name: str, out: Axis, width: Axis, dtype: DType, how: Numerics) -> Tensor:
-    """``base + lora_B(lora_A(dropout(x))) * scaling``, the input cast to the adapter's dtype (peft's Linear.forward)."""
+    """``base + lora_B(lora_A(dropout(x))) * scaling``, the input cast to the adapter's dtype (peft's Linear.forward).
+
+    On a quantized base the branch is cast to the base's dtype before it is added, but not under autocast.
+    """
     down = r.parameter(f"{name}.lora_A", ("r", width), dtype)
     up = r.parameter(f"{name}.lora_B", (out, "r"), dtype)
     if r.compute is None:
-        x = r.cast(x, dtype, f"{name}.lora/input")
-    x = r.dropout(x, f"{name}.lora/dropout", active=how.adapter_dropout)
+        x = r.cast(x, dtype, f"{name}/lora_input")
+    x = r.dropout(x, f"{name}/lora_dropout", active=how.adapter_dropout)
     branch = r.linear(r.linear(x, down, "r", f"{name}.lora_A"), up, out, f"{name}.lora_B")
-    scaled = r.scale(branch, f"{name}.lora/scaled")
+    scaled = r.scale(branch, f"{name}/lora_scaled")
     del branch
+    if how.quantized:
+        scaled = scaled if r.compute is not None else r.cast(scaled, base.dtype, f"{name}/lora_cast")
+        return r.add(base, scaled, f"{name}/output")
     total = r.add(base, scaled, f"{name}/output")
     return r.cast(total, base.dtype, f"{name}/output")

@@ -28,7 +28,7 @@ class Recorder(Graph):
             return self.cast(x, self.compute, path)
         if x.node.path not in self._cache:
             shape, low = x.shape, self.compute
-            copy = Tensor(self.storage(x.node.path, shape, low, weight_cast=True), shape, low)
+            copy = Tensor(self.storage(x.node.module, shape, low, weight_cast=True), shape, low)
             self._cache[x.node.path] = self.apply(copy, (x,), (), lambda g: [self.grad(shape, FP32)])
         return self._cache[x.node.path]
 
@@ -53,13 +53,15 @@ class Recorder(Graph):
         return self.apply(self.tensor(f"{path}/output", shape, dtype), tuple(operands), saved, backward)
 
     def dequantized_linear(self, x: Tensor, weight_shape: Shape, out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
-        """A linear layer over a quantized frozen weight: dequantized for the product and again for the input's gradient."""
-        x = self.autocast(x, f"{path}/input")
-        shape, dtype = (*x.shape[:-1], out), x.dtype
+        """A linear layer over a quantized frozen weight: dequantized for the product and again for the input's gradient.
+
+        Computed in one dtype and handed back in the input's (bitsandbytes 95f9af3, nn/modules.py:626-637, autograd/_functions.py:323-384).
+        """
+        low = self.cast(x, self.compute or x.dtype, f"{path}/input")
+        shape, dtype, back_shape = (*x.shape[:-1], out), low.dtype, x.shape
         weight = self.tensor(f"{path}/dequantized", weight_shape, dtype)
         result = self.tensor(f"{path}/output", shape, dtype)
         del weight
-        back_shape = x.shape
 
         def backward(g: Grad) -> list[Grad | None]:
             weight = self.grad(weight_shape, dtype, f"{path}/dequantized")
@@ -67,7 +69,8 @@ class Recorder(Graph):
             del weight
             return [grad, None][: 2 if bias else 1]
 
-        return self.apply(result, (x, bias) if bias else (x,), (), backward)
+        result = self.apply(result, (low, bias) if bias else (low,), (), backward)
+        return self.cast(result, x.dtype, f"{path}/output")
 
     def add(self, a: Tensor, b: Tensor, path: str) -> Tensor:
         """Saves nothing; the gradient passes through, cast where the operands' dtypes differ."""

@@ -25,7 +25,9 @@ class Event(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A storage: the module and role it has, its shape in named axes, its dtype."""
+    """A storage: the module it belongs to and what it is there (``self_attn.q_proj/output``; ``/input`` of the whole part), its shape
+    in named axes, its dtype.
+    """
 
     path: str
     shape: Shape
@@ -46,8 +48,13 @@ class Tape:
     saved: frozenset[int]  # alive after forward because backward needs them
     cached: frozenset[int]  # held until the model's forward ends, by the autocast cache or a local variable
     outputs: frozenset[int]  # handed to the part after
-    inputs: frozenset[int]  # made by the part before and saved by this one
+    handed: frozenset[int]  # made by the part before
     waiting: frozenset[int]  # gradients that are there when backward first reads something saved, which is when recompute starts
+
+    @property
+    def inputs(self) -> frozenset[int]:
+        """What the part before made and this one saves."""
+        return self.handed & self.saved
 
     @property
     def gradients(self) -> tuple[int, ...]:

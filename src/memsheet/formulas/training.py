@@ -199,7 +199,9 @@ def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list
     walk = step.walk
     if walk.embeddings is None or run + repetition + place == 0 or walk.layers[0].pattern[0].part.keeps_input:
         return []
-    return [(1, Bag.of([((Component.TEMPORARIES, "embeddings/output"), walk.embeddings.part.output)]))]
+    return [
+        (1, Bag.of([((Component.TEMPORARIES, f"{module_of(walk.embeddings.parameters[0].path)}/output"), walk.embeddings.part.output)]))
+    ]
 
 
 def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:

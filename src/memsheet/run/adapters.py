@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
+from memsheet.run.dtypes import torch_dtype
 from memsheet.spec.plan import Plan, Quantization, RecomputeMode
 
 _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
@@ -18,7 +22,8 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     if plan.adapter is None:
         return model
     try:
-        from peft import LoraConfig, get_peft_model
+        with _disable_current_modes():  # what a library makes when it is imported belongs to no model
+            from peft import LoraConfig, get_peft_model
     except ImportError:
         raise refuse("adapter", "lora", "is peft's, which is not installed", "pip install peft") from None
     recomputes = plan.recompute.mode is not RecomputeMode.NONE
@@ -28,6 +33,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     config = LoraConfig(
         r=rank, lora_alpha=2 * rank, target_modules=list(plan.adapter.targets), lora_dropout=plan.adapter.dropout, task_type="CAUSAL_LM"
     )
+    config._register_custom_module({Linear4bit: _lora_of_4bit()})
     adapted: nn.Module = get_peft_model(model, config)
     return adapted
 
@@ -45,7 +51,7 @@ def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and not _skipped(name, how):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, Linear4bit(module, how))
+            setattr(model.get_submodule(parent), last, Linear4bit(module, how, torch_dtype(plan.precision.compute, "precision.compute")))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     return model
@@ -74,8 +80,9 @@ class _Product(torch.autograd.Function):
 class Linear4bit(nn.Linear):
     """A stand-in for bitsandbytes' layer of that name, which cannot wrap a fake tensor: the same tensors, the same temporaries."""
 
-    def __init__(self, like: nn.Linear, how: Quantization) -> None:
+    def __init__(self, like: nn.Linear, how: Quantization, compute: torch.dtype) -> None:
         nn.Module.__init__(self)
+        self.compute = compute
         self.in_features, self.out_features = like.in_features, like.out_features
         elements, device = like.weight.numel(), like.weight.device
         blocks = -(-elements // _ABSMAX_BLOCK)
@@ -89,6 +96,26 @@ class Linear4bit(nn.Linear):
             self.register_buffer("nested_code", torch.empty(256, device=device))
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None if self.bias is None else self.bias.to(x.dtype)
-        result: Tensor = _Product.apply(x, self.weight, bias, (self.out_features, self.in_features))
+        """Computed in one dtype and handed back in the input's (bitsandbytes nn/modules.py:626-637)."""
+        bias = None if self.bias is None else self.bias.to(self.compute)
+        lowered = x.to(self.compute)  # named until the result is handed back
+        result: Tensor = _Product.apply(lowered, self.weight, bias, (self.out_features, self.in_features)).to(x.dtype)
         return result
+
+
+def _lora_of_4bit() -> type:
+    """The adapter that peft puts on bitsandbytes' layer (tuners/lora/bnb.py:513-561): a clone of the base's result, to which the
+    branch is added in the base's dtype. Under autocast the input is left as it is.
+    """
+    from peft.tuners.lora.layer import Linear
+
+    class Lora4bit(Linear):
+        def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            result = self.base_layer(x, *args, **kwargs).clone()
+            for name in self.active_adapters:
+                lowered = x if torch.is_autocast_enabled() else self._cast_input_dtype(x, next(self.lora_A[name].parameters()).dtype)
+                branch = self.lora_B[name](self.lora_A[name](self.lora_dropout[name](lowered))) * self.scaling[name]
+                result = result + (branch if torch.is_autocast_enabled() else branch.to(result.dtype))
+            return result
+
+    return Lora4bit
