@@ -17,7 +17,7 @@ from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states import Held, held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
-from memsheet.formulas.surroundings import surroundings, unsynced_gradient_bytes
+from memsheet.formulas.surroundings import fsdp2_gradients, surroundings, unsynced_gradient_bytes
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
@@ -101,9 +101,9 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     parameters = tuple(held_tensors(model, plan))
     shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
     accumulates = agreed(plan.accumulation > 1)
-    gradients = gradient_bag(shards, plan)
     scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
     stage = walk(model, plan, engine, release=accumulates and engine.sharding.keeps_whole_gradients)
+    gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, 0) for key in unsynced)
     kept = Kept(

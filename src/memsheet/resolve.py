@@ -255,9 +255,18 @@ def _optimizer(gaps: Gaps, engine: Engine) -> Optimizer:
     names = Gaps({"optimizer.name": alias.get(plain, spelled)}, gaps.assumed, gaps.problems)
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
     eight_bit = name is OptimizerName.ADAMW_8BIT
-    allowed = (Implementation.BNB,) if eight_bit else (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
-    default = Implementation.BNB if eight_bit else engine.default_implementation
+    allowed = _implementations(name, engine)
+    default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]
     return Optimizer(name=name, implementation=gaps.choice("optimizer.implementation", default, allowed, name.value))
+
+
+def _implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
+    """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
+    if name is OptimizerName.ADAMW_8BIT:
+        return (Implementation.BNB,)
+    if engine.sharding is Sharding.FSDP2 and name in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM):
+        return Implementation.FOREACH, Implementation.LOOP
+    return Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP
 
 
 def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute:

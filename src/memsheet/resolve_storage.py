@@ -50,7 +50,7 @@ def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None,
     if task == "infer":
         return _served(gaps, found)
     if adapter is not None and engine.sharding is not Sharding.DEEPSPEED:
-        found = _of_adapters(gaps, found, adapter)
+        found = _of_adapters(gaps, found, adapter, engine)
     _check_reduce(gaps, found, engine)
     return found
 
@@ -89,14 +89,15 @@ def _served(gaps: Gaps, found: Precision) -> Precision:
     return plain
 
 
-def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter) -> Precision:
-    """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither."""
+def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine) -> Precision:
+    """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither. Replicas reduce in it too."""
     for key in ("gradients", "moments"):
         given = gaps.request.get(f"precision.{key}")
         if given is not None and dtype_named(given) is not adapter.dtype:
             hint = "give adapter.dtype, or leave it out"
             gaps.wrong(f"precision.{key}", given, f"is not what adapters of {adapter.dtype.name} have: the frozen base has none", hint)
-    return replace(found, gradients=adapter.dtype, moments=adapter.dtype)
+    own = engine.sharding is Sharding.FSDP2 or gaps.request.get("precision.reduce") is not None
+    return replace(found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype)
 
 
 def _check_reduce(gaps: Gaps, found: Precision, engine: Engine) -> None:

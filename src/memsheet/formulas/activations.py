@@ -159,7 +159,9 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> 
     last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
-        last = evaluate(record_head(norms, spec.head, how, plan.loss, f"{stack_prefix(stack)}/output"), axes, "", release=release)
+        shared = spec.embeddings.weights[0].path if spec.head.tied and table else "lm_head"
+        logits = record_head(norms, spec.head, how, plan.loss, f"{stack_prefix(stack)}/output", shared)
+        last = evaluate(logits, axes, "", release=release)
         loss = evaluate(record_loss(how, plan.loss), axes, "", release=release)
     return Ends(embeddings=first, head=last, loss=loss)
 

@@ -53,9 +53,10 @@ def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = Fal
     return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
 
 
-def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics) -> Tensor:
+def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
     trains = how.trains
-    weight = r.parameter("lm_head", ("V", "h"), how.parameters, trains=trains)
+    joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
+    weight = r.parameter(table, ("V", "h"), how.parameters, trains=trains, joined=joined)
     logits = r.linear(x, weight, "V", "lm_head")
     if head.scaled:
         logits = r.scale(logits, "lm_head/scaled")
@@ -91,15 +92,18 @@ def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, before: str) -> Tape:
-    """Final norms and logits; a fused loss takes the hidden states themselves. ``before``: the name of what the layers hand over."""
+def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, before: str, table: str = "lm_head") -> Tape:
+    """Final norms and logits; a fused loss takes the hidden states themselves.
+
+    ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
+    """
     r = Recorder(compute=how.autocast)
     x = r.arriving(("b", "s", "h"), how.stream, before, needs_grad=how.input_grad)
     for norm in norms:
         x = normalise(r, x, norm, how)
     if loss is Loss.FUSED:
         return r.finish(x, gradient="loss/backward")
-    return r.finish(project_to_vocabulary(r, x, head, how), gradient="loss/backward", lingering=(x,))
+    return r.finish(project_to_vocabulary(r, x, head, how, table), gradient="loss/backward", lingering=(x,))
 
 
 @lru_cache(maxsize=64)

@@ -139,7 +139,7 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
 
 @lru_cache(maxsize=1024)
 def _keys(tape: Tape, prefix: str) -> list[Key]:
-    gradients = set(tape.gradients)
+    gradients = set(tape.gradients) - tape.unjoined
     keys = []
     for index, entry in enumerate(tape.entries):
         component = Component.TEMPORARIES

@@ -56,11 +56,12 @@ class Node:
 
 
 class Joined(Enum):
-    """Whether a parameter's gradient is added to another of its gradients that waits already (a tied table)."""
+    """Whether a parameter's gradient is added to another of its gradients (a tied table)."""
 
     NO = "no"
-    IN_PLACE = "in place"
-    ANEW = "anew"  # into a third tensor, because the one that waits is a view
+    WAITS = "waits"  # it is the first, and a view: autograd holds it until the other is there
+    IN_PLACE = "in place"  # to the first, which is no view
+    ANEW = "anew"  # with the first, into a third tensor
 
 
 class Leaf:
@@ -124,6 +125,7 @@ class Graph:
         self._inputs: set[int] = set()
         self._waiting: frozenset[int] | None = None
         self._gradients: list[Storage] = []  # parameters' gradients stay when backward has passed
+        self._unjoined: set[int] = set()
 
     @property
     def saves(self) -> bool:
@@ -191,6 +193,7 @@ class Graph:
         return Tape(
             tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
             handed=frozenset(self._inputs), waiting=self._waiting or frozenset(),
+            unjoined=frozenset(self._unjoined),
         )  # fmt: skip
 
     def _play(self, root: Edge, grad: Grad) -> None:
@@ -239,9 +242,12 @@ class Graph:
     def _arrive(self, leaf: Leaf, grad: Grad, storage: Storage) -> None:
         total = self.grad(grad.shape, grad.dtype) if leaf.joined is Joined.ANEW else None
         del total
-        self.entries[storage.index] = replace(self.entries[storage.index], path=leaf.module)
         self.log.append((Event.GRADIENT, storage.index))
-        if leaf.joined is Joined.NO:
+        if leaf.joined in (Joined.WAITS, Joined.IN_PLACE):
+            self._unjoined.add(storage.index)
+        else:
+            self.entries[storage.index] = replace(self.entries[storage.index], path=leaf.module)
+        if leaf.joined in (Joined.NO, Joined.WAITS):
             self._gradients.append(storage)
 
 

@@ -28,7 +28,7 @@ class Recorder(Graph):
             return self.cast(x, self.compute, path)
         if x.node.path not in self._cache:
             shape, low = x.shape, self.compute
-            copy = Tensor(self.storage(x.node.module, shape, low, weight_cast=True), shape, low)
+            copy = Tensor(self.storage(path.removesuffix(".bias"), shape, low, weight_cast=True), shape, low)
             self._cache[x.node.path] = self.apply(copy, (x,), (), lambda g: [self.grad(shape, FP32)])
         return self._cache[x.node.path]
 

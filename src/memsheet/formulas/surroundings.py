@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 
 from memsheet.arith import Count, at_least, ceil_div, where
-from memsheet.formulas.evaluate import EMPTY, Bag, Key
+from memsheet.formulas.evaluate import EMPTY, Bag, Key, merge
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard
-from memsheet.formulas.states import Held, gradient_dtype, module_of
+from memsheet.formulas.states import Held, gradient_dtype
 from memsheet.references import TORCH_DDP, TORCH_FSDP2, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import DType
@@ -94,13 +94,21 @@ def reduce_input_bytes(group: Group, plan: Plan) -> Count:
 
 
 @formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:611-616, 696-712: the reduced shard, in the sharded parameter's dtype")
-def sharded_gradients(group: Group, plan: Plan) -> Bag:
-    """Gradients of a group as they stay on a rank."""
-    pairs = [
-        ((Component.GRADIENTS, module_of(h.path)), gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.dp_shard)))
-        for h in trained(group)
-    ]
-    return Bag.of(pairs)
+def sharded_gradients(group: Group, plan: Plan, name: str | None = None) -> Bag:
+    """Gradients of a group as they stay on a rank: one buffer, of which each is a view. ``name``: the group's, where it is another's too."""
+    pairs = (gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.dp_shard)) for h in trained(group))
+    return _bag(Component.GRADIENTS, name or group.name, sum(pairs))
+
+
+def fsdp2_gradients(stage: Walk, plan: Plan) -> Bag:
+    """All sharded gradients as they stand before the optimizer's step."""
+    ends = [sharded_gradients(end, plan, ROOT if stage.tied else None) for end in (stage.embeddings, stage.head) if end]
+    layers = [(run.count, sharded_gradients(group, plan)) for run in stage.layers for group in run.pattern]
+    return merge([*((1, end) for end in ends), *layers])
+
+
+ROOT = "root"
+"""The group that goes first and last: tied embeddings and head."""
 
 
 def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: bool) -> Surroundings:
@@ -115,8 +123,16 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
     def whole(group: Group | None) -> Count:
         return 0 if group is None or group in rooted else gathered_bytes(group, plan)
 
+    @cache
+    def root() -> Count:
+        return sum(gathered_bytes(group, plan) for group in rooted if group)
+
     def unsharded(group: Group) -> tuple[Key, Count]:
         return (Component.UNSHARDED_PARAMETERS, f"{group.name}/unsharded"), whole(group)
+
+    def came(group: Group | None) -> tuple[Key, Count]:
+        """The all-gather's output in forward, where a tied root group is gathered first of all."""
+        return ((Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), root()) if tied and group is embeddings else arrived(group)
 
     def arrived(group: Group | None) -> tuple[Key, Count]:
         return (Component.UNSHARDED_PARAMETERS, f"{group.name if group else 'none'}/all_gather"), whole(group)
@@ -128,35 +144,35 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
 
     @cache
     def leaves(group: Group) -> Bag:
-        return group.gradients if tied and group is head else sharded_gradients(group, plan)
+        return group.gradients if tied and group is head else sharded_gradients(group, plan, ROOT if group in rooted else None)
 
     def entering(before: Group | None, group: Group) -> Bag:
         """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local
         name still refers to it).
         """
-        return Bag.of([arrived(before), arrived(group), unsharded(group)])
+        return Bag.of([came(before), arrived(group), unsharded(group)])
 
     def forward(before: Group | None, group: Group) -> Bag:
         """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
-        return Bag.of([unsharded(group), arrived(before if group in rooted else group)])
+        return Bag.of([unsharded(group), came(before if group in rooted and before else group)])
 
     def backward(before: Group | None, group: Group, after: Group | None) -> Bag:
         fetched = arrived(None if keeps and before is not embeddings else before)
         return Bag.of([unsharded(group), fetched, reduced(after)])
 
     def leaving(before: Group | None, group: Group) -> Bag:
-        """The reduced shard beside its input, and its cast where gradients have another dtype than the reduction."""
+        """The reduced shard beside its input: the gradients themselves, or what is cast to them."""
         shard = ceil_div(reduced(group)[1], plan.mesh.dp_shard)
-        cast = leaves(group).held.items() if plan.precision.reduce is not plan.precision.gradients else ()
-        own = ((Component.COMMUNICATION, f"{group.name}/reduced_shard"), shard)
+        casts = plan.precision.reduce is not plan.precision.gradients
+        own = ((Component.COMMUNICATION, f"{group.name}/reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
+        cast = leaves(group).held.items() if casts else ()
         return Bag.of([arrived(None if keeps else before), reduced(group), own, *cast, *group.gradients.held.items()])
 
     def holds(group: Group) -> Bag:
         return Bag.of([unsharded(group)]) if keeps or group is head else EMPTY
 
-    root = Bag.of(_root(embeddings, head, plan)) if tied else EMPTY
     return Surroundings(
-        through=root, entering=entering, forward=cache(forward), holds=cache(holds), backward=cache(backward), leaving=cache(leaving),
+        through=_bag(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", root()) if tied else EMPTY, entering=entering, forward=cache(forward), holds=cache(holds), backward=cache(backward), leaving=cache(leaving),
         leaves=leaves,
     )  # fmt: skip
 
@@ -165,12 +181,6 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
 def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's no_sync)."""
     return sum(h.times * plan.precision.reduce.nbytes(h.elements) for h in parameters if h.trains)
-
-
-def _root(embeddings: Group | None, head: Group | None, plan: Plan) -> list[tuple[Key, Count]]:
-    """A tied root group, gathered from the start of forward to the end of backward."""
-    whole = sum(gathered_bytes(group, plan) for group in (embeddings, head) if group)
-    return [((Component.UNSHARDED_PARAMETERS, "root/unsharded"), whole)]
 
 
 # ---- which one ---------------------------------------------------------------------------------------------------------------

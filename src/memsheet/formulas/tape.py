@@ -50,6 +50,7 @@ class Tape:
     outputs: frozenset[int]  # handed to the part after
     handed: frozenset[int]  # made by the part before
     waiting: frozenset[int]  # gradients that are there when backward first reads something saved, which is when recompute starts
+    unjoined: frozenset[int]  # gradients that will be added to another one of their parameter
 
     @property
     def inputs(self) -> frozenset[int]:

@@ -105,6 +105,7 @@ def _backward(step: Step) -> Iterator[Moment]:
         after = walk.layers[0].pattern[0] if walk.layers else walk.head
         own = [(1, walk.embeddings.part.backward), (1, around.backward(None, walk.embeddings, after)), (1, around.during(-1, 0))]
         yield [*_everything_left(step), *own]
+        yield [*_everything_left(step), (1, around.leaving(None, walk.embeddings))]
     if around.end is not EMPTY:
         yield [(1, around.end)]
 

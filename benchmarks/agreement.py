@@ -1,0 +1,211 @@
+"""The formulas beside the trace: what memsheet predicts and what the real code allocates on fake tensors, item by item.
+
+    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every] [--jobs N] [--json]
+
+Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs most at any instant, as
+a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them. Nothing is asserted; rows beyond the
+bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from itertools import product
+from multiprocessing import get_context
+from typing import Any
+
+from memsheet.account import account
+from memsheet.catalog import find_model
+from memsheet.errors import InputError
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.report.json import plan_document
+from memsheet.resolve import resolve
+from memsheet.sheet import OUTSIDE_TENSORS, Component, Instant, Sheet
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.names import request_from
+from memsheet.spec.plan import Plan
+from memsheet.timeline import sheet_of, timeline_from
+from memsheet.trace.fold import depth_of
+from memsheet.units import GIB
+
+MODELS = ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "llama-3.1-70b")
+SEQ_LEN = 2048
+PEAK_BAR, ITEM_BAR = 0.005, 0.01
+
+Options = dict[str, Any]
+
+ADAPTER = {"lora_rank": 16}
+PLACES: dict[str, tuple[Options, tuple[str, ...]]] = {
+    "1 gpu": ({}, ("fp32", "bf16-autocast", "bf16-pure")),
+    "fsdp2 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8}, ("fsdp2-mixed", "bf16-pure")),
+    "fsdp2 64 tp 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8, "tp": 8}, ("fsdp2-mixed", "bf16-pure")),
+    "lora": (ADAPTER, ("bf16-autocast", "bf16-pure")),
+    "qlora": ({**ADAPTER, "quantize": "nf4"}, ("bf16-autocast", "bf16-pure")),
+}
+"""Where a plan runs and with what, and the precisions it is run in."""
+
+OPTIMIZERS: tuple[Options, ...] = (
+    {"optimizer": "adamw", "optimizer_implementation": "foreach"},
+    {"optimizer": "adamw", "optimizer_implementation": "fused"},
+    {"optimizer": "adamw", "optimizer_implementation": "loop"},
+    {"optimizer": "sgd_momentum", "optimizer_implementation": "foreach"},
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """The largest difference of a row. ``share``: (predicted - traced) / traced peak."""
+
+    instant: str
+    component: str
+    path: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One plan. ``error``: (predicted - traced) / traced peak; ``refused``: why there are no figures."""
+
+    model: str
+    plan: str
+    traced_bytes: int = 0
+    predicted_bytes: int = 0
+    error: float = 0.0
+    item: Item | None = None
+    seconds: float = 0.0
+    refused: str | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Within both bars."""
+        return not self.refused and abs(self.error) <= PEAK_BAR and (self.item is None or abs(self.item.share) <= ITEM_BAR)
+
+
+def plans(places: Iterable[str], *, every: bool) -> Iterator[tuple[str, Options]]:
+    """(its name, its options) of every plan."""
+    turn = 0
+    for place in places:
+        options, precisions = PLACES[place]
+        for precision, attention, recompute in product(precisions, ("sdpa", "eager"), ("none", "full")):
+            for optimizer in OPTIMIZERS if every else (OPTIMIZERS[turn % len(OPTIMIZERS)],):
+                named = ", ".join((place, precision, attention, f"recompute {recompute}", *optimizer.values()))
+                yield named, {**options, "precision": precision, "attention": attention, "recompute": recompute, **optimizer}
+            turn += 1
+
+
+def compared(model: str, name: str, config: Mapping[str, Any], options: Options) -> Row:
+    """One plan, predicted and traced in this process."""
+    start = time.perf_counter()
+    spec = read_hf_config(config, name=model)
+    try:
+        plan = resolve({**request_from(options), "task": "train"}, spec, real=True).plan
+        predicted = account(spec, plan)
+        traced = _traced(config, spec, plan)
+    except InputError as error:
+        return Row(model=model, plan=name, refused=" ".join(str(error).split()))
+    peak, guess = int(traced.peak.value), int(predicted.peak.value)
+    return Row(
+        model=model, plan=name, traced_bytes=peak, predicted_bytes=guess, error=(guess - peak) / peak, item=_worst(traced, predicted),
+        seconds=time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan) -> Sheet:
+    from memsheet.trace.requests import answer
+
+    stack = spec.stacks[0]
+    depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
+    asked = {
+        "config": dict(config), "plan": plan_document(plan), "device": "cuda", "scratch": False, "ranks": [0],
+        "depth": asdict(depth) if depth else None,
+    }  # fmt: skip
+    with warnings.catch_warnings(action="ignore"):
+        (found,) = answer(asked)["timelines"]
+    return sheet_of(timeline_from(found["events"]))
+
+
+Held = dict[tuple[Component, str], int]
+
+
+def _held(sheet: Sheet, instant: Instant) -> Held:
+    held: Held = {}
+    for item in sheet.items:
+        if instant in item.at and item.component not in OUTSIDE_TENSORS:
+            key = item.component, item.path.partition("/")[0]
+            held[key] = held.get(key, 0) + int(item.at[instant].value)
+    return held
+
+
+def _worst(traced: Sheet, predicted: Sheet) -> Item:
+    """The item that differs most, over all instants."""
+    peak, found = int(traced.peak.value), Item(instant="", component="", path="", share=0.0)
+    for instant in traced.instants:
+        left, right = _held(traced, instant), _held(predicted, instant)
+        for key in left | right:
+            share = (right.get(key, 0) - left.get(key, 0)) / peak
+            if abs(share) > abs(found.share):
+                found = Item(instant=instant.value, component=key[0].value, path=key[1], share=share)
+    return found
+
+
+def rows(models: Sequence[str], places: Sequence[str], *, every: bool, jobs: int) -> Iterator[Row]:
+    """Every plan of every model, as they are done."""
+    asked = [(model, name, find_model(model)["config"], options) for model in models for name, options in plans(places, every=every)]
+    for _, _, _, options in asked:
+        options["seq_len"] = SEQ_LEN
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(compared, *zip(*asked, strict=True))
+
+
+def line(row: Row) -> str:
+    """A row as text."""
+    head = f"{row.model:14s} {row.plan:70s}"
+    if row.refused:
+        return f"{head} refused: {row.refused[:100]}"
+    assert row.item is not None
+    worst = f"{row.item.share:+.3%} {row.item.component} {row.item.path} at {row.item.instant}" if row.item.share else "none"
+    sizes = f"{row.traced_bytes / GIB:9.3f} {row.predicted_bytes / GIB:9.3f} GiB {row.error:+9.4%}"
+    return f"{head} {sizes}  {'' if row.holds else 'BEYOND '}item {worst}  {row.seconds:.1f} s"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="*", default=MODELS)
+    parser.add_argument("--place", nargs="*", default=tuple(PLACES), choices=tuple(PLACES))
+    parser.add_argument("--every", action="store_true", help="each plan with each optimizer")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(argv)
+    done = []
+    for row in rows(options.model, options.place, every=options.every, jobs=options.jobs):
+        done.append(row)
+        print(json.dumps(asdict(row)) if options.json else line(row), flush=True)
+    if not options.json:
+        print(summary(done))
+    return 0
+
+
+def summary(done: Sequence[Row]) -> str:
+    """How many hold, and the worst of them."""
+    run = [row for row in done if not row.refused]
+    if not run:
+        return f"0 of {len(done)} plans were compared"
+    peak = max(run, key=lambda row: abs(row.error))
+    item = max(run, key=lambda row: abs(row.item.share) if row.item else 0.0)
+    share = item.item.share if item.item else 0.0
+    return (
+        f"{sum(row.holds for row in run)} of {len(run)} plans within {PEAK_BAR:.1%} of the peak and {ITEM_BAR:.0%} for every item; "
+        f"{len(done) - len(run)} refused; worst peak {peak.error:+.4%} ({peak.model}, {peak.plan}); worst item {share:+.3%} "
+        f"({item.model}, {item.plan})"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
