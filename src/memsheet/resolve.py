@@ -254,7 +254,6 @@ def _optimizer(gaps: Gaps, engine: Engine) -> Optimizer:
     plain = str(spelled).lower().replace("-", "").replace("_", "")
     names = Gaps({"optimizer.name": alias.get(plain, spelled)}, gaps.assumed, gaps.problems)
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
-    eight_bit = name is OptimizerName.ADAMW_8BIT
     allowed = _implementations(name, engine)
     default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]
     return Optimizer(name=name, implementation=gaps.choice("optimizer.implementation", default, allowed, name.value))

@@ -165,6 +165,10 @@ def test_zero_3_never_peaks_above_zero_2(name: str, n: int) -> None:
     assert three.allocated.value <= two.allocated.value
 
 
+def _bytes(sheet: Sheet, path: str, instant: Instant) -> Any:
+    return sum(item.at[instant].value for item in sheet.items if item.path == path and instant in item.at)
+
+
 @law()
 @given(requests())
 def test_recompute_saves_activations_and_every_setting_of_it_does(question: Question) -> None:
@@ -174,7 +178,8 @@ def test_recompute_saves_activations_and_every_setting_of_it_does(question: Ques
     for recompute in ({"recompute.mode": "full"}, {"recompute.every": 3}, {"recompute.segments": 2}):
         less = sheet_of(name, {**bare, **recompute})
         for instant in (Instant.FORWARD, Instant.LOSS):
-            assert less.of(SAVED, instant=instant).value <= kept.of(SAVED, instant=instant).value, (recompute, instant)
+            masks = _bytes(less, "model/causal_mask", instant)  # a checkpoint's argument; without one no more than a temporary
+            assert less.of(SAVED, instant=instant).value - masks <= kept.of(SAVED, instant=instant).value, (recompute, instant)
             assert less.at(instant).value <= kept.at(instant).value, (recompute, instant)
 
 

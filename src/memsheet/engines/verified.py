@@ -21,6 +21,9 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
 NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"})
 """transformers 5.23 raises when one of these is built with sdpa (``_supports_sdpa`` is false). Every family that is read was looked up."""
 
+TP_TRAINED = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""Families whose training step was compared with its trace under tensor parallelism, cut as their own plan says."""
+
 TP_PLANS = frozenset({
     "cohere", "cohere2", "deepseek_v2", "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "gemma", "gemma2", "gemma3",
     "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_neox", "granite", "llama", "llama4", "llama4_text", "mistral", "mixtral",

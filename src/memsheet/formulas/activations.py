@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, agreed, at_least, ceil_div, maximum, power_of_two_at_least
-from memsheet.engines.verified import NO_SDPA, VERIFIED
+from memsheet.engines.verified import NO_SDPA, TP_TRAINED, VERIFIED
 from memsheet.errors import Problem, require
 from memsheet.formulas.attention import table_dtype
 from memsheet.formulas.blocks import record, unmodelled
@@ -40,7 +40,7 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
         dropout=plan.dropout > 0, trains=adapter is None,
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
         adapter_dtype=adapter.dtype if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
-        quantized=plan.quantization is not None,
+        quantized=plan.quantization is not None, tensor_parallel=agreed(plan.mesh.tp > 1),
     )  # fmt: skip
 
 
@@ -77,7 +77,27 @@ def check_modelled(spec: ModelSpec, plan: Plan) -> None:
         )
     if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
         problems.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
-    require(dict.fromkeys([*problems, *_idle_dropout(spec, plan)]))
+    require(dict.fromkeys([*problems, *_tensor_parallel(spec, plan), *_idle_dropout(spec, plan)]))
+
+
+def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What training over tensor-parallel ranks was not compared with its real code for."""
+    degree = plan.mesh.tp
+    if not agreed(degree > 1):
+        return []
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    kinds = {block.kind for block in blocks} - TP_TRAINED
+    heads = {m.kv_heads for block in blocks for m in block.mixers if isinstance(m, Attention)}
+    reasons = {
+        f"training {', '.join(sorted(kinds))} was not compared with its real code": bool(kinds),
+        "a tied table has one part of its rows for the embedding and another for the head": spec.head.tied,
+        "adapters are not modelled over its ranks": plan.adapter is not None,
+        f"a {plan.loss.value} loss is not modelled over its ranks": plan.loss is not Loss.PLAIN,
+        "states on the host are not modelled over its ranks": bool(plan.offload.parameters or plan.offload.optimizer),
+        f"does not divide {min(heads, default=0)} heads of keys and values": any(agreed(count % degree != 0) for count in heads),
+    }
+    hint = "`memsheet trace` runs it"
+    return [Problem(field="mesh.tp", value=degree, reason=reason, hint=hint) for reason, holds in reasons.items() if holds]
 
 
 def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -132,12 +152,20 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
 
 
 def _parts(block: Block, prefix: str, plan: Plan, how: Numerics, *, release: bool) -> tuple[Part, Part]:
-    axes = block_axes(block, plan)
+    axes, block = block_axes(block, plan), _on_rank(block, plan)
     plain = evaluate(record(block, how), axes, prefix, release=release)
     if plan.recompute.mode is RecomputeMode.NONE:
         return plain, plain
     light, again = record(block, how, saving=False), record(block, how, recomputed=True)
     return evaluate(again, axes, prefix, release=release, forward=light), plain
+
+
+def _on_rank(block: Block, plan: Plan) -> Block:
+    """A block as its code sees it on a tensor-parallel rank: one head of keys and values is a special case."""
+    (at,) = block.mixers
+    if not isinstance(at, Attention) or at.heads == at.kv_heads or not agreed(plan.mesh.tp >= at.kv_heads):
+        return block
+    return replace(block, mixers=(replace(at, kv_heads=1),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,8 +237,11 @@ def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
         mask = how.stream.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
     else:
         kinds, mask = {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
-    tables = [((Component.TEMPORARIES, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
-    return Bag.of([*(((Component.TEMPORARIES, "model/causal_mask"), mask) for _ in kinds), *tables])
+    component = (
+        Component.SAVED_ACTIVATIONS if plan.recompute.mode is RecomputeMode.FULL else Component.TEMPORARIES
+    )  # a checkpoint's argument
+    tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
+    return Bag.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables])
 
 
 def stack_prefix(stack: Stack) -> str:

@@ -1,18 +1,19 @@
 """The two ends of a model: embeddings before the blocks; final norm, output projection and loss after them.
 
-Axes besides those of ``blocks.py``: ``V`` vocabulary (a rank's share under tensor parallelism), ``c`` tokens of one chunk of a fused loss.
+Axes besides those of ``blocks.py``: ``V0`` vocabulary, ``V`` a rank's share of it under tensor parallelism, ``c`` tokens of one chunk of a
+fused loss.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-from memsheet.formulas.graph import Grad, Joined, Tensor
+from memsheet.formulas.graph import Grad, Joined, Leaf, Tensor
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Tape
-from memsheet.spec.dtypes import FP32
+from memsheet.spec.dtypes import BOOL, FP32, INT64
 from memsheet.spec.model import Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
 
@@ -41,9 +42,25 @@ def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis,
     """Rows of a table. ``tied``: the head's gradient of it waits, a transposed view unless a cast made it anew."""
     dtype = how.parameters
     joined = (Joined.ANEW if r.compute is None else Joined.IN_PLACE) if tied else Joined.NO
-    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=joined)
     name = path.removesuffix(".weight")
+    if how.tensor_parallel and rows == "V0":
+        return _look_up_cut(r, name, how)
+    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=joined)
     return r.apply(r.tensor(f"{name}/output", (sequences, "s", "h"), dtype), (table,), (), lambda _: [r.grad((rows, "h"), dtype)])
+
+
+def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
+    """Rows that a tensor-parallel rank has, zeros for others, summed over ranks. The table's gradient is made for all of its rows
+    (torch distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward) and then cut.
+    """
+    dtype = how.parameters
+    table = Tensor(None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT) if how.trains else None)
+    elsewhere, rows = r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
+    own = r.tensor(f"{name}/rows_found", ("b", "s", "h"), dtype)
+    del elsewhere, rows
+    found = r.apply(own, (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
+    del own
+    return r.reduced(found, f"{name}/output")
 
 
 @lru_cache(maxsize=64)
@@ -57,7 +74,9 @@ def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics, tab
     trains = how.trains
     joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=trains, joined=joined)
-    logits = r.linear(x, weight, "V", "lm_head")
+    logits = r.linear(r.spread(x, "lm_head") if how.tensor_parallel else x, weight, "V", "lm_head")
+    if how.tensor_parallel:
+        logits = r.gathered(logits, ("b", "s", "V0"), "lm_head")
     if head.scaled:
         logits = r.scale(logits, "lm_head/scaled")
     if head.softcap:
@@ -67,7 +86,7 @@ def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics, tab
 
 def cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
     """Upcast to fp32, log-softmax (saves its output), negative log-likelihood (saves it again, the same storage)."""
-    wide = r.view(r.cast(logits, FP32, "loss/fp32"), ("b", "s", "V"))
+    wide = r.view(r.cast(logits, FP32, "loss/fp32"), ("b", "s", "V0"))
     shape = wide.shape
     logged = r.unary(wide, "loss/log_softmax", saves="output")
     return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(shape, FP32)])
@@ -113,5 +132,5 @@ def record_loss(how: Numerics, loss: Loss) -> Tape:
     if loss is Loss.FUSED:
         x = r.arriving(("b", "s", "h"), how.stream, "loss/input")
         return r.finish(fused_linear_cross_entropy(r, x, how), x, gradient=None)
-    x = r.arriving(("b", "s", "V"), how.autocast or how.parameters, "lm_head/output")
+    x = r.arriving(("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output")
     return r.finish(cross_entropy(r, x), x, gradient=None)

@@ -139,11 +139,10 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
 
 @lru_cache(maxsize=1024)
 def _keys(tape: Tape, prefix: str) -> list[Key]:
-    gradients = set(tape.gradients) - tape.unjoined
     keys = []
     for index, entry in enumerate(tape.entries):
         component = Component.TEMPORARIES
-        if index in gradients:
+        if entry.gradient:
             component = Component.GRADIENTS
         elif index in tape.saved:
             component = Component.SAVED_ACTIVATIONS

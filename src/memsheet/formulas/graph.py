@@ -62,15 +62,17 @@ class Joined(Enum):
     WAITS = "waits"  # it is the first, and a view: autograd holds it until the other is there
     IN_PLACE = "in place"  # to the first, which is no view
     ANEW = "anew"  # with the first, into a third tensor
+    CUT = "cut"  # whole on every tensor-parallel rank, then its own part is copied out
 
 
 class Leaf:
     """A parameter that trains: gradients end here."""
 
-    __slots__ = ("dtype", "joined", "path")
+    __slots__ = ("dtype", "joined", "path", "shape")
 
-    def __init__(self, path: str, dtype: DType, *, joined: Joined = Joined.NO) -> None:
+    def __init__(self, path: str, shape: Shape, dtype: DType, *, joined: Joined = Joined.NO) -> None:
         self.path = path
+        self.shape = shape
         self.dtype = dtype
         self.joined = joined
 
@@ -125,7 +127,6 @@ class Graph:
         self._inputs: set[int] = set()
         self._waiting: frozenset[int] | None = None
         self._gradients: list[Storage] = []  # parameters' gradients stay when backward has passed
-        self._unjoined: set[int] = set()
 
     @property
     def saves(self) -> bool:
@@ -152,7 +153,7 @@ class Graph:
         return x
 
     def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO) -> Tensor:
-        return Tensor(None, shape, dtype, Leaf(path, dtype, joined=joined) if trains else None)
+        return Tensor(None, shape, dtype, Leaf(path, shape, dtype, joined=joined) if trains else None)
 
     def apply(self, out: Tensor, inputs: tuple[Tensor, ...], saved: Iterable[Tensor], backward: Backward) -> Tensor:
         """Give ``out`` its place in the graph.
@@ -193,7 +194,6 @@ class Graph:
         return Tape(
             tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
             handed=frozenset(self._inputs), waiting=self._waiting or frozenset(),
-            unjoined=frozenset(self._unjoined),
         )  # fmt: skip
 
     def _play(self, root: Edge, grad: Grad) -> None:
@@ -240,14 +240,15 @@ class Graph:
             ports[port] = self.grad(grad.shape, grad.dtype)
 
     def _arrive(self, leaf: Leaf, grad: Grad, storage: Storage) -> None:
+        """A parameter's gradient is there. What stays of it until backward is over, or is added to one that is resident, is logged."""
         total = self.grad(grad.shape, grad.dtype) if leaf.joined is Joined.ANEW else None
         del total
+        if leaf.joined not in (Joined.WAITS, Joined.IN_PLACE):
+            self.entries[storage.index] = replace(self.entries[storage.index], path=leaf.module, gradient=True)
+        if leaf.joined is Joined.CUT:
+            storage = self.storage("embeddings/clone", leaf.shape, grad.dtype)  # by the group that reduces it
         self.log.append((Event.GRADIENT, storage.index))
-        if leaf.joined in (Joined.WAITS, Joined.IN_PLACE):
-            self._unjoined.add(storage.index)
-        else:
-            self.entries[storage.index] = replace(self.entries[storage.index], path=leaf.module)
-        if leaf.joined in (Joined.NO, Joined.WAITS):
+        if leaf.joined in (Joined.NO, Joined.WAITS, Joined.CUT):
             self._gradients.append(storage)
 
 

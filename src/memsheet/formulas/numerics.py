@@ -34,6 +34,7 @@ class Numerics:
     adapter_targets: frozenset[str] = frozenset()  # last names of the linear layers that carry LoRA matrices
     adapter_dtype: DType | None = None
     adapter_dropout: bool = False
+    tensor_parallel: bool = False  # linear layers are cut over ranks as transformers' plans cut them
     quantized: bool = False  # linear weights are dequantized for each use
     padded_head: int | None = None  # flash pads the head dim to this many
     several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
@@ -51,7 +52,10 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
     if how.quantized and weight.role is Role.LINEAR:
         result = r.dequantized_linear(x, (out, width), out, name, bias=low)
     else:
-        result = r.linear(x, r.parameter(name, (out, width), how.parameters, trains=how.trains), out, name, bias=low)
+        given = r.spread(x, name) if how.tensor_parallel and weight.cut == 0 else x
+        result = r.linear(given, r.parameter(name, (out, width), how.parameters, trains=how.trains), out, name, bias=low)
+        if how.tensor_parallel and weight.cut == 1:
+            result = r.reduced(result, f"{name}/all_reduce")
     if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
         if how.quantized:  # peft clones it first (tuners/lora/bnb.py:529-534)
             result = r.copy(result, result.shape, f"{name}/output")

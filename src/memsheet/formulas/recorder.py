@@ -162,6 +162,23 @@ class Recorder(Graph):
 
         return self.apply(self.tensor(path, shape, parts[0].dtype), parts, (), backward)
 
+    def spread(self, x: Tensor, path: str) -> Tensor:
+        """What every tensor-parallel rank works on: the same storage; the ranks' gradients of it are summed into a new one."""
+        shape, dtype = x.shape, x.dtype
+        return self.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [self.grad(shape, dtype, f"{path}/all_reduce")])
+
+    def reduced(self, x: Tensor, path: str) -> Tensor:
+        """The sum of what tensor-parallel ranks have; their gradient is that of the sum."""
+        return self.apply(self.tensor(path, x.shape, x.dtype), (x,), (), lambda g: [Grad(g.storage, g.shape, g.dtype)])
+
+    def gathered(self, x: Tensor, whole: Shape, path: str) -> Tensor:
+        """The last dimension of all tensor-parallel ranks: gathered along the first one, then joined along the last."""
+        shape, dtype = x.shape, x.dtype
+        gathered = self.tensor(f"{path}/all_gather", whole, dtype)
+        result = self.tensor(f"{path}/output", whole, dtype)
+        del gathered
+        return self.apply(result, (x,), (), lambda _: [self.grad(shape, dtype, f"{path}/clone")])
+
     def dropout(self, x: Tensor, path: str, *, active: bool) -> Tensor:
         """Saves a mask of one byte an element; nothing happens at probability zero."""
         if not active:

@@ -33,6 +33,7 @@ class Entry:
     shape: Shape
     dtype: DType
     weight_cast: bool = False  # an autocast copy of a parameter
+    gradient: bool = False  # a parameter's
 
 
 Log = tuple[tuple[Event, int], ...]
@@ -50,7 +51,6 @@ class Tape:
     outputs: frozenset[int]  # handed to the part after
     handed: frozenset[int]  # made by the part before
     waiting: frozenset[int]  # gradients that are there when backward first reads something saved, which is when recompute starts
-    unjoined: frozenset[int]  # gradients that will be added to another one of their parameter
 
     @property
     def inputs(self) -> frozenset[int]:
@@ -59,7 +59,7 @@ class Tape:
 
     @property
     def gradients(self) -> tuple[int, ...]:
-        """Parameters' gradients, in the order they are made."""
+        """What backward leaves of parameters' gradients, in the order it is made."""
         return tuple(i for event, i in self.backward if event is Event.GRADIENT)
 
     @property
