@@ -1,10 +1,10 @@
 """The formulas beside the trace: what memsheet predicts and what the real code allocates on fake tensors, item by item.
 
-    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every] [--jobs N] [--json]
+    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every] [--small] [--jobs N] [--json]
 
 Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs most at any instant, as
-a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them. Nothing is asserted; rows beyond the
-bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
+a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them; ``--small`` shrinks the models. Nothing
+is asserted; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
 """
 
 from __future__ import annotations
@@ -37,6 +37,11 @@ from memsheet.units import GIB
 
 MODELS = ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "llama-3.1-70b")
 SEQ_LEN = 2048
+SMALL = {
+    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 12, "num_attention_heads": 16, "num_key_value_heads": 8,
+    "vocab_size": 4000, "layer_types": None, "head_dim": 32,
+}  # fmt: skip
+"""What a model's config is shrunk to: the same code, seconds in place of minutes."""
 PEAK_BAR, ITEM_BAR = 0.005, 0.01
 
 Options = dict[str, Any]
@@ -155,11 +160,12 @@ def _worst(traced: Sheet, predicted: Sheet) -> Item:
     return found
 
 
-def rows(models: Sequence[str], places: Sequence[str], *, every: bool, jobs: int) -> Iterator[Row]:
+def rows(models: Sequence[str], places: Sequence[str], *, every: bool, small: bool, jobs: int) -> Iterator[Row]:
     """Every plan of every model, as they are done."""
-    asked = [(model, name, find_model(model)["config"], options) for model in models for name, options in plans(places, every=every)]
-    for _, _, _, options in asked:
-        options["seq_len"] = SEQ_LEN
+    shrunk = SMALL if small else {}
+    configs = {model: {**find_model(model)["config"], **shrunk} for model in models}
+    shapes = {"seq_len": 512 if small else SEQ_LEN}
+    asked = [(model, name, configs[model], {**options, **shapes}) for model in models for name, options in plans(places, every=every)]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(compared, *zip(*asked, strict=True))
 
@@ -180,11 +186,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", nargs="*", default=MODELS)
     parser.add_argument("--place", nargs="*", default=tuple(PLACES), choices=tuple(PLACES))
     parser.add_argument("--every", action="store_true", help="each plan with each optimizer")
+    parser.add_argument("--small", action="store_true", help="small models of the same families")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     done = []
-    for row in rows(options.model, options.place, every=options.every, jobs=options.jobs):
+    for row in rows(options.model, options.place, every=options.every, small=options.small, jobs=options.jobs):
         done.append(row)
         print(json.dumps(asdict(row)) if options.json else line(row), flush=True)
     if not options.json:

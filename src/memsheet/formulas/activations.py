@@ -52,7 +52,7 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     compute = how.autocast or how.parameters
     if compute is FP32:
         grouped = at.heads != at.kv_heads
-        return replace(how, attention=AttentionKernel.EAGER if grouped else AttentionKernel.EFFICIENT)
+        return replace(how, attention=AttentionKernel.MATH if grouped else AttentionKernel.EFFICIENT, mask=_needs_mask(at, plan))
     if _needs_mask(at, plan):
         return replace(how, attention=AttentionKernel.EFFICIENT, mask=True)
     short = at.head_dim % HEAD_ALIGNMENT
@@ -142,7 +142,7 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
     ``input_grad``: whether what it is handed needs a gradient.
     """
     how = replace(block_numerics(block, plan, numerics(plan, engine)), input_grad=input_grad)
-    if how.attention is not AttentionKernel.EAGER:
+    if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH):
         return _parts(block, prefix, plan, how, release=release)
     if isinstance(plan.microbatch, int):
         return _parts(block, prefix, plan, replace(how, several=plan.microbatch > 1), release=release)

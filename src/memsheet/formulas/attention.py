@@ -13,7 +13,7 @@ from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, project
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
-from memsheet.spec.dtypes import FP16, FP32, INT64, DType
+from memsheet.spec.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.spec.model import Attention, Norm, Weight
 
 Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None]]
@@ -211,6 +211,44 @@ def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not Rest.NONE else r.view(out, MERGED)), None
 
 
+def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """Plain operations in one call, whose locals go when it returns."""
+    inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
+    return r.copy(_in_plain_operations(r, q, k, v, at, how, several=how.several and inside), MERGED, at.path + "/context"), None
+
+
+def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
+    """aten native/transformers/attention.cpp, _scaled_dot_product_attention_math: half of the scale on either side, keys and values
+    repeated, a bias in place of a mask.
+    """
+    path = at.path
+    bias = _bias(r, q, path, how)
+    q = r.scale(q, path + "/q")
+    k, v = _repeated(r, k, path + "/k"), _repeated(r, v, path + "/v")
+    scaled = r.scale(k, path + "/k")
+    weights = r.add(r.product(q, scaled, SCORES, path + "/scores", copies=(several, False)), bias, path + "/scores")
+    weights = r.unary(weights, path + "/softmax", saves="output")
+    return r.product(weights, v, HEADS, path + "/context")
+
+
+def _bias(r: Recorder, q: Tensor, path: str, how: Numerics) -> Tensor:
+    """What is added to the scores: of the mask that is given, or of a causal one made here."""
+    if how.mask:
+        return r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype)
+    ones = r.tensor(path + "/ones", ("s", "s"), BOOL)
+    lower = r.tensor(path + "/tril", ("s", "s"), BOOL)
+    del ones
+    bias = r.tensor(path + "/mask_bias", ("s", "s"), q.dtype)
+    del lower
+    return bias
+
+
+def _repeated(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """Keys or values for every query head, copied; the gradient is summed back over the group."""
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, HEADS, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
 def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
     """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
     path = at.path
@@ -238,5 +276,6 @@ def _pad(r: Recorder, x: Tensor, path: str, head: Axis) -> Tensor:
 CORES: dict[AttentionKernel, Core] = {
     AttentionKernel.EAGER: eager_attention,
     AttentionKernel.FUSED: fused_attention,
+    AttentionKernel.MATH: math_attention,
     AttentionKernel.EFFICIENT: efficient_attention,
 }

@@ -170,10 +170,10 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tap
         cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
         return Part(retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs))
     light = _sizes(forward, axes)
-    light_keys = _keys(forward, prefix)
+    light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
     again = _high_water(tape, "recomputed", sizes, keys)
     handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
-    kept = Bag.of(((Component.SAVED_ACTIVATIONS, light_keys[i][1]), light[i]) for i in forward.handed)
+    kept = Bag.of((light_keys[i], light[i]) for i in forward.handed)
     cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
     step_back = largest([[(1, backward), *still], [(1, again), (1, handed_back)]])

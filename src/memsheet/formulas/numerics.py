@@ -17,6 +17,7 @@ class AttentionKernel(Enum):
 
     EAGER = "eager"
     FUSED = "flash"  # flash through torch's scaled_dot_product_attention or the flash-attn package
+    MATH = "math"  # torch's plain operations, where no kernel takes the operands: fp32 with fewer heads of keys than of queries
     EFFICIENT = "efficient"  # torch's memory-efficient kernel: one head of keys a query head, a mask if there is one
 
 

@@ -150,7 +150,7 @@ def _kept(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, B
 def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
     """What everything ahead of a layer keeps for backward."""
     walk = step.walk
-    moment = _embeddings_kept(step)
+    moment = _embeddings_kept(step, entered=run + repetition + place > 0)
     for layers in walk.layers[:run]:
         moment += [*_kept(step, layers, layers.count), *_held(step, layers, layers.count)]
     moment += [*_kept(step, walk.layers[run], repetition), *_held(step, walk.layers[run], repetition)]
@@ -160,14 +160,28 @@ def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Cou
     return moment
 
 
-def _embeddings_kept(step: Step) -> list[tuple[Count, Bag]]:
+def _embeddings_kept(step: Step, *, entered: bool) -> list[tuple[Count, Bag]]:
+    """What the embeddings keep. Once the first layer was ``entered``, the input that it keeps goes by their name."""
     first = step.walk.embeddings
-    return [(1, first.part.retained), (1, step.around.holds(first))] if first else []
+    if first is None:
+        return []
+    renamed = [(1, _output_of(first, step.walk.layers[0].pattern[0]))] if entered and step.walk.layers else []
+    return [(1, first.part.retained), (1, step.around.holds(first)), *renamed]
+
+
+def _output_of(embeddings: Group, layer: Group) -> Bag:
+    """The first layer's kept input, named anew."""
+    if not layer.part.keeps_input:
+        return EMPTY
+    names = {path: f"{module_of(embeddings.parameters[0].path)}/output" for _, path in layer.part.arriving.held}
+    saved = Component.SAVED_ACTIVATIONS
+    pairs = [((saved, names[path]), size) for (_, path), size in layer.part.arriving.held.items()]
+    return Bag.of([*pairs, *(((saved, path), -size) for (_, path), size in layer.part.arriving.held.items())])
 
 
 def _all_kept(step: Step) -> list[tuple[Count, Bag]]:
     walk = step.walk
-    moment = _embeddings_kept(step)
+    moment = _embeddings_kept(step, entered=True)
     for layers in walk.layers:
         moment += [*_kept(step, layers, layers.count), *_held(step, layers, layers.count)]
     return moment
