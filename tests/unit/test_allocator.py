@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.allocator import Replay, Settings, replay, settings_from, slack_item, smallest_capacity, with_slack
+from memsheet.allocator import Replay, Settings, replay, settings_from, slack_item, slack_within, smallest_capacity, with_slack
 from memsheet.allocator.settings import INTERVALS, block_bytes, segment_bytes
 from memsheet.errors import InputError
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item
@@ -403,6 +403,19 @@ def test_the_slack_replaces_what_a_sheet_had() -> None:
     slack = [item for item in again.items if item.component is Component.ALLOCATOR_SLACK]
     assert slack == [Item(Component.ALLOCATOR_SLACK, "allocator", {Instant.FORWARD: Bytes.exact(5 * MIB)}, slack[0].evidence)]
     assert once.reserved.value == 50 * MIB
+
+
+def test_where_there_is_less_room_less_is_cached() -> None:
+    timeline = story(Instant.FORWARD, ("a", 30), Instant.BACKWARD, "a", ("b", 40), Instant.OPTIMIZER_STEP, "b")
+
+    def slack(*rooms: int) -> Bytes:
+        return slack_within(timeline, Settings(), tuple(room * MIB for room in rooms)).at[Instant.BACKWARD]  # type: ignore[arg-type]
+
+    assert slack(70, 80, 90) == Bytes.exact(30 * MIB)
+    assert slack(50, 80, 90) == Bytes.exact(0)  # what is free goes back before memory runs out
+    assert slack(30, 50, 90) == Bytes(0, 0, 30 * MIB)
+    assert slack(20, 30, 50) == Bytes(0, 30 * MIB, 30 * MIB)
+    assert slack(-1, 10, 30) == Bytes.exact(30 * MIB)  # it dies everywhere: what it would have reserved
 
 
 # ---- PYTORCH_ALLOC_CONF ----------------------------------------------------------------------------------------------------------
