@@ -24,6 +24,10 @@ from memsheet.units import GIB  # noqa: E402
 GENERATED = "<!-- made by docs/generate.py: edit the script or tests/golden/worked_examples.toml, then `make regold` -->\n"
 
 
+KEPT = ("model.layers.", "model.embed_tokens/")
+"""What layers keep for backward: their own, and the first one's input, which is the embeddings' output."""
+
+
 # ---- worked examples -------------------------------------------------------------------------------------------------------
 
 VERDICTS = {True: "stands", False: "wrong", None: "a matter of definition"}
@@ -96,7 +100,7 @@ def kept_by_layers(sheet: Sheet) -> int:
     return sum(
         i.at[Instant.LOSS].value
         for i in sheet.items
-        if i.component is Component.SAVED_ACTIVATIONS and i.path.startswith("model.layers.") and Instant.LOSS in i.at
+        if i.component is Component.SAVED_ACTIVATIONS and i.path.startswith(KEPT) and Instant.LOSS in i.at
     )
 
 

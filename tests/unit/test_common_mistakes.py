@@ -191,8 +191,19 @@ def test_16_fused_attention_has_no_scores_but_a_log_sum_exp() -> None:
 def test_17_recompute_keeps_the_inputs_and_brings_one_layer_back() -> None:
     held, plain = (trained("llama-2-7b", precision="bf16-pure", recompute=mode, seq_len=4096) for mode in ("full", "none"))
     start = 4096 * 4096 * 2
-    kept = sum(size for path, size in paths(held, C.SAVED_ACTIVATIONS, At.LOSS).items() if path.startswith("model.layers."))
-    layer = sum(size for path, size in paths(plain, C.SAVED_ACTIVATIONS, At.LOSS).items() if path.startswith("model.layers.")) // 32
+    kept = sum(
+        size
+        for path, size in paths(held, C.SAVED_ACTIVATIONS, At.LOSS).items()
+        if path.startswith(("model.layers.", "model.embed_tokens/"))
+    )
+    layer = (
+        sum(
+            size
+            for path, size in paths(plain, C.SAVED_ACTIVATIONS, At.LOSS).items()
+            if path.startswith(("model.layers.", "model.embed_tokens/"))
+        )
+        // 32
+    )
     assert kept == 32 * start
     again = held.of(C.SAVED_ACTIVATIONS, C.TEMPORARIES, instant=At.BACKWARD).value
     assert again >= layer

@@ -218,7 +218,7 @@ def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, 
 
 
 def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
-    """aten native/transformers/attention.cpp, _scaled_dot_product_attention_math: half of the scale on either side, keys and values
+    """The library's attention.cpp (aten native/transformers), _scaled_dot_product_attention_math: half of the scale on either side, keys and values
     repeated, a bias in place of a mask.
     """
     path = at.path
