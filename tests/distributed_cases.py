@@ -7,30 +7,39 @@ import json
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from unittest.mock import patch
 
 from memsheet.account import account
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
+from memsheet.run.fsdp2 import apply_fsdp2
 from memsheet.sheet import Component, Instant
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Implementation, Offload, Optimizer, OptimizerName, Schedule
 from memsheet.timeline import alive, peaks, sheet_of, sizes
-from memsheet.trace import fake_distributed
+from memsheet.trace import distributed_job, fake_distributed
 from memsheet.trace.distributed_job import trace_rank
+from memsheet.trace.fold import depth_of
 from memsheet.trace.job import How
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from distributed import LLAMA_8B, beside_torch, layers_and_rest
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512, "tie_word_embeddings": False,
 }  # fmt: skip
+SEVEN = {**TINY, "num_hidden_layers": 7}  # enough that one can stand for others
+DEEP = {**TINY, "num_hidden_layers": 14}  # enough on each of two stages
+EXPERTS = {
+    **SEVEN, "model_type": "qwen3_moe", "head_dim": 16, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1, "norm_topk_prob": True,
+}  # fmt: skip
+WINDOWS = {**TINY, "model_type": "mistral", "sliding_window": 32}
 TIED = {**TINY, "tie_word_embeddings": True}
 FOUR = {**TINY, "num_hidden_layers": 4}
-LARGE = {
-    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
-}  # fmt: skip
 HOW = How(scratch=False)
 FSDP = {"engine": "fsdp2", "dp_shard": 8, "zero": 3}
 ONE = {"engine": "transformers", "precision": "bf16-pure"}
@@ -82,8 +91,39 @@ def seen(timeline, event):
 def sharded(config=TINY, mesh=None, rank=0, **short):
     """FSDP2 beside the formulas."""
     spec, plan = planned(config, mesh, **{**FSDP, **short})
-    sheet = account(spec, plan)
-    return {**facts(config, plan, rank), "predicted": {i.value: sheet.at(i).value for i in sheet.instants}}
+    return {**facts(config, plan, rank), "predicted": predicted(spec, plan)}
+
+
+def predicted(spec, plan):
+    try:
+        sheet = account(spec, plan)
+    except InputError:  # not modelled
+        return {}
+    return {instant.value: sheet.at(instant).value for instant in sheet.instants}
+
+
+def folded(config=SEVEN, mesh=None, rank=0, schedule=None, **short):
+    """A trace of all layers beside one in which a layer stands for its like."""
+    spec, plan = planned(config, mesh, **{**FSDP, **short})
+    plan = replace(plan, schedule=schedule or plan.schedule)
+    depth = depth_of(spec.stacks[0].layers, [(len(run.pattern), run.count) for run in spec.stacks[0].runs])
+    written = []
+    deepen = distributed_job.deepen
+    with patch.object(distributed_job, "deepen", lambda *given: written.append(deepen(*given)) or written[-1]):
+        found = trace_rank(config, plan, HOW, rank, depth)
+    return {"folds": len(written), "same": found == trace_rank(config, plan, HOW, rank), "events": len(found.events)}
+
+
+def experts(rank=0, **mesh):
+    """Experts shared out among as many ranks as fully_shard has."""
+    few = {**EXPERTS, "num_hidden_layers": 3}
+    _, plan = planned(few, mesh, **FSDP)
+    return facts(few, replace(plan, mesh=replace(plan.mesh, dp_shard=8 // int(plan.mesh.tp))), rank)
+
+
+def context(rank=0):
+    _, plan = planned(TINY, {"cp": 2}, **{**FSDP, "dp_shard": 4})
+    return facts(TINY, plan, rank)
 
 
 def phantoms():
@@ -103,56 +143,27 @@ def real():
         return facts(TINY, plan, how=How(device="cpu", fake=False, scratch=False))
 
 
+def beside_real(config, mesh, rank=0, schedule=None, zero=None, **short):
+    """Fake tensors beside real ones in the same step of another kind of job."""
+    from memsheet.trace.patches import UNPADDED, applied
+
+    _, plan = planned(config, mesh, **short)
+    plan = replace(plan, schedule=schedule or plan.schedule, zero=plan.zero if zero is None else zero)
+    with applied(UNPADDED):
+        found = facts(config, plan, rank, How(device="cpu", fake=False, scratch=False))
+    fake = facts(config, plan, rank, How(device="cpu", scratch=False))
+    return {"same": found["events"] == fake["events"], "events": len(fake["events"])}
+
+
 def on_cpu():
     _, plan = planned(TINY, **FSDP)
     return facts(TINY, plan, how=How(device="cpu", scratch=False))
 
 
-def tracker(config, seq_len):
-    """What torch's own tracker says of the same step, and the trace with the sizes rounded as it rounds them."""
-    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-    from torch.distributed.tensor import DTensor
-
-    from memsheet.run.fsdp2 import apply_fsdp2
-    from memsheet.run.mesh import build_mesh
-    from memsheet.run.meta import materialize
-    from memsheet.run.model import build_config, build_model
-    from memsheet.run.optimizer import build_optimizer
-    from memsheet.run.step import tokens
-    from memsheet.trace.job import recording, timeline
-
-    class Tracker(FSDPMemTracker):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            """It would count DTensor's arithmetic at global shape."""
-            if any(issubclass(kind, DTensor) for kind in types):
-                return NotImplemented
-            return super().__torch_dispatch__(func, types, args, kwargs)
-
+def tracker(config, seq_len, shard=apply_fsdp2):
+    """What torch's own tracker says of the same step."""
     _, plan = planned(config, **FSDP, seq_len=seq_len)
-    settings = build_config(config, plan)
-    with fake_distributed.distributed(8, 0):
-        mesh = build_mesh(plan, "cuda")
-        with recording(HOW) as recorder:
-            model = build_model(settings, plan, "meta")
-            apply_fsdp2(model, model, plan, mesh)
-            materialize(model, "cuda")
-            optimizer = build_optimizer(model.parameters(), plan)
-            batch = tokens(settings, plan, "cuda")
-            torchs = Tracker(model, optimizer)
-            torchs.track_inputs(tuple(batch.values()))
-            with torchs:
-                for step in range(2):
-                    loss = model(**batch).loss
-                    loss.backward()
-                    del loss
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    if step == 0:
-                        torchs.reset_mod_stats()
-    recorded = timeline(recorder)
-    rounded = replace(recorded, storages=tuple(replace(s, bytes=-(-s.bytes // 512) * 512) for s in recorded.storages))
-    (snapshot,) = torchs.get_tracker_snapshot("peak").values()
-    return {"torch": snapshot["Total"], "ours": max(sizes(rounded))}
+    return beside_torch(config, plan, shard)
 
 
 def undone():
@@ -176,7 +187,8 @@ def refused():
     _, one = planned(FOUR, **ONE, global_batch=1)
     loop = Optimizer(name=OptimizerName.ADAMW, implementation=Implementation.LOOP)
     asked = {
-        "offload": replace(plan, offload=Offload(parameters=1.0)), "context": replace(plan, mesh=replace(plan.mesh, cp=2)),
+        "offload": replace(plan, offload=Offload(parameters=1.0)), "context": replace(plan, mesh=replace(plan.mesh, cp=2, pp=2)),
+        "pieces": replace(plan, mesh=replace(plan.mesh, cp=2), seq_len=66), "splits": replace(plan, mesh=replace(plan.mesh, ep=2, etp=2)),
         "experts": replace(plan, mesh=replace(plan.mesh, ep=2)), "heads": replace(plan, mesh=replace(plan.mesh, tp=8)),
         "engine": replace(plan, engine="deepspeed"), "batches": replace(one, mesh=replace(one.mesh, pp=2), schedule=Schedule.ONE_F_ONE_B),
         "stages": replace(one, mesh=replace(one.mesh, pp=3)), "fused": replace(one, mesh=replace(one.mesh, tp=2)),
@@ -186,15 +198,51 @@ def refused():
             trace_rank(FOUR, wrong, HOW, 0)
         except InputError as error:
             found[name] = error.problems[0].field
+    ring = replace(plan, mesh=replace(plan.mesh, cp=2))
+    for name, config, wrong, how in (
+        ("windows", WINDOWS, ring, HOW), ("cpu", TINY, ring, How(device="cpu")),
+        ("shares", EXPERTS, replace(plan, mesh=replace(plan.mesh, ep=3)), HOW),
+    ):  # fmt: skip
+        try:
+            trace_rank(config, wrong, how, 0)
+        except InputError as error:
+            found[name] = error.problems[0].field
     trace_rank(FOUR, replace(one, mesh=replace(one.mesh, tp=2), optimizer=loop), HOW, 0)
     return found
 
 
-def replicas(zero=0, rank=0):
+def replicas(zero=0, rank=0, **mesh):
     spec, plan = planned(TINY, engine="transformers", precision="bf16-autocast", dp_replicate=2)
-    return {**facts(TINY, replace(plan, zero=zero), rank), "predicted": account(spec, plan).peak.value}
+    predicted = account(spec, plan).peak.value
+    return {**facts(TINY, replace(plan, zero=zero, mesh=replace(plan.mesh, **mesh)), rank), "predicted": predicted}
 
 
+FOLDED = {
+    "fsdp": lambda: folded(recompute="full"),
+    "context": lambda: folded(mesh={"cp": 2}, dp_shard=2, rank=3),
+    "stage": lambda: folded(DEEP, {"pp": 2}, 8, Schedule.ONE_F_ONE_B, global_batch=32),
+    "zero 2": lambda: folded(zero=2),
+    "replicated": lambda: folded(mesh={"dp_replicate": 2}, dp_shard=4, rank=5),
+    "uneven": lambda: folded(dp_shard=7, rank=6),
+    "cut": lambda: folded(mesh={"tp": 2}, dp_shard=4),
+    "tied": lambda: folded({**SEVEN, "tie_word_embeddings": True}),
+    "loop": lambda: folded(optimizer_implementation="loop"),
+    "foreach": lambda: folded(optimizer_implementation="foreach"),
+    "accumulated": lambda: folded(global_batch=16),
+    "gpipe": lambda: folded(DEEP, {"pp": 2}, 0, Schedule.GPIPE, global_batch=32),
+    "experts": lambda: folded(EXPERTS, {"ep": 4}, 3),
+    "cut experts": lambda: folded(EXPERTS, {"ep": 4, "tp": 2}, 3, dp_shard=4),
+}  # fmt: skip
+DDP = {"engine": "transformers", "precision": "bf16-autocast", "dp_replicate": 2}
+REAL = {
+    "cut": lambda: beside_real(TINY, {"tp": 2}, **{**FSDP, "dp_shard": 4}),
+    "replicated": lambda: beside_real(TINY, {"dp_replicate": 2}, **{**FSDP, "dp_shard": 4}),
+    "experts": lambda: beside_real({**EXPERTS, "num_hidden_layers": 2}, {"ep": 4}, **FSDP),
+    "stage": lambda: beside_real(FOUR, {"pp": 2}, 1, Schedule.ONE_F_ONE_B, **ONE, global_batch=4),
+    "replica": lambda: beside_real(TINY, None, **DDP),
+    "shared moments": lambda: beside_real(TINY, None, 1, zero=1, **DDP),
+}
+QUICK = ("fsdp", "context", "stage")
 CASES = {
     "fsdp": sharded,
     "zero 2": lambda: sharded(zero=2),
@@ -215,17 +263,28 @@ CASES = {
     "refused": refused,
     "replicas": replicas,
     **{f"zero 1 rank {rank}": lambda rank=rank: replicas(1, rank) for rank in range(2)},
+    **{f"zero 1 third {rank}": lambda rank=rank: replicas(1, rank, dp_replicate=1, dp_shard=3) for rank in range(3)},
+    **{f"third {rank}": lambda rank=rank: sharded(dp_shard=3, rank=rank) for rank in range(3)},
+    "context": context,
+    "context 7": lambda: context(7),
+    "experts": lambda: experts(ep=4),
+    "no experts": experts,
+    **{f"folded {name}": make for name, make in FOLDED.items()},
+    **{f"beside real {name}": make for name, make in REAL.items()},
     **{f"gpipe {rank}": lambda rank=rank: pipeline(Schedule.GPIPE, rank) for rank in range(2)},
     **{f"1f1b {rank}": lambda rank=rank: pipeline(Schedule.ONE_F_ONE_B, rank) for rank in range(2)},
     "interleaved 0": lambda: pipeline(Schedule.INTERLEAVED, 0, vpp=2),
     "pipeline of replicas": lambda: pipeline(Schedule.ONE_F_ONE_B, 0, microbatches=8, dp_replicate=2),
     "tied pipeline 1": lambda: pipeline(Schedule.ONE_F_ONE_B, 1, {**FOUR, "tie_word_embeddings": True}),
-    "large": lambda: {**sharded(LARGE, seq_len=2048), "events": []},
-    "large tracker": lambda: tracker(LARGE, 2048),
+    "large": lambda: {**sharded(LLAMA_8B, seq_len=2048), "events": []},
+    "large tracker": lambda: tracker(LLAMA_8B, 2048),
+    "large plain tracker": lambda: tracker(LLAMA_8B, 2048, layers_and_rest),
 }
 SLOW = (
     "pure", "tied and cut", "uneven first", "uneven last", "zero 1 rank 0", "zero 1 rank 1", "interleaved 0", "pipeline of replicas",
-    "tied pipeline 1", "large", "large tracker",
+    "tied pipeline 1", "large", "large tracker", "large plain tracker", "zero 1 third 0", "zero 1 third 1", "zero 1 third 2", "third 0", "third 1", "third 2",
+    "context 7", *(f"folded {name}" for name in FOLDED if name not in QUICK),
+    *(f"beside real {name}" for name in REAL),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -51,7 +51,10 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     gpus = cluster.count if cluster else None
     engine = _engine(gaps, task, gpus)
     if real:
-        engine = replace(engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules))
+        engine = replace(
+            engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules),
+            zero=(*engine.zero, *engine.real_zero),
+        )  # fmt: skip
     for key, harmless in UNMODELLED.items():
         value = request.get(key)
         if value is not None and value not in harmless:

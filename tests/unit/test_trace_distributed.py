@@ -10,6 +10,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from memsheet.cli import main
+
 CASES = Path(__file__).parent.parent / "distributed_cases.py"
 HIDDEN, WIDE, VOCAB, LAYERS = 64, 192, 512, 3
 LAYER = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * WIDE + 2 * HIDDEN
@@ -111,11 +113,26 @@ def test_fake_tensors_make_the_events_of_real_ones(cases):
 
 
 @pytest.mark.slow
+def test_fake_tensors_make_the_events_of_real_ones_in_every_sharding(others):
+    """Through collectives that send nothing: replicas, cut layers, shared experts, a stage."""
+    found = {name: case for name, case in others.items() if name.startswith("beside real")}
+    assert {name: case["same"] for name, case in found.items()} == dict.fromkeys(found, True)
+    assert all(case["events"] > 500 for case in found.values())
+
+
+@pytest.mark.slow
 def test_a_rank_with_less_than_a_whole_chunk_has_fewer_moments_and_padded_parameters(others):
     first, last = others["uneven first"]["of"]["load"], others["uneven last"]["of"]["load"]
     assert first["parameters"] == last["parameters"]
     assert first["optimizer_states"] > last["optimizer_states"]
     assert others["uneven first"]["at"] == pytest.approx(others["uneven first"]["predicted"], abs=640)
+
+
+@pytest.mark.slow
+def test_the_moments_of_all_ranks_are_those_of_the_whole_model(others):
+    """However unevenly rows divide: parameters are padded on the last rank, moments are not."""
+    ranks = [others[f"third {rank}"]["of"]["load"]["optimizer_states"] for rank in range(3)]
+    assert sum(ranks) == 8 * PARAMETERS + 3 * STEPS
 
 
 @pytest.mark.slow
@@ -131,6 +148,14 @@ def test_eight_billion_parameters_on_eight_ranks(others):
     assert round(large["at"]["load"] / GIB, 3) == 11.218
     assert round(max(large["peaks"].values()) / GIB, 3) == 27.943
     assert others["large tracker"]["ours"] == others["large tracker"]["torch"]
+
+
+@pytest.mark.slow
+def test_the_plainest_grouping_of_eight_billion_parameters(others):
+    """Each layer and the rest: embeddings and head stay gathered, where accelerate's groups let the embeddings go."""
+    plain = others["large plain tracker"]
+    assert [round(plain[name] / GIB, 3) for name in ("before", "after", "ours", "torch")] == [3.739, 11.218, 28.839, 28.839]
+    assert plain["ours"] == plain["torch"]
 
 
 # ---- tensor parallelism -----------------------------------------------------------------------------------------------------
@@ -172,10 +197,75 @@ def test_replicas_keep_buckets_beside_the_gradients(cases):
 
 
 @pytest.mark.slow
+def test_every_rank_of_three_shares_out_the_moments(cases, others):
+    ranks = [others[f"zero 1 third {rank}"]["of"]["load"]["optimizer_states"] for rank in range(3)]
+    assert sum(ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
+    assert len(set(ranks)) > 1  # whole tensors: the shares are not even
+
+
+@pytest.mark.slow
 def test_stage_one_shares_out_the_moments_and_nothing_else(cases, others):
     ranks = [others[f"zero 1 rank {rank}"]["of"]["load"] for rank in range(2)]
     assert sum(rank["optimizer_states"] for rank in ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
     assert all(rank["parameters"] == 4 * PARAMETERS for rank in ranks)
+
+
+# ---- sequences and experts shared out ------------------------------------------------------------------------------------
+
+
+def test_sequences_shared_out_keep_the_same_states_and_a_share_of_activations(cases):
+    whole, shared = cases["fsdp"], cases["context"]
+    assert states(shared, "load") == states(whole, "load")
+    for path in ("model.layers.*.mlp/mul", "model.layers.*.input_layernorm/_to_copy"):
+        assert 2 * shared["paths"]["saved_activations"][path] == whole["paths"]["saved_activations"][path]
+
+
+def test_keys_and_values_of_the_whole_sequence_are_gathered(cases):
+    gathered = [size for made, size, op, _ in cases["context"]["events"] if made and op.endswith("functional.all_gather_into_tensor")]
+    keys_and_values = 2 * 64 * (HIDDEN // 2) * 2  # of 64 tokens, half as many heads as queries, in bf16
+    assert gathered == [keys_and_values] * 2 * LAYERS  # forward and backward
+
+
+@pytest.mark.slow
+def test_a_rank_that_corrects_a_half_keeps_its_output_twice(cases, others):
+    """The first rank adds later keys to the second half of its queries and puts the halves together, in another order of dimensions
+    than the output projection wants; the last rank adds to all of them.
+    """
+    first, last = (case["of"]["loss"]["saved_activations"] for case in (cases["context"], others["context 7"]))
+    assert first - last == LAYERS * 64 // 2 * HIDDEN * 2
+
+
+def test_experts_shared_out_keep_the_same_states_and_gather_their_own_only(cases):
+    whole, shared = cases["no experts"], cases["experts"]
+    assert states(shared, "load") == states(whole, "load")
+    expert = 3 * HIDDEN * 32
+    assert shared["paths"]["unsharded_parameters"]["model.layers.*.mlp.experts/unsharded"] == 2 * 2 * expert  # 2 of 8, in bf16
+    layer = {name: case["paths"]["unsharded_parameters"]["model.layers.*/unsharded"] for name, case in cases.items() if "experts" in name}
+    assert layer["no experts"] - layer["experts"] == 2 * 8 * expert
+
+
+def test_as_many_tokens_come_to_each_rank_as_leave_it(cases):
+    """Two experts a token, evenly chosen: sent and received, there and back, forward and backward."""
+    rows = [size for made, size, op, _ in cases["experts"]["events"] if made and "all_to_all" in op]
+    assert rows == [2 * 64 * HIDDEN * 2] * 4 * LAYERS
+
+
+# ---- layers that stand for others ----------------------------------------------------------------------------------------
+
+
+def check_folded(found):
+    assert found
+    assert {name: case["folds"] for name, case in found.items()} == dict.fromkeys(found, 1)
+    assert {name: case["same"] for name, case in found.items()} == dict.fromkeys(found, True)
+
+
+def test_a_layer_stands_for_its_like_event_by_event(cases):
+    check_folded({name: case for name, case in cases.items() if name.startswith("folded")})
+
+
+@pytest.mark.slow
+def test_a_layer_stands_for_its_like_in_every_sharding(others):
+    check_folded({name: case for name, case in others.items() if name.startswith("folded")})
 
 
 # ---- pipelines --------------------------------------------------------------------------------------------------------------
@@ -242,5 +332,48 @@ def test_nothing_is_left_behind(cases):
 def test_what_cannot_be_run_is_refused_by_name(cases):
     assert cases["refused"] == {
         "offload": "offload", "context": "mesh.cp", "experts": "mesh.ep", "heads": "mesh.tp", "engine": "engine", "batches": "global_batch",
-        "stages": "layers_per_stage", "fused": "optimizer.implementation",
+        "stages": "layers_per_stage", "fused": "optimizer.implementation", "pieces": "seq_len", "splits": "mesh.etp", "windows": "mesh.cp",
+        "cpu": "mesh.cp", "shares": "mesh.ep",
     }  # fmt: skip
+
+
+def traced(capsys, *flags):
+    asked = ["trace", "llama-tiny", "--gpus", "4xH100-80GB", "--engine", "fsdp2", "--pp", "2", "--global-batch", "8", "--seq-len", "64"]
+    assert main([*asked, *flags, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)["ranks"]
+
+
+def test_the_command_traces_one_rank_of_each_stage(capsys):
+    first, last = traced(capsys, "--schedule", "1f1b", "--all-stages")
+    assert (first["rank"], first["stage"], last["rank"], last["stage"]) == (0, 0, 2, 1)
+    held = [{item["path"] for item in rank["items"] if item["component"] == "parameters"} for rank in (first, last)]
+    assert "lm_head" in held[1] - held[0]
+    assert "model.embed_tokens" in held[0] - held[1]
+
+
+@pytest.mark.slow
+def test_the_command_traces_the_rank_that_is_asked_for(capsys):
+    """The third rank of four is the first of the second stage."""
+    (asked,) = traced(capsys, "--schedule", "gpipe", "--rank", "2")
+    _, last = traced(capsys, "--schedule", "gpipe", "--all-stages")
+    assert asked == last
+
+
+def test_a_rank_that_is_not_there_is_refused(capsys):
+    assert main(["trace", "llama-tiny", "--gpus", "4xH100-80GB", "--engine", "fsdp2", "--seq-len", "64", "--rank", "4"]) == 2
+    assert "rank = 4" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--engine fsdp2 --cp 2", "--engine fsdp2 --pp 2 --vpp 2 --schedule interleaved --global-batch 4", "--engine transformers --zero 1",
+        "--engine transformers --pp 2 --schedule gpipe --global-batch 4", "--engine transformers --tp 2 --optimizer-implementation loop",
+    ],
+)  # fmt: skip
+def test_what_is_run_and_not_modelled_can_be_asked_for(capsys, flags):
+    asked = ["trace", "llama-tiny", "--gpus", "2xH100-80GB", "--seq-len", "64", "--rank", "1", *flags.split(), "--json"]
+    assert main(asked) == 0
+    (rank,) = json.loads(capsys.readouterr().out)["ranks"]
+    assert rank["rank"] == 1

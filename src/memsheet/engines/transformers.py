@@ -6,7 +6,7 @@ from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Role
-from memsheet.spec.plan import Implementation, OptimizerName
+from memsheet.spec.plan import Implementation, OptimizerName, Schedule
 
 ENGINE = Engine(
     name="transformers",
@@ -14,7 +14,10 @@ ENGINE = Engine(
     tasks=("train", "infer"),
     axes=("dp_replicate",),
     serving_axes=("tp", "pp"),
+    real_axes=("dp_shard", "tp", "pp", "vpp"),
+    real_schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     zero=(0,),
+    real_zero=(1,),
     default_zero=0,
     sharding=Sharding.REPLICATED,
     default_precision="bf16-autocast",

@@ -15,7 +15,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from memsheet.errors import refuse
 from memsheet.run.dtypes import torch_dtype
-from memsheet.run.mesh import axes
+from memsheet.run.expert_parallel import shard_experts
+from memsheet.run.mesh import sharding
 from memsheet.run.model import layers_of
 from memsheet.spec.plan import Plan
 
@@ -27,9 +28,10 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
     """
     if plan.offload.parameters or plan.offload.optimizer:
         raise refuse("offload", plan.offload.parameters or plan.offload.optimizer, "is not run yet with fully_shard")
-    ranks = axes(mesh, "dp_replicate", "dp_shard")
-    given: dict[str, Any] = {"mesh": ranks, "mp_policy": _policy(plan)}
+    given: dict[str, Any] = {"mesh": sharding(mesh), "mp_policy": _policy(plan)}
     resharded = {**given, "reshard_after_forward": plan.reshard_after_forward}
+    if plan.mesh.ep > 1:
+        shard_experts(model, plan, given)
     for layer in _layers(model):
         fully_shard(layer, **resharded)
     embeddings, norm, head = ends(model)

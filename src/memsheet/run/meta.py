@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 
-def materialize(model: nn.Module, device: str) -> None:
-    """Memory on ``device`` for everything that has none, in place: a tied tensor stays one tensor. Values are whatever was there."""
+def materialize(model: nn.Module, device: str, at: Callable[[str], None] = lambda _: None) -> None:
+    """Memory on ``device`` for everything that has none, in place: a tied tensor stays one tensor. Values are whatever was there.
+
+    ``at`` is told the module whose tensors come next, and nothing at the end.
+    """
+    names = {id(tensor): name.rpartition(".")[0] for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with what it was, whose address must not be another's
 
     def with_memory(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type != "meta":
             return tensor
         if id(tensor) not in made:
+            at(names.get(id(tensor), ""))
             made[id(tensor)] = (tensor, torch.empty_like(tensor, device=device))
         return made[id(tensor)][1]
 
     model._apply(with_memory)
+    at("")
+    made.clear()
     tie: Any = getattr(model, "tie_weights", None)
     if tie is not None:
         tie(recompute_mapping=False)  # what was tied when it was built, less what has been cut away since

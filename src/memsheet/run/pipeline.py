@@ -81,7 +81,7 @@ def _cut(model: Any, plan: Plan, number: int) -> None:
     layers = layers_of(model)
     if layers is None or not all(whole) or not hasattr(model, "lm_head") or layers is not base.layers:
         raise refuse("mesh.pp", plan.mesh.pp, f"{type(model).__name__} is not a plain stack of embeddings, layers, norm and head")
-    first, after = _layers(len(layers), plan, number)
+    first, after = layers_of_stage(len(layers), plan, number)
     for index, layer in enumerate(list(layers)):
         if not first <= index < after:
             layers[index] = Absent(layer)
@@ -93,8 +93,11 @@ def _cut(model: Any, plan: Plan, number: int) -> None:
     model.all_tied_weights_keys = {}  # embeddings and head are never on one stage: each has its own table
 
 
-def _layers(layers: int, plan: Plan, number: int) -> tuple[int, int]:
-    """First layer of a stage and the one after its last: as many everywhere unless the plan says otherwise."""
+def layers_of_stage(layers: int, plan: Plan, number: int) -> tuple[int, int]:
+    """First layer of a stage and the one after its last: as many everywhere unless the plan says otherwise.
+
+    Raises InputError for layers that do not divide.
+    """
     stages = stages_of(plan)
     counts = plan.layers_per_stage or (layers // stages,) * stages
     if len(counts) != stages or sum(counts) != layers:

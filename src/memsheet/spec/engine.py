@@ -36,6 +36,7 @@ class Engine:
     real_schedules: tuple[Schedule, ...] = ()
     bare_axes: tuple[str, ...] = ()  # and those that may where only states are asked, which they divide evenly
     zero: tuple[int, ...]
+    real_zero: tuple[int, ...] = ()
     default_zero: int
     sharding: Sharding
     default_precision: str

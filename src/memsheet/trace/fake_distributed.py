@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memsheet.trace.balanced import balanced
 from memsheet.trace.fake_streams import Streams, nothing, runtime
 from memsheet.trace.patches import Patch, applied
 
@@ -41,12 +42,13 @@ def bookkeeping() -> tuple[Patch, ...]:
     """DeviceMesh computes with real integers; DTensor finds out shapes by running each operation once at its *global* shape on fake
     tensors (tensor/_sharding_prop.py), memory that no rank ever has.
     """
-    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
     why = "a mesh's ranks would be fake"
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
     return (
+        Patch("torch.distributed.device_mesh", "init_device_mesh", unseen(init_device_mesh), why),
         *(Patch(_MESH, name, unseen(getattr(DeviceMesh, name)), why) for name in _MESH_METHODS),
         *(Patch(_MESH, name, staticmethod(unseen(getattr(DeviceMesh, name))), why) for name in _MESH_FUNCTIONS),
         Patch(
@@ -63,9 +65,9 @@ def collectives() -> tuple[Patch, ...]:
     def waited(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
 
-    return (
-        Patch("torch.distributed._functional_collectives", "wait_tensor", waited, "every result of a collective would be counted twice"),
-    )
+    why = "every result of a collective would be counted twice"
+    holders = ("torch.distributed._functional_collectives", "transformers.distributed.parallel_utils")
+    return tuple(Patch(holder, "wait_tensor", waited, why) for holder in holders)
 
 
 def pipelining() -> tuple[Patch, ...]:
@@ -129,7 +131,7 @@ def distributed(world_size: int, rank: int, device: str = "cuda") -> Iterator[St
 
     streams = Streams()
     without_driver = device == "cuda" and not torch.cuda.is_available()
-    with applied((*(runtime(streams) if without_driver else ()), *bookkeeping(), *collectives(), *pipelining())):
+    with applied((*(runtime(streams) if without_driver else ()), *bookkeeping(), *collectives(), *pipelining(), *balanced())):
         _forget()
         hook = sys.excepthook  # torch prints the rank before every traceback from now on
         dist.init_process_group(backend="fake", rank=rank, world_size=world_size, store=FakeStore())

@@ -2,15 +2,16 @@
 
 A traced stack is ``before | repeated | after``: whole periods of its pattern, the middle one standing for all that were left out.
 Every stretch of events that belongs to the middle is written once for each layer it stands for: upwards in forward and in the
-optimizer, downwards in backward. The period beside the middle must have made the very same events; where it has not, the caller
-traces every layer instead.
+optimizer, downwards in backward. What a layer does for its neighbours (gathers the next one's parameters, lets go of the last one's
+buffers) it does for those at the same distance. The periods beside the middle must have made the very same events and storages;
+where they have not, the caller traces every layer instead.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from memsheet.timeline import Mark, Storage, Timeline
@@ -51,6 +52,13 @@ class Depth:
     def copies(self) -> int:
         return len(self.left_out) // self.period + 1
 
+    def within(self, first: int, after: int) -> Depth | None:
+        """The whole periods among layers ``first`` to ``after``, where enough of them are there to leave some out."""
+        skipped = max(0, -(-(first - self.start) // self.period))
+        count = (min(after, self.start + self.count * self.period) - self.start) // self.period - skipped
+        inside = replace(self, start=self.start + skipped * self.period, count=max(count, 0))
+        return inside if inside.worthwhile else None
+
 
 @dataclass(frozen=True, slots=True)
 class Shallow:
@@ -72,11 +80,20 @@ def deepen(shallow: Shallow, depth: Depth) -> Timeline:
 
 
 def _check_alike(shallow: Shallow, depth: Depth) -> None:
-    """The middle and the period after it make the same events, in the same places of the step."""
+    """The middle and the period after it make the same events, in the same places of the step; and they and the period before it own
+    the same storages, in the same order.
+    """
     middle = depth.middle
-    after = range(middle.stop, middle.stop + depth.period)
-    if _tokens(shallow, middle) != _tokens(shallow, after):
+    before, after = (range(middle.start + by, middle.stop + by) for by in (-depth.period, depth.period))
+    owned = [_owned(shallow, layers) for layers in (before, middle, after)]
+    if _tokens(shallow, middle) != _tokens(shallow, after) or owned != [owned[0]] * len(owned):
         raise NotUniformError
+
+
+def _owned(shallow: Shallow, layers: range) -> list[list[tuple[int, str, str]]]:
+    """What the storages of some layers are, layer by layer."""
+    rows = list(zip(shallow.layers, shallow.timeline.storages, strict=True))
+    return [[(row.bytes, row.op, row.path) for owner, row in rows if owner == layer] for layer in layers]
 
 
 def _tokens(shallow: Shallow, layers: range) -> list[tuple[bool, int, str, str, int]]:
@@ -99,9 +116,8 @@ class _Writer:
         self.storages: list[Storage] = []
         self.events: list[int] = []
         self.marks: list[Mark] = []
-        self._new: dict[tuple[int, int], int] = {}  # (shallow storage, how many periods higher) → its number here
+        self._new: dict[tuple[int, int], int] = {}  # (its layer, which of that layer's it is) → a storage's number here
         self._place = dict(_places(shallow))
-        self._at = {place: number for number, place in self._place.items()}
 
     def written(self) -> Timeline:
         marks = list(self.shallow.timeline.marks)
@@ -130,15 +146,12 @@ class _Writer:
         return range(top + 1) if self._goes_up(start, stop) else range(top, -1, -1)
 
     def _goes_up(self, start: int, stop: int) -> bool:
-        """Whether layers come in order here: seen by the layer before this stretch, or the one after it."""
-        tags, middle = self.shallow.tags, self.depth.middle
-        before = tags[start - 1] if start else -1
-        after = tags[stop] if stop < len(tags) else -1
-        if before in (middle.start - 1, middle.stop):
-            return before < middle.start
-        if after in (middle.start - 1, middle.stop):
-            return after >= middle.stop
-        raise NotUniformError
+        """Whether layers come in order here: the one before this stretch and the one after it are the middle's neighbours."""
+        tags, below, above = self.shallow.tags, self.depth.middle.start - 1, self.depth.middle.stop
+        beside = (tags[start - 1] if start else -1, tags[stop] if stop < len(tags) else -1)
+        if beside not in ((below, above), (above, below)):
+            raise NotUniformError
+        return beside[0] == below
 
     def _stretch(self, start: int, stop: int, copy: int) -> None:
         for number in range(start, stop):
@@ -146,28 +159,27 @@ class _Writer:
 
     def _write(self, event: int, tag: int, higher: int) -> None:
         """One event, ``higher`` periods above where it was traced."""
-        if event >= 0:
-            self._new[event, higher] = len(self.storages)
-            self.events.append(len(self.storages))
-            self.storages.append(self.shallow.timeline.storages[event])
-            return
-        found = self._new.pop(self._meant(~event, tag, higher), None)
-        if found is None:
+        number = event if event >= 0 else ~event
+        key = self._meant(number, tag, higher)
+        if (event >= 0) == (key in self._new):
             raise NotUniformError
-        self.events.append(~found)
+        if event >= 0:
+            self._new[key] = len(self.storages)
+            self.events.append(len(self.storages))
+            self.storages.append(self.shallow.timeline.storages[number])
+        else:
+            self.events.append(~self._new.pop(key))
 
     def _meant(self, storage: int, tag: int, higher: int) -> tuple[int, int]:
-        """The storage that an event means: one as many layers away as in the shallow stack, and its height there."""
-        made, middle, period = self.shallow.layers[storage], self.depth.middle, self.depth.period
-        top = self.depth.copies - 1
-        if (made < 0 and tag in middle) or (tag < 0 and made in middle):  # it would be released once for every layer, or for one of them
+        """The storage that an event means: one as many layers away as in the shallow stack."""
+        made, middle = self.shallow.layers[storage], self.depth.middle
+        if (made < 0 and tag in middle) or (tag < 0 and made in middle):  # it would be written once for every layer, or for one of them
             raise NotUniformError
-        if made < 0 or tag < 0:
-            return storage, top if made >= middle.stop else 0
-        deep = made + higher * period
-        height = min(max((deep - middle.start) // period, 0), top)
-        layer = deep - height * period
-        return (storage, height) if layer == made else (self._at.get((layer, self._place[storage][1]), -1), height)
+        if made < 0:
+            return -1, storage
+        if tag not in middle and made not in middle:  # neither is repeated: layers are themselves, not neighbours
+            higher = self.depth.copies - 1 if made >= middle.stop else 0
+        return made + higher * self.depth.period, self._place[storage][1]
 
 
 def _place(tag: int, middle: range) -> int:

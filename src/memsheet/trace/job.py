@@ -46,8 +46,8 @@ def recording(how: How) -> Iterator[Recorder]:
         if how.device == "cuda" and how.fake:
             fake_cuda.install()
             stack.enter_context(applied(CUDA))
-            stack.enter_context(kernels())
         if how.fake:
+            stack.enter_context(kernels())
             stack.enter_context(applied((*FAKE, *UNPADDED)))
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         if how.fake:
@@ -63,7 +63,7 @@ def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth
     """The timeline of one rank that trains the model of ``config`` as ``plan`` says. ``depth``: layers that may stand for others."""
     if depth is not None and plan.recompute.layers is None:
         with suppress(NotUniformError):
-            return deepen(_shallow(_recorded(config, plan, how, depth), depth.period), depth)
+            return deepen(shallow(_recorded(config, plan, how, depth), depth.period), depth)
     return timeline(_recorded(config, plan, how, None))
 
 
@@ -109,7 +109,7 @@ def steps(
     recorder.stop()
 
 
-def _shallow(recorder: Recorder, period: int) -> Shallow:
+def shallow(recorder: Recorder, period: int) -> Shallow:
     """What was recorded, with the layer that each event and each storage belongs to."""
     layers = tuple(layer_of(row.owner) for row in recorder.rows)
     tags: list[int] = []

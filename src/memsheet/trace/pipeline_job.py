@@ -91,6 +91,7 @@ def train_stages(recorder: Recorder, settings: Any, plan: Plan, how: How, mesh: 
         watch.at(Instant.OPTIMIZER_STEP)
         optimizer.step()
         optimizer.zero_grad()
+    recorder.stop()
 
 
 def _stage(settings: Any, plan: Plan, how: How, number: int) -> Stage:

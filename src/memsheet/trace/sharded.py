@@ -6,6 +6,7 @@ Paths are those of groups: ``model.layers.*``, ``embeddings``, ``head``, and ``r
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 
 from memsheet.sheet import Component
 from memsheet.trace.recorder import Recorder
+
+_WORK = ("pre_forward", "post_forward", "pre_backward", "post_backward", "finalize_backward")
+"""What a group does before and after its modules run (_fsdp_param_group.py), for itself or ahead of time for another."""
 
 
 class Gather(DefaultAllGather):
@@ -48,9 +52,13 @@ def claim_sharded(recorder: Recorder, root: nn.Module, model: Any) -> None:
     assert isinstance(root, FSDPModule)
     root._get_fsdp_state()._lazy_init()  # pads the shards, which is the last time that parameters change places
     names = {module: name for name, module in model.named_modules()}
+    working, around = list[str](), recorder.where
+    recorder.where = lambda: working[0] if working else around()
     for group in _groups(root):
         name = _name(group, model, names)
         group._all_gather_comm, group._reduce_scatter_comm = Gather(recorder, name), Scatter(recorder, name)
+        for work in _WORK:
+            setattr(group, work, _named(getattr(group, work), name, working))
         for parameter in group.fsdp_params:
             _claim_parameter(recorder, parameter, name, names[parameter._module_info.module])
 
@@ -69,6 +77,20 @@ def _name(group: Any, model: Any, names: dict[nn.Module, str]) -> str:
     if first or last:
         return "embeddings" if first else "head"
     return names.get(group.modules[0]) or "root"
+
+
+def _named(function: Callable[..., Any], name: str, working: list[str]) -> Callable[..., Any]:
+    """``function``, which a group does."""
+
+    @wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        working.append(name)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            working.pop()
+
+    return run
 
 
 def _claim_parameter(recorder: Recorder, parameter: Any, group: str, module: str) -> None:
