@@ -11,6 +11,7 @@ from memsheet.resolve_serving import dequantizes
 from memsheet.spec import dtypes
 from memsheet.spec.defaults import (
     ADAPTER_PRECISION,
+    DEQUANTIZED,
     FIXED_BLOCK,
     GROUPED,
     LORA_TARGETS,
@@ -195,6 +196,8 @@ def quantization_of(
 ) -> Quantization | None:
     """What the linear weights are stored in: as the plan says, else as the checkpoint was released."""
     name = gaps.request.get("quantization.weights")
+    if task == "train" and name is None and adapter is None and _dequantized(gaps, model):
+        return None
     if task == "train" and model is not None and model.quantization is not None:
         _check_stored(gaps, model.quantization.weights, adapter)
     if name is None:
@@ -210,10 +213,22 @@ def quantization_of(
     return Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))
 
 
+def _dequantized(gaps: Gaps, model: ModelSpec | None) -> bool:
+    """Whether a released checkpoint is trained in the precision that is asked for, as transformers loads it with ``dequantize=True``
+    (transformers 5.23 utils/quantization_config.py:1691, 1800).
+    """
+    stored = model.quantization.weights if model is not None and model.quantization is not None else None
+    if stored not in DEQUANTIZED or not any(key.startswith("precision.") for key in gaps.request):
+        return False
+    gaps.assumed.append(f"quantization.weights = none (the released {stored} is dequantized to train)")
+    return True
+
+
 def _check_stored(gaps: Gaps, stored: str, adapter: Adapter | None) -> None:
     """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained itself."""
+    hint = "give the base model" + (", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else "")
     if stored not in STORED_TRAINABLE:
-        gaps.wrong("quantization_config", stored, "is a stored format that is not modelled for training", "give the base model")
+        gaps.wrong("quantization_config", stored, "is a stored format that is not modelled for training", hint)
     elif adapter is None:
         gaps.wrong("quantization_config", stored, "freezes the weights, and nothing else trains", "give the base model, or --lora-rank 16")
 

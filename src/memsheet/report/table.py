@@ -30,18 +30,20 @@ VERDICTS = {
 }  # fmt: skip
 
 
-def render(answer: Answer, look: Look) -> str:
-    """The whole screen as text that ends in a newline."""
-    return printed(_parts(answer, look), look)
+def render(answer: Answer, look: Look, curve: RenderableType | None = None) -> str:
+    """The whole screen as text that ends in a newline. ``curve``: memory over the step, where it was traced."""
+    return printed(_parts(answer, look, curve), look)
 
 
-def _parts(answer: Answer, look: Look) -> Iterator[RenderableType]:
+def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
     sheet = worst(answer.sheets)
     yield _headline(answer, sheet, look)
     yield _asked(answer, look)
     yield bars(answer, sheet, look)
     yield _ledger(answer, sheet, look)
     yield _in_words(answer, sheet, look)
+    if curve is not None:
+        yield curve
     if look.full:
         yield from (_everything(each, answer, look) for each in answer.sheets)
     if answer.verdict is not None and (help_ := _fixes(answer.verdict, answer, look)) is not None:
@@ -273,7 +275,7 @@ def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
 def _fixes(verdict: Verdict, answer: Answer, look: Look) -> RenderableType | None:
     if verdict.cheapest_fix is not None:
         return _fix(verdict.cheapest_fix, answer, look)
-    searched = answer.plan.task == "train" and bool(answer.model.model_type)
+    searched = answer.plan.task == "train" and answer.trace is None and bool(answer.model.model_type)
     if verdict.result is Result.FITS or not searched:
         return None
     return row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)

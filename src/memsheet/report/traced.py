@@ -33,3 +33,7 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
             f"at {printable(peak['path'])}{line}."
         )
     yield f"Traced on fake tensors in {trace['seconds']:.1f} s: {trace['events']:,} allocations and releases, torch {trace['torch']}."
+    if trace.get("stand_ins"):
+        yield f"Kernels of other packages by stand-ins that allocate as their source does: {', '.join(map(printable, trace['stand_ins']))}."
+    if trace.get("without"):
+        yield f"As torch's own operations do it, without the kernels of {', '.join(map(printable, trace['without']))}."

@@ -17,6 +17,9 @@ _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
 maximum every 256 and a table of 256 values, beside the format's own 16."""
 
 
+STAND_IN = "bitsandbytes: Linear4bit"  # what a traced answer calls the layer below
+
+
 def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     """The model with its adapters, everything else frozen; as it is where the plan has none."""
     if plan.adapter is None:

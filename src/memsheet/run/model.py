@@ -15,7 +15,9 @@ from memsheet.spec.plan import AttentionKind, Plan
 
 ATTENTION = {AttentionKind.EAGER: "eager", AttentionKind.SDPA: "sdpa", AttentionKind.FLASH: "flash_attention_2"}
 _NOT_ASKED = ("model_type", "auto_map", "quantization_config", "dtype", "torch_dtype")  # the plan says in what format it is
-_HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForSeq2SeqLM", "AutoModelForMaskedLM", "AutoModel")
+_BARE = "AutoModel"
+_HEADS = ("AutoModelForCausalLM", "AutoModelForImageTextToText", "AutoModelForMaskedLM", _BARE)
+_SEQ2SEQ_HEADS = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
 
 
 def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
@@ -28,13 +30,19 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
         built = AutoConfig.for_model(str(kind), **given)
     except ValueError:
         raise refuse("model_type", kind, "is not one that this transformers can build") from None
+    attention = ATTENTION[plan.attention if _attends(built) else AttentionKind.EAGER]
     for part in _parts(built):
         part.dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
         part.use_cache = plan.task == "infer"
-        part._attn_implementation = ATTENTION[plan.attention]
+        part._attn_implementation = attention
         for name in [name for name in vars(part) if name.endswith(("dropout", "_pdrop", "dropout_prob"))]:
             setattr(part, name, plan.dropout)
     return built
+
+
+def _attends(config: Any) -> bool:
+    """Whether there is a choice of kernels at all: state-space models have no heads, and the library refuses any choice but one."""
+    return any(getattr(part, "num_attention_heads", None) is not None for part in _parts(config))
 
 
 def _parts(config: Any) -> Iterator[Any]:
@@ -61,10 +69,31 @@ def build_model(config: Any, plan: Plan, device: str) -> nn.Module:
     from transformers.initialization import no_init_weights
 
     with default_dtype(torch_dtype(plan.precision.parameters, "precision.parameters")), no_init_weights(), torch.device(device):
-        model = _model_class(config)._from_config(config) if _named_class(config) else _model_class(config).from_config(config)
+        model = _built(config, plan)
     model.tie_weights()
     result: nn.Module = model.train() if plan.task == "train" else model.eval()
     return result
+
+
+def parameters_of(config: Mapping[str, Any], plan: Plan) -> int:
+    """How many parameters the model has, tied ones once."""
+    return sum(parameter.numel() for parameter in build_model(build_config(config, plan), plan, "meta").parameters())
+
+
+def _built(config: Any, plan: Plan) -> Any:
+    """The model of the class that its config names, else of the first kind of head that its family has."""
+    made = _model_class(config)
+    if made.__name__ == _BARE and plan.task == "train":
+        raise refuse(
+            "model_type", config.model_type, "has no head with a loss that is known here", "name one in the config's architectures"
+        )
+    try:
+        return made._from_config(config) if _named_class(config) else made.from_config(config)
+    except ValueError as error:
+        if "attention implementation" not in str(error):
+            raise
+        known = [kind.value for kind in ATTENTION if kind is not plan.attention]
+        raise refuse("attention", plan.attention.value, f"is not how {config.model_type} runs", f"--attention {known[0]}") from None
 
 
 def _named_class(config: Any) -> str | None:
@@ -80,11 +109,21 @@ def _model_class(config: Any) -> Any:
     named = _named_class(config)
     if named:
         return getattr(transformers, named)
-    for head in _HEADS:
+    for head in _heads(config):
         auto = getattr(transformers, head)
         if type(config) in auto._model_mapping:
             return auto
     raise refuse("model_type", config.model_type, "has no model that this transformers can build")
+
+
+def _heads(config: Any) -> tuple[str, ...]:
+    """Kinds of heads, likeliest first: what reads both ways is trained on masked words, and what has two stacks on pairs."""
+    if getattr(config, "is_encoder_decoder", False):
+        return _SEQ2SEQ_HEADS + _HEADS
+    if getattr(config.get_text_config(), "vocab_size", None) is None:
+        return ("AutoModelForImageClassification", _BARE)
+    both_ways = "is_decoder" in vars(config) and not config.is_decoder
+    return ("AutoModelForMaskedLM", *_HEADS) if both_ways else _HEADS
 
 
 @contextmanager

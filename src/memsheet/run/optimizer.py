@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
 from memsheet.spec.plan import Implementation, OptimizerName, Plan
@@ -36,9 +37,10 @@ def build_optimizer(parameters: Iterable[torch.nn.Parameter], plan: Plan) -> tor
 
 
 def _eight_bit(trained: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    try:
-        from bitsandbytes.optim import AdamW8bit
-    except ImportError:
-        raise refuse("optimizer", "adamw_8bit", "is bitsandbytes', which is not installed", "pip install bitsandbytes") from None
-    made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
+    with _disable_current_modes():  # it works its quantization tables out from values when it is made
+        try:
+            from bitsandbytes.optim import AdamW8bit
+        except ImportError:
+            raise refuse("optimizer", "adamw_8bit", "is bitsandbytes', which is not installed", "pip install bitsandbytes") from None
+        made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
     return made

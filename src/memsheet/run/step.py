@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memsheet.errors import refuse
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.model import layers_of
 from memsheet.sheet import Instant
@@ -18,14 +19,34 @@ At = Callable[[Instant], None]
 
 
 def tokens(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
-    """A micro-batch of token ids with themselves as labels."""
-    text = config.get_text_config()
-    shape = (int(plan.microbatch), int(plan.seq_len))
-    ids = torch.randint(0, text.vocab_size, shape, device=device)
-    inputs = {"input_ids": ids, "labels": ids.clone()}
-    if config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids.clone()
-    return inputs
+    """A micro-batch of token ids with themselves as labels; beside them, or instead, the pictures or sounds that the model takes.
+
+    Raises InputError for a model of which it is not known what it takes.
+    """
+    batch, text = int(plan.microbatch), config.get_text_config()
+    if getattr(text, "vocab_size", None) is None:
+        return _pictures(config, plan, device)
+    ids = torch.randint(0, text.vocab_size, (batch, int(plan.seq_len)), device=device)
+    if not config.is_encoder_decoder:
+        return {"input_ids": ids, "labels": ids.clone()}
+    heard = getattr(config, "num_mel_bins", None)
+    source = {"input_ids": ids} if heard is None else {"input_features": _values(plan, device, heard, 2 * config.max_source_positions)}
+    return {**source, "labels": ids.clone(), "decoder_input_ids": ids.clone()}
+
+
+def _pictures(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
+    """Pictures of the size that the config says, each of one kind."""
+    side, channels = getattr(config, "image_size", None), getattr(config, "num_channels", None)
+    if side is None or channels is None:
+        raise refuse("model_type", config.model_type, "takes neither tokens nor pictures of one size: its step is not known here")
+    height, width = (side, side) if isinstance(side, int) else side
+    kinds = torch.randint(0, config.num_labels, (int(plan.microbatch),), device=device)
+    return {"pixel_values": _values(plan, device, channels, height, width), "labels": kinds}
+
+
+def _values(plan: Plan, device: str, *shape: int) -> torch.Tensor:
+    dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
+    return torch.zeros(int(plan.microbatch), *shape, dtype=dtype, device=device)
 
 
 def autocast(plan: Plan, device: str) -> AbstractContextManager[Any]:

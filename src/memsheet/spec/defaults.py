@@ -26,6 +26,7 @@ QUANTIZED = {
 }  # fmt: skip
 TRAINABLE_QUANTIZED = ("nf4", "fp4")
 STORED_TRAINABLE = (*TRAINABLE_QUANTIZED, "nf4-single", "fp4-double")
+DEQUANTIZED = ("fp8", "fp8-block", "mxfp4")  # released formats that are trained in another precision
 """The same formats as a checkpoint names them, by whether their scales are quantized again."""
 FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements that share a scale where the format leaves no choice (the sources stand with the dtypes)."""

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import Tensor, _meta_registrations
 
 from memsheet.errors import refuse
 from memsheet.trace.attention import scaled_dot_product_attention
@@ -42,6 +43,20 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+def _one_sequence(position_ids: Tensor) -> None:
+    """That positions are those of one sequence, after the operations by which transformers finds out (masking_utils.py:750-780)."""
+    before = position_ids[:, :1] - 1
+    steps = torch.diff(position_ids, prepend=before, dim=-1)  # these two live to the end, as they do there
+    mask = (steps != 1).cumsum(-1)
+    (mask[:, -1] == 0).all()
+
+
+def _full(mask: Tensor) -> bool:
+    """That a mask hides nothing, after the operations by which transformers finds out (masking_utils.py:262-264)."""
+    mask.sum() == mask.numel()  # noqa: B015 - it allocates what the real one does
+    return True
+
+
 def _capability(*_: Any, **__: Any) -> tuple[int, int]:
     """Compute capability of an H100: what decides which kernels a library calls."""
     return 9, 0
@@ -63,17 +78,39 @@ def _rewrap(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = Tru
     return self
 
 
+_grouped_mm_of_bf16 = _meta_registrations._meta_grouped_mm_common
+
+
+def _grouped_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None, offs: Tensor | None = None, **more: Any) -> Tensor:  # fmt: skip
+    """One output, its rows padded to 16 bytes, in the first operand's dtype. Other dtypes than bf16 run as one product a group, each
+    into its part of that output (aten native/GroupedMMUtils.h at 2295ac79:39-77,106-147; cuda/GroupedBlas.cpp at 00d4eaf9, end).
+    """
+    if scale_a is not None or scale_b is not None:
+        made: Tensor = _grouped_mm_of_bf16(mat_a, mat_b, scale_a, scale_b, offs, **more)
+        return made
+    dtype = more.get("out_dtype") or mat_a.dtype
+    one_is_2d = (mat_a.dim() == 2) != (mat_b.dim() == 2)
+    groups = [offs.size(0)] if offs is not None and mat_a.dim() == 2 == mat_b.dim() else [] if one_is_2d else [mat_a.size(0)]
+    rows, columns = mat_a.size(-2), mat_b.size(-1)
+    padded = -(-columns // (16 // dtype.itemsize)) * (16 // dtype.itemsize)
+    return torch.empty_strided([*groups, rows, columns], [*(rows * padded for _ in groups), padded, 1], dtype=dtype, device=mat_a.device)
+
+
 CUDA = (
     Patch("torch.cuda.amp.common", "amp_definitely_not_available", _no, "autocast would switch itself off"),
     Patch("torch.cuda", "is_bf16_supported", _yes, "autocast would refuse bf16"),
+    Patch("torch.cuda", "synchronize", _nothing, "there is nothing to wait for"),
     Patch("torch.cuda", "get_device_capability", _capability, "libraries ask for it before they choose a kernel"),
     Patch("torch.nn.functional", "scaled_dot_product_attention", scaled_dot_product_attention, "the choice of kernel needs a GPU"),
 )
-FAKE = (Patch("torch.nn.Module", "_apply", _rewrap, "fake parameters cannot be swapped"),)
+FAKE = (
+    Patch("torch.nn.Module", "_apply", _rewrap, "fake parameters cannot be swapped"),
+    Patch("torch._meta_registrations", "_meta_grouped_mm_common", _grouped_mm, "experts would have to be bf16"),
+)
 UNPADDED = (
-    Patch("transformers.masking_utils", "find_packed_sequence_indices", _nothing, "fake positions hold no packed sequences"),
+    Patch("transformers.masking_utils", "find_packed_sequence_indices", _one_sequence, "fake positions hold no packed sequences"),
     Patch("transformers.masking_utils", "is_tracing", _no, "a fake tensor is no export"),
-    Patch("transformers.masking_utils", "fast_all", _yes, "a fake mask hides no padding", optional=True),
+    Patch("transformers.masking_utils", "fast_all", _full, "a fake mask hides no padding", optional=True),
 )
 """Masks of full sequences: neither padded nor packed, as the training step's own tokens are."""
 
@@ -113,7 +150,7 @@ def _owner(patch: Patch) -> Any:
 # ---- operations that are one kernel on a GPU and several without ------------------------------------------------------------
 
 
-def _like_gradient(gradient: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+def _like_gradient(gradient: Tensor, _: Tensor) -> Tensor:
     return torch.empty_like(gradient)
 
 
@@ -121,7 +158,7 @@ KERNELS = {"silu_backward": _like_gradient, "mish_backward": _like_gradient}
 """native_functions.yaml gives these a CPU and a CUDA kernel beside a composite one, to which a torch without CUDA falls back."""
 
 IN_PLACE = ("_fused_sgd_",)
-"""Fused optimizer steps that torch gives no fake version; each is one kernel that works in place and allocates nothing."""
+"""Fused optimizer steps that torch gives no fake version; each works in place and allocates nothing."""
 
 
 @contextmanager

@@ -1,0 +1,324 @@
+"""A trace beside a real step of the same model on this machine's processor, under PyTorch's profiler. Printed, nothing asserted.
+
+    python benchmarks/against_cpu.py [--only WORDS] [--every N] [--json]
+
+Each configuration is trained three times for two steps: traced on fake tensors; traced on real ones, to be compared event by event;
+and run without memsheet under torch.profiler, whose allocation records also hold what kernels take for themselves. Where those differ
+from the trace, the operations that took it are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import product, zip_longest
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from memsheet.resolve import resolve
+from memsheet.run.adapters import apply_adapter
+from memsheet.run.model import build_config, build_model
+from memsheet.run.optimizer import build_optimizer
+from memsheet.run.recompute import apply_recompute
+from memsheet.run.step import mark_loss, tokens, train_step
+from memsheet.sheet import Instant
+from memsheet.spec.names import request_from
+from memsheet.spec.plan import Plan
+from memsheet.timeline import Peak, Timeline, alive, peak, peaks
+from memsheet.trace.job import MICRO, How, trace_training
+
+Config = Mapping[str, Any]
+
+_SMALL = {"vocab_size": 4000, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 512}
+_GATED = {**_SMALL, "intermediate_size": 688, "num_key_value_heads": 2}
+FAMILIES: dict[str, Config] = {
+    "dense": {"model_type": "llama", **_GATED},
+    "gpt2": {"model_type": "gpt2", "vocab_size": 4000, "n_embd": 256, "n_layer": 2, "n_head": 4, "n_positions": 512},
+    "moe": {
+        "model_type": "qwen3_moe", **_GATED, "moe_intermediate_size": 128, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 64,
+    },
+    "latent": {
+        "model_type": "deepseek_v3", **_GATED, "num_key_value_heads": 4, "q_lora_rank": 96, "kv_lora_rank": 64, "qk_rope_head_dim": 16,
+        "qk_nope_head_dim": 32, "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1,
+        "moe_intermediate_size": 128, "first_k_dense_replace": 1,
+    },
+    "window": {
+        "model_type": "gemma3_text", **_GATED, "head_dim": 64, "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "encoder": {"model_type": "bert", **_SMALL, "intermediate_size": 1024, "architectures": ["BertForMaskedLM"]},
+    "seq2seq": {
+        "model_type": "t5", "vocab_size": 4000, "d_model": 256, "d_ff": 512, "d_kv": 64, "num_layers": 2, "num_heads": 4,
+        "decoder_start_token_id": 0, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""Six kinds of attention and feed-forward, and an encoder beside a decoder. Sizes are such that a peak is tens of MB."""
+
+NOTEWORTHY = 0.001
+
+_FOREACH, _LOOP, _FUSED = ({"optimizer_implementation": name} for name in ("foreach", "loop", "fused"))
+_STEPS = (_FOREACH, _LOOP, _FUSED, {"optimizer": "sgd"}, {"optimizer": "sgd_momentum"})
+_BASE = {"seq_len": 256, "microbatch": 2}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One configuration: the model, and what is asked of it in the plan's short names."""
+
+    name: str
+    config: Config
+    request: Mapping[str, Any]
+
+    @property
+    def plan(self) -> Plan:
+        """The whole plan, for one device."""
+        return resolve({**request_from(dict(self.request)), "task": "train"}, None, real=True).plan
+
+
+def cases() -> Iterator[Case]:
+    """Every family, attention and recomputation, with the optimizers in turn; then other precisions and kinds of steps."""
+    crossed = product(FAMILIES.items(), ("sdpa", "eager"), ("none", "full"))
+    for number, ((family, config), attention, recompute) in enumerate(crossed):
+        precision = ("fp32", "bf16-pure")[number // 2 % 2]
+        request = {"attention": attention, "recompute": recompute, "precision": precision, **_STEPS[number % len(_STEPS)]}
+        yield _case(family, config, request)
+    dense = FAMILIES["dense"]
+    for more in (
+        {"precision": "bf16-autocast", **_FOREACH}, {"precision": "bf16-autocast", "attention": "eager", "recompute": "full", **_FUSED},
+        {"precision": "bf16-pure", "global_batch": 8, **_LOOP}, {"precision": "fp32", "dropout": 0.1, **_FUSED},
+    ):  # fmt: skip
+        yield _case("dense", dense, more)
+    yield _case("gpt2", FAMILIES["gpt2"], {"precision": "fp32", "attention": "eager", "dropout": 0.1, **_FOREACH})
+    yield _case("dense lora", dense, {"precision": "bf16-pure", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), **_FOREACH})
+
+
+def _case(family: str, config: Config, request: Mapping[str, Any]) -> Case:
+    return Case(name=" ".join((family, *(str(value) for value in request.values()))), config=config, request={**_BASE, **request})
+
+
+# ---- the real step -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Real:
+    """A profiled step. ``instants``: each one's high-water mark; ``tops``: what was there then, by operation."""
+
+    instants: Mapping[str, int]
+    tops: Mapping[str, tuple[tuple[str, int], ...]]
+
+
+def profiled(config: Config, plan: Plan) -> Real:
+    """Build and train with nothing of the trace's around, everything from the first tensor under the profiler."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        _train(config, plan)
+    allocations = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), ""), key=lambda found: found.at)
+    return _real(allocations, _marks(profiler.profiler.kineto_results.events()))
+
+
+def _train(config: Config, plan: Plan) -> None:
+    """Two steps, the second's instants recorded as names that the profiler keeps."""
+    settings = build_config(config, plan)
+    model = apply_adapter(build_model(settings, plan, "cpu"), plan)
+    apply_recompute(model, plan)
+    optimizer = build_optimizer(model.parameters(), plan)
+    batch = tokens(settings, plan, "cpu")
+    micro = min(int(plan.accumulation), MICRO)
+    train_step(model, optimizer, batch, plan, _ignore, device="cpu", micro=micro)
+    mark_loss(model, _record)
+    _record(Instant.LOAD)
+    train_step(model, optimizer, batch, plan, _record, device="cpu", micro=micro)
+    _record(None)
+
+
+def _ignore(_: Instant) -> None:
+    """The first step makes the optimizer's states."""
+
+
+_MARK, _END = "memsheet/", "end"
+_NO_OPERATION = "no operation"  # such as the generator's state, which a checkpoint keeps (torch/utils/checkpoint.py)
+
+
+def _record(instant: Instant | None) -> None:
+    with record_function(_MARK + (instant.value if instant else _END)):
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    """``bytes`` are negative for a release."""
+
+    at: int
+    bytes: int
+    address: int
+    op: str
+
+
+_ALLOCATES = ("aten::empty", "aten::new_empty", "aten::resize_")
+
+
+def _allocations(nodes: Any, op: str) -> Iterator[_Allocation]:
+    """Memory records below some nodes of the profiler's tree, with the innermost operation that does more than allocate."""
+    for node in nodes:
+        if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
+            yield _Allocation(node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op)
+        inner = op if not node.name.startswith("aten::") or node.name.startswith(_ALLOCATES) else node.name
+        yield from _allocations(node.children, inner)
+
+
+def _marks(events: Any) -> list[tuple[int, str]]:
+    return sorted((event.start_ns(), event.name().removeprefix(_MARK)) for event in events if event.name().startswith(_MARK))
+
+
+def _real(allocations: list[_Allocation], marks: list[tuple[int, str]]) -> Real:
+    """High-water marks between the marks, and what was there at each."""
+    instants, tops = dict[str, int](), dict[str, list[_Allocation]]()
+    live, held, now, waiting = dict[int, _Allocation](), 0, "", list(marks)
+    for found in allocations:
+        while waiting and waiting[0][0] <= found.at:
+            now = waiting.pop(0)[1]
+            instants[now] = max(instants.get(now, 0), held)
+        live.pop(found.address, None)
+        if found.bytes > 0:
+            live[found.address] = found
+        held += found.bytes
+        if now and held >= instants[now]:
+            instants[now], tops[now] = held, list(live.values())
+    del instants[_END]
+    return Real(instants=instants, tops={at: tuple((one.op or _NO_OPERATION, one.bytes) for one in top) for at, top in tops.items()})
+
+
+# ---- side by side ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One configuration. ``differs``: the first event in which fake and real tensors differ; ``unseen``: what was there at
+    each instant's real high-water mark and not at the traced one, by operation; ``failure``: why there is no answer.
+    """
+
+    name: str
+    traced_bytes: int = 0
+    real_bytes: int = 0
+    events: int = 0
+    differs: str = ""
+    unseen: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    instants: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    failure: str = ""
+
+    @property
+    def error(self) -> float:
+        """(traced - real) / real."""
+        return (self.traced_bytes - self.real_bytes) / self.real_bytes if self.real_bytes else 0.0
+
+
+def compare(case: Case) -> Row:
+    """The three runs of one configuration. A failure of any is the row's."""
+    try:
+        plan = case.plan
+        fake, real = (trace_training(case.config, plan, How(device="cpu", fake=on, scratch=False)) for on in (True, False))
+        found = profiled(case.config, plan)
+    except Exception as error:  # noqa: BLE001 - a configuration that fails is a row of the table
+        return Row(name=case.name, failure=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+    tops = {instant.value: top for instant, top in peaks(fake).items()}
+    instants = {at: (tops[at].bytes if at in tops else 0, size) for at, size in found.instants.items()}
+    return Row(
+        name=case.name, traced_bytes=peak(fake).bytes, real_bytes=max(found.instants.values()), events=len(fake.events),
+        differs=difference(fake, real, any_order=plan.precision.casts), instants=instants,
+        unseen={at: unseen(fake, top, found.tops.get(at, ())) for at, top in tops.items()},
+    )  # fmt: skip
+
+
+def unseen(traced: Timeline, top: Peak, real: tuple[tuple[str, int], ...]) -> dict[str, int]:
+    """Bytes of a real high-water mark that no storage of the same size at the traced one accounts for, by the operation that made them."""
+    sizes = Counter(traced.storages[number].bytes for number in alive(traced, top.at))
+    found = Counter[str]()
+    for op, size in real:
+        if sizes[size]:
+            sizes[size] -= 1
+        else:
+            found[op] += size
+    return dict(found.most_common())
+
+
+def difference(one: Timeline, other: Timeline, *, any_order: bool = False) -> str:
+    """The first event in which two timelines differ, in order, size, component or operation; empty where there is none.
+
+    ``any_order``: of releases with no allocation between them. Autocast lets go of its casts in the order of a hash of their addresses
+    (ATen/autocast_mode.cpp, cached_casts), which is another in every process.
+    """
+    for number, (a, b) in enumerate(zip_longest(_events(one, any_order=any_order), _events(other, any_order=any_order))):
+        if a != b:
+            return f"event {number}: {a} is {b} on real tensors"
+    return "" if one.marks == other.marks else "instants begin at other events"
+
+
+_Event = tuple[int, str, str, str]
+
+
+def _events(timeline: Timeline, *, any_order: bool) -> Iterator[_Event]:
+    """(bytes, operation, component, path) of each event, bytes negative for a release."""
+    released: list[_Event] = []
+    for event in timeline.events:
+        storage = timeline.storages[event if event >= 0 else ~event]
+        said = storage.bytes if event >= 0 else -storage.bytes, storage.op, storage.component.value, storage.path
+        if event < 0 and any_order:
+            released.append(said)
+            continue
+        yield from sorted(released)
+        released.clear()
+        yield said
+    yield from sorted(released)
+
+
+def screen(rows: list[Row]) -> str:
+    """The table, failures included."""
+    lines = [f"{'configuration':58} {'traced':>13} {'real':>13} {'error':>9} {'events':>7}  fake = real"]
+    for row in rows:
+        if row.failure:
+            lines.append(f"{row.name:58} failed: {row.failure}")
+            continue
+        same = row.differs or "every event"
+        lines.append(f"{row.name:58} {row.traced_bytes:13,} {row.real_bytes:13,} {row.error:+9.4%} {row.events:7}  {same}{_more(row)}")
+    done = [row for row in rows if not row.failure]
+    worst = max((abs(row.error) for row in done), default=0.0)
+    equal = sum(not row.differs for row in done)
+    return "\n".join(
+        [*lines, f"{len(rows)} configurations, {len(rows) - len(done)} failed; worst {worst:.4%}; {equal} equal event by event"]
+    )
+
+
+def _more(row: Row) -> str:
+    """Instants whose high-water marks differ by more than a thousandth, and what the real peak holds beside the traced one."""
+    top = max(row.instants, key=lambda at: row.instants[at][1])
+    off = {at: (traced - real) / real for at, (traced, real) in row.instants.items()}
+    shown = [at for at in off if at == top or abs(off[at]) > NOTEWORTHY]
+    return "".join(f"; {at} {off[at]:+.3%} without {_sizes(row.unseen[at])}" for at in shown if row.unseen.get(at))
+
+
+def _sizes(found: Mapping[str, int]) -> str:
+    return ", ".join(f"{op} {size:,}" for op, size in found.items())
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="configurations whose names hold these words")
+    parser.add_argument("--every", type=int, default=1, help="one configuration in so many")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")  # of libraries
+    torch.set_num_threads(1)  # some kernels take scratch for each thread
+    torch.manual_seed(0)
+    rows = [compare(case) for case in list(cases())[:: given.every] if all(word in case.name.split() for word in given.only.split())]
+    print(json.dumps([{**asdict(row), "error": row.error} for row in rows]) if given.json else screen(rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
