@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from memsheet.allocator import Settings, replay, slack_item
+from memsheet.allocator import Settings, slack_within
 from memsheet.api import catalogued, question
 from memsheet.budget import Answer, budget_of, judge
 from memsheet.catalog import model_names
@@ -16,8 +16,8 @@ from memsheet.formulas.runtime import outside_tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.report.json import plan_document
-from memsheet.resolve import resolve
-from memsheet.sheet import Component, Sheet
+from memsheet.resolve import Resolved, resolve
+from memsheet.sheet import Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
 from memsheet.spec.plan import Plan
@@ -26,16 +26,23 @@ from memsheet.trace.child import explain
 from memsheet.trace.fold import depth_of
 from memsheet.trace.parent import MEMORY_BYTES, TIME_S, Traced, trace_in_child, trace_in_fork
 
+CACHES = ("dynamic", "static", "quantized")
+"""Kinds of transformers' caches: generate's own default, its cache_implementation="static" and "quantized"."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a trace is made. ``rank``: the one that is traced; ``all_stages``: one of each pipeline stage. ``full``: every layer is run."""
+    """How a trace is made. ``rank``: the one that is traced; ``all_stages``: one of each pipeline stage. ``full``: every layer is run.
+
+    ``cache``: that of inference, "dynamic", "static" or "quantized"; None means the one that the plan's kv_dtype asks for.
+    """
 
     device: str = "cuda"
     scratch: bool = True
     full: bool = False
     rank: int = 0
     all_stages: bool = False
+    cache: str | None = None
     memory_bytes: int = MEMORY_BYTES
     time_s: float = TIME_S
     debug: bool = False
@@ -56,12 +63,13 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
     resolved = resolve(request, spec, cluster, real=True)
     if resolved.plan.task == "train" and not resolved.plan.seq_len:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
+    assumed = (*_serving(resolved, how), *_routed(resolved.plan))
     asked = {
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
-        "scratch": how.scratch, "depth": None if how.full else _depth(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how),
+        "scratch": how.scratch, "depth": None if how.full else _depth(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip
     traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
-    return _answer(found, spec, resolved.plan, resolved.assumed, cluster, traced), tuple(t.timeline for t in traced)
+    return _answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
 
 
 def _depth(spec: ModelSpec | None) -> dict[str, int] | None:
@@ -112,8 +120,34 @@ def _own(name: str, traced: list[Traced]) -> tuple[Answer, tuple[Timeline, ...]]
 
 
 def _task(options: Mapping[str, Any]) -> str:
-    """Inference where a length of what is served is given, training elsewhere."""
-    return "infer" if options.get("max_model_len") or options.get("prompt_tokens") else "train"
+    """What a plan says it is; else inference where something of what is served is given, training elsewhere."""
+    plan = options.get("plan")
+    said = plan.get("task") if isinstance(plan, Mapping) else None
+    return said if said in ("train", "infer") else "infer" if any(options.get(name) for name in _SERVED) else "train"
+
+
+_SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_dtype")
+
+
+def _serving(resolved: Resolved, how: Options) -> tuple[str, ...]:
+    """What is assumed, with what a trace of inference takes for granted."""
+    plan = resolved.plan
+    if plan.task == "train":
+        if how.cache is not None:
+            raise refuse("cache", how.cache, "is of inference, and this plan trains", "--max-model-len makes it a plan for inference")
+        return resolved.assumed
+    if how.cache not in (None, *CACHES):
+        raise refuse("cache", how.cache, "is none of transformers' caches", ", ".join(CACHES))
+    if plan.phase == "load":
+        return resolved.assumed
+    prompt = () if plan.prompt_tokens is not None else (f"serving.prompt_tokens = {plan.max_model_len}: the longest prompt, read at once",)
+    jump = f"between the prompt and token {plan.max_model_len} the cache is lengthened in one go; only the last tokens are made"
+    return (*resolved.assumed, *prompt, jump)
+
+
+def _routed(plan: Plan) -> tuple[str, ...]:
+    """What a trace takes for granted of data."""
+    return ("tokens spread evenly over the experts' ranks",) if plan.mesh.ep > 1 else ()
 
 
 def _spec(found: Config) -> ModelSpec | None:
@@ -160,9 +194,19 @@ def _sheet(traced: Traced, plan: Plan, cluster: Cluster | None) -> Sheet:
     allocated = {instant: sheet.at(instant).value for instant in sheet.instants}
     has_workspaces = any(item.component is Component.WORKSPACES for item in sheet.items)
     own = (Component.ALLOCATOR_SLACK, *((Component.WORKSPACES,) if has_workspaces else ()))
-    around = (item for item in outside_tensors(plan, cluster, allocated) if item.component not in own)
-    replayed = replay(traced.timeline, Settings(expandable_segments=plan.expandable_segments))
-    return replace(sheet, items=(*sheet.items, *around, *([slack_item(replayed)] if cluster else ())))
+    around = [item for item in outside_tensors(plan, cluster, allocated) if item.component not in own]
+    if cluster is None:
+        return replace(sheet, items=(*sheet.items, *around))
+    settings = Settings(expandable_segments=plan.expandable_segments)
+    return replace(sheet, items=(*sheet.items, *around, slack_within(traced.timeline, settings, _room(cluster, around))))
+
+
+def _room(cluster: Cluster, around: list[Item]) -> tuple[int, int, int]:
+    """What a device leaves the allocator for tensors: at least, as expected, at most."""
+    taken = [total(size for item in around if (size := item.at.get(instant)) is not None) for instant in Instant]
+    device = cluster.device
+    most, expected, least = (max(int(getattr(size, end)) for size in taken) for end in ("high", "value", "low"))
+    return device.framework_low_bytes - most, device.framework_bytes - expected, device.framework_high_bytes - least
 
 
 def facts(traced: Traced) -> dict[str, Any]:

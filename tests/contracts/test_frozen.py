@@ -17,7 +17,7 @@ PLAN_FLAGS = [
 ]  # fmt: skip
 JOB_FLAGS = ["--debug", "--full", "--gpus", "--host-memory", "--json", "--nodes", "--parameters", "--per-node", "--plan", "--units"]
 TRACE_FLAGS = [
-    "--all-stages", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
+    "--all-stages", "--cache", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
     "--time-limit",
 ]  # fmt: skip
 FLAGS = {

@@ -119,6 +119,7 @@ def cases() -> dict[str, Cases]:
         "kv_cache.kv_elements_per_token": {"attention": call(attention(), symbol("tp")), "latent": call(LATENT, symbol("tp"))},
         "kv_cache.latent_elements_per_token": {"": call(LATENT)},
         "kv_cache.kept_tokens": {"window": call(attention(window=4096), symbol("tokens")), "whole": call(attention(), symbol("tokens"))},
+        "kv_cache.recurrent_elements": {"mamba": call(MAMBA)},
         "kv_cache.state_elements": {"mamba": call(MAMBA), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
         "pipeline.in_flight": {kind.value: call(kind, symbol("p"), symbol("r"), symbol("m")) for kind in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)},
         "sharding.dim0_shard": {"": call(SHAPE, symbol("N"))}, "sharding.dim0_gathered": {"": call(SHAPE, symbol("N"))},

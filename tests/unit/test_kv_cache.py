@@ -59,8 +59,8 @@ def test_a_latent_is_whole_on_every_tensor_parallel_rank() -> None:
 
 
 def test_recurrent_states_do_not_grow_with_length() -> None:
-    """mamba-2.8b: 64 layers of 5,120 channels, each 16 states and a convolution of 4."""
-    assert cache("mamba-2.8b", 1) == cache("mamba-2.8b", 10**6) == 64 * 5120 * (16 + 4) * 2
+    """mamba-2.8b: 64 layers of 5,120 channels, each 16 states in fp32 and a convolution of 4."""
+    assert cache("mamba-2.8b", 1) == cache("mamba-2.8b", 10**6) == 64 * 5120 * (16 * 4 + 4 * 2)
 
 
 def test_a_hybrid_grows_by_its_attention_layers_alone() -> None:

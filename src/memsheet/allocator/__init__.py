@@ -10,4 +10,15 @@ from memsheet.allocator.replay import Death, Replay, replay
 from memsheet.allocator.settings import Settings
 from memsheet.allocator.slack import slack_item, slack_within, with_slack
 
-__all__ = ["Capacity", "Death", "Replay", "Settings", "replay", "settings_from", "slack_item", "slack_within", "smallest_capacity", "with_slack"]
+__all__ = [
+    "Capacity",
+    "Death",
+    "Replay",
+    "Settings",
+    "replay",
+    "settings_from",
+    "slack_item",
+    "slack_within",
+    "smallest_capacity",
+    "with_slack",
+]

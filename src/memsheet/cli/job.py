@@ -23,8 +23,8 @@ def run(ask: Callable[..., Answer], model: str | None, plan_flags: Any, job: Job
     return shown(ask(**question(model, plan_flags, job)), json=output.json, full=output.full, decimal=decimal)
 
 
-def shown(answer: Answer, *, json: bool, full: bool, decimal: bool) -> int:
-    """Print an answer, for a program or for a person, and return its exit code."""
+def shown(answer: Answer, *, json: bool, full: bool, decimal: bool, curve: Callable[[Any], Any] | None = None) -> int:
+    """Print an answer, for a program or for a person, and return its exit code. ``curve`` draws memory over the step for a look."""
     if json:
         from memsheet.report.json import sheet_document
 
@@ -34,7 +34,7 @@ def shown(answer: Answer, *, json: bool, full: bool, decimal: bool) -> int:
         from memsheet.report.table import render
 
         look = Look(width=screen.width(), decimal=decimal, full=full, colour=screen.colour(), ascii=screen.plain_ascii())
-        screen.write(render(answer, look))
+        screen.write(render(answer, look, curve(look) if curve else None))
     return EXIT[answer.verdict.result] if answer.verdict else 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,9 +17,10 @@ from memsheet.cli.flags import Debug, JobFlags, Json, ModelName, PlanFlags, _out
 from memsheet.errors import refuse
 from memsheet.report.files import write_events
 from memsheet.report.picture import check, draw
+from memsheet.report.sparkline import sparkline
 from memsheet.report.viewer import write_snapshot
 from memsheet.timeline import Timeline, peak
-from memsheet.tracing import Options, trace_file
+from memsheet.tracing import CACHES, Options, trace_file
 from memsheet.tracing import trace as ask
 from memsheet.units import parse_bytes
 
@@ -36,6 +38,7 @@ class TraceFlags:
     device: Annotated[str, _trace("cuda as on a GPU (none is needed), or cpu.", "cuda|cpu")] = "cuda"
     scratch: Annotated[bool, _trace("Count what CUDA kernels allocate inside an operation.")] = True
     full: Annotated[bool, _trace("Run every layer instead of repeating one of each kind, and show every item.", negative="")] = False
+    cache: Annotated[str | None, _trace("Which cache generates: as --kv-dtype asks without it.", "|".join(CACHES))] = None
     rank: Annotated[str, _trace("The rank that is traced.", "N")] = "0"
     all_stages: Annotated[bool, _trace("Trace a rank of each pipeline stage.", negative="")] = False
     picture: Annotated[str | None, _trace("Memory over the step, as .svg or .png.", "FILE")] = None
@@ -63,7 +66,7 @@ def trace(
     decimal = screen.decimal(units)
     answer, timelines = _answered(model, plan, job or JobFlags(), _options(flags, debug=debug))
     _write(flags, answer, timelines, decimal=decimal)
-    return jobs.shown(answer, json=json, full=flags.full, decimal=decimal)
+    return jobs.shown(answer, json=json, full=flags.full, decimal=decimal, curve=partial(sparkline, _worst(timelines)))
 
 
 _FUNCTION = re.compile(r".+\.py:\w+")
@@ -90,13 +93,17 @@ def _options(flags: TraceFlags, *, debug: bool) -> Options:
         raise refuse("rank", flags.rank, "is not a whole number from 0")
     return Options(
         device=flags.device, scratch=flags.scratch and flags.device == "cuda", full=flags.full, rank=rank, all_stages=flags.all_stages,
-        memory_bytes=parse_bytes(flags.memory_limit, "memory_limit"), time_s=float(seconds or 0), debug=debug,
+        cache=flags.cache, memory_bytes=parse_bytes(flags.memory_limit, "memory_limit"), time_s=float(seconds or 0), debug=debug,
     )  # fmt: skip
+
+
+def _worst(timelines: tuple[Timeline, ...]) -> Timeline:
+    return max(timelines, key=lambda each: peak(each).bytes)
 
 
 def _write(flags: TraceFlags, answer: Answer, timelines: tuple[Timeline, ...], *, decimal: bool) -> None:
     """Files that were asked for, of the rank with the largest peak."""
-    timeline = max(timelines, key=lambda each: peak(each).bytes)
+    timeline = _worst(timelines)
     if flags.picture:
         room = answer.cluster.device.framework_bytes if answer.cluster else None
         draw(timeline, Path(flags.picture), title=f"{answer.plan.task} {answer.model.name}", capacity_bytes=room, decimal=decimal)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memsheet.arith import Count, ceil_div, maximum, minimum
 from memsheet.references import DEEPSEEK_V2, TRANSFORMERS_CACHE, formula
-from memsheet.spec.dtypes import DType
+from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.model import Attention, CrossAttention, LatentAttention, LinearAttention, Mixer, ModelSpec, Recurrent, StateSpace
 
 
@@ -35,12 +35,20 @@ def kept_tokens(mixer: Mixer, tokens: Count) -> Count:
     return tokens if limit is None else minimum(tokens, limit)
 
 
-@formula(cites=TRANSFORMERS_CACHE, at="recurrent and convolution states of a layer, one set a sequence")
+@formula(
+    cites=TRANSFORMERS_CACHE, at="LinearAttentionLayer.update_recurrent_state: as the scan returns it, which sums in fp32 whatever it reads"
+)
+def recurrent_elements(mixer: Mixer) -> Count:
+    """Elements of the recurrent state that a layer keeps for a sequence, in fp32."""
+    return mixer.state_elements if isinstance(mixer, StateSpace | LinearAttention | Recurrent) else 0
+
+
+@formula(cites=TRANSFORMERS_CACHE, at="convolution states of a layer, one set a sequence, and what cross-attention read")
 def state_elements(mixer: Mixer, tp: Count = 1, memory_tokens: Count = 0) -> Count:
-    """Elements that a layer keeps for a sequence whatever its length. ``memory_tokens``: of the sequence that cross-attention reads."""
+    """Elements that a layer keeps for a sequence whatever its length, as computed. ``memory_tokens``: what cross-attention reads."""
     match mixer:
         case StateSpace() | LinearAttention() | Recurrent():
-            return mixer.state_elements + mixer.conv_elements
+            return mixer.conv_elements
         case CrossAttention():
             return 2 * maximum(1, ceil_div(mixer.kv_heads, tp)) * mixer.head_dim * memory_tokens
         case _:
@@ -76,14 +84,15 @@ def cache_bytes(
     spec: ModelSpec, dtype: DType, tokens: Count, sequences: Count, *, states: DType | None = None, tp: Count = 1, memory_tokens: Count = 0,
     whole: bool = False,
 ) -> dict[str, Count]:  # fmt: skip
-    """Bytes by layer path for ``sequences`` of ``tokens`` each. ``states``: the dtype of recurrent states, which no cache quantizes.
+    """Bytes by layer path for ``sequences`` of ``tokens`` each. ``states``: the dtype of convolution states, which no cache quantizes.
     ``whole``: windowed layers still hold everything (right after prefill).
     """
     found: dict[str, Count] = {}
     for path, mixer, layers in caching_layers(spec):
         kept = tokens if whole else kept_tokens(mixer, tokens)
         state = dtype if isinstance(mixer, CrossAttention) else states or dtype
-        a_sequence = dtype.nbytes(kv_elements_per_token(mixer, tp) * kept) + state.nbytes(state_elements(mixer, tp, memory_tokens))
+        whole_states = FP32.nbytes(recurrent_elements(mixer)) + state.nbytes(state_elements(mixer, tp, memory_tokens))
+        a_sequence = dtype.nbytes(kv_elements_per_token(mixer, tp) * kept) + whole_states
         size = layers * sequences * a_sequence
         found[path] = found[path] + size if path in found else size
     return {path: size for path, size in found.items() if type(size) is not int or size}

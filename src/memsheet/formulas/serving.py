@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import reduce
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.engines.verified import TP_LATENT
 from memsheet.formulas.blocks import unmodelled
-from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes, caching_layers, copied_elements_per_token, kept_tokens
+from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
 from memsheet.formulas.serving_work import Work, dequantized_bytes, tower_bytes, widest
@@ -25,7 +24,7 @@ from memsheet.spec.plan import Plan
 
 LENGTHS = (1024, 4096, 8192, 32768, 131072)
 CACHE = Cited(TRANSFORMERS_CACHE, "DynamicCache by layer kind")
-BY_HAND = Derived("listed from the modeling code for the widest layer, not checked against a trace yet: a range")
+BY_HAND = Derived("the widest operations of a layer, listed from the modeling code: exact where traced, else a range")
 TOWER = Derived("one image a sequence through the tower's widest layer, not modelled operation by operation: only a high end")
 
 
@@ -86,14 +85,14 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
     prompts = Work(sequences=sequences, tokens=prompt, memory=_memory_tokens(spec, prompt))
     batch, step = widest(spec, plan, engine, prompts), _step(spec, plan, engine, full, sequences)
+    grown = _beyond(_step(spec, plan, engine, full, sequences, growing=True), step)
     one = batch if plan.prompt_tokens is not None else widest(spec, plan, engine, Work(sequences=1, tokens=prompt, memory=prompts.memory))
     low = batch.low if plan.prompt_tokens is not None else minimum(step.low, one.low)
-    grown = _growing(spec, plan, full, sequences)
     evidence: Evidence = Cited(TRANSFORMERS, "the block's operations without saving") if _exact(spec, plan) else BY_HAND
     at = {Instant.PREFILL: Bytes(minimum(low, one.value), one.value, maximum(batch.high, one.value)), Instant.DECODE: step}
     items = [
         Item(Component.TEMPORARIES, "widest_layer", at, evidence),
-        Item(Component.TEMPORARIES, "cache_growth", {Instant.DECODE: Bytes(0, grown, 2 * grown)}, Cited(TRANSFORMERS_CACHE, "DynamicLayer.update: torch.cat")),
+        Item(Component.TEMPORARIES, "cache_growth", {Instant.DECODE: grown}, Cited(TRANSFORMERS_CACHE, "DynamicLayer.update: torch.cat")),
         Item(Component.TEMPORARIES, "logits", dict.fromkeys(at, Bytes.exact(_logits(spec, plan, sequences))), Cited(TRANSFORMERS, "generate: logits_to_keep=1")),
     ]  # fmt: skip
     if plan.quantization is not None:
@@ -104,23 +103,22 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     return [item for item in items if any(type(size.high) is not int or size.high for size in item.at.values())]
 
 
-def _step(spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences: Count) -> Bytes:
+def _step(spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences: Count, *, growing: bool = False) -> Bytes:
     """The widest layer while each sequence makes a token over ``cached`` ones."""
     _, prompt = _lengths(plan)
-    return widest(spec, plan, engine, Work(sequences=sequences, tokens=1, cached=cached, memory=_memory_tokens(spec, prompt)))
+    memory = _memory_tokens(spec, prompt)
+    return widest(spec, plan, engine, Work(sequences=sequences, tokens=1, cached=cached, memory=memory, growing=growing))
+
+
+def _beyond(whole: Bytes, part: Bytes) -> Bytes:
+    """What there is to add to ``part``, and at its high end."""
+    more = maximum(0, whole.value - part.value)
+    return Bytes(0, more, maximum(more, whole.high - part.high))
 
 
 def _logits(spec: ModelSpec, plan: Plan, sequences: Count) -> Count:
     """Logits of the last position and their fp32 copy; gathered whole under tensor parallelism."""
     return sequences * spec.head.width * (plan.precision.compute.bits + FP32.bits) // 8
-
-
-def _growing(spec: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Count:
-    """The new copy of the keys of the layer that caches most, while the old one is still there."""
-    assert plan.kv_dtype is not None
-    mixers = dict.fromkeys(mixer for _, mixer, _ in caching_layers(spec))
-    sizes = (plan.kv_dtype.nbytes(copied_elements_per_token(m, plan.mesh.tp) * kept_tokens(m, tokens)) for m in mixers)
-    return sequences * reduce(maximum, sizes, 0)
 
 
 def _exact(spec: ModelSpec, plan: Plan) -> bool:
@@ -172,7 +170,7 @@ def _room(part: ModelSpec, plan: Plan, sheet: Sheet, cluster: Cluster, lengths: 
     free, found = _free(sheet, cluster) + working, dict[int, int | None]()
     for n in lengths:
         cache = sum(_sequence(part, plan, n, tp=plan.mesh.tp).values())
-        takes = cache + _step(part, plan, engine, n, 1).value + _growing(part, plan, n, 1) + _logits(part, plan, 1)
+        takes = cache + _step(part, plan, engine, n, 1, growing=True).value + _logits(part, plan, 1)
         found[n] = max(0, free // takes) if cache else None
     return found
 

@@ -10,9 +10,9 @@ from memsheet.engines.verified import TP_LATENT
 from memsheet.formulas.activations import block_axes, block_numerics, masks, numerics, shared_tables
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.evaluate import evaluate
-from memsheet.formulas.kv_cache import kept_tokens
+from memsheet.formulas.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
 from memsheet.formulas.states import Held
-from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, formula
+from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, total
 from memsheet.spec.dtypes import BOOL, FP32, DType
 from memsheet.spec.engine import Engine
@@ -35,6 +35,14 @@ from memsheet.spec.plan import AttentionKind, Plan, RecomputeMode
 
 DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
 """Formats whose kernels may write a matrix in the compute dtype before they multiply by it (bitsandbytes MatMul4Bit always)."""
+FP32_ROUTING = frozenset({"mixtral", "deepseek_v2", "deepseek_v3", "glm4_moe"})
+"""Families whose routers return fp32 weights, so that what experts made is fp32 once it is weighted."""
+TRACED_EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "deepseek_v3", "granitemoe", "phimoe", "glm4_moe"})
+"""Families whose prompts were traced in bf16 with sdpa: the widest layer agrees within 0.7 %, the router's own tensors left out."""
+LOOPS_OVER_EXPERTS = frozenset({"llama4_text"})
+"""Families whose experts are not transformers' exchangeable ones (``use_experts_implementation``)."""
+SINKS = frozenset({"gpt_oss"})
+"""Families whose attention scores have a learned sink beside them."""
 MERGED_PATCHES = 4
 """Patches that one image token stands for where a tower merges two by two and has no table of positions."""
 
@@ -43,13 +51,14 @@ MERGED_PATCHES = 4
 class Work:
     """One forward: ``tokens`` of each of ``sequences`` enter; ``cached`` lie in each one's cache, these included; 0 while prompts are read.
 
-    ``memory``: tokens that cross-attention reads.
+    ``memory``: tokens that cross-attention reads; ``growing``: with the copy of a layer's cache that its growth takes.
     """
 
     sequences: Count
     tokens: Count
     cached: Count = 0
     memory: Count = 0
+    growing: bool = False
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: layers run one after another, so the largest one decides")
@@ -73,17 +82,32 @@ def _recorded(block: Block, plan: Plan, work: Work) -> bool:
 
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
     if not _recorded(block, plan, work):
-        size = plan.precision.compute.nbytes(work.sequences * work.tokens * _width(block, plan.mesh.tp))
-        return Bytes(size // 2, size, 2 * size) + _unrecorded_scores(block, plan, work)
+        return _listed(block, plan, work)
     quiet = replace(
         plan, microbatch=work.sequences, seq_len=work.tokens, recompute=replace(plan.recompute, mode=RecomputeMode.NONE), adapter=None, quantization=None,
     )  # fmt: skip
-    how = block_numerics(block, quiet, replace(numerics(quiet, engine), autocast=None))
+    alone = replace(quiet, mesh=replace(quiet.mesh, tp=1))  # what training's tensor parallelism keeps is not kept here
+    how = block_numerics(block, quiet, replace(numerics(alone, engine), autocast=None))
     part = evaluate(record(block, how, saving=False), block_axes(block, quiet), "", release=True)
-    shared = masks(spec, quiet, how).total + shared_tables(spec, quiet, how).total
+    shared = masks(spec, quiet, how).total + work.sequences * shared_tables(spec, quiet, how).total  # generate counts each one's positions
     size = part.forward.total + shared + part.arriving.total  # the model's forward holds on to the embeddings' output
     whole = at_least(1, plan.mesh.tp)
     return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
+
+
+def _listed(block: Block, plan: Plan, work: Work) -> Bytes:
+    """A layer of which only the widest operations are known: its attention with the scores, or its feed-forward."""
+    whole, traced = at_least(1, plan.mesh.tp), block.kind in TRACED_EXPERTS and isinstance(block.feed_forward, Moe)
+
+    def sized(width: Count) -> Bytes:
+        size = plan.precision.compute.nbytes(work.sequences * work.tokens * (4 * block.hidden + width))
+        if traced:
+            return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
+        return Bytes(size // 2, size, 2 * size)
+
+    attention = sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work)
+    ff = block.feed_forward
+    return attention if ff is None else _larger(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------------------
@@ -97,6 +121,15 @@ def score_bytes(scores: Count, compute: DType) -> Bytes:
     one, wide = compute.nbytes(scores), FP32.nbytes(scores)
     value = one + wide + (0 if compute is FP32 else one)
     return Bytes(2 * one, value, value + wide)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at="gpt_oss eager_attention_forward: scores, the same with a sink beside them, and those less their maximum; softmax in their dtype",
+)
+def sink_bytes(scores: Count, compute: DType) -> Bytes:
+    """Score matrices of attention with sinks, of ``scores`` elements each."""
+    return Bytes.exact(3 * compute.nbytes(scores))
 
 
 @formula(cites=TRANSFORMERS, at="repeat_kv: keys and values copied out for every query head; a view where there is one head, or as many")
@@ -137,7 +170,8 @@ def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
         if isinstance(mixer, Attention | LatentAttention | CrossAttention):
             over = work.memory if isinstance(mixer, CrossAttention) else work.tokens
             extra = compute.nbytes(rows * over + work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp))
-            found.append(score_bytes(_rank_heads(block, mixer, plan.mesh.tp) * rows * over, compute) + Bytes(0, extra, extra))
+            scores = _rank_heads(block, mixer, plan.mesh.tp) * rows * over
+            found.append((sink_bytes(scores, compute) if block.kind in SINKS else score_bytes(scores, compute)) + Bytes(0, extra, extra))
     return reduce(_larger, found, NOTHING)
 
 
@@ -145,7 +179,26 @@ def _attended(block: Block, plan: Plan, work: Work) -> Bytes:
     """What attention makes of cached keys in decode, or of a padded batch of prompts."""
     if isinstance(work.cached, int) and work.cached == 0:
         return Bytes(0, 0, reduce(maximum, (_padding(m, plan, work) for m in block.mixers), 0))
-    return reduce(_larger, (_over_cache(block, mixer, plan, work) for mixer in block.mixers), NOTHING)
+    mixing = reduce(_larger, (_mixed(block, mixer, plan, work) for mixer in block.mixers), NOTHING)
+    return _larger(mixing, _gathered(block, plan, work))
+
+
+def _mixed(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
+    """One mixer's work over its cache. A cache has grown before attention begins; a quantized one lets go of the old one only then."""
+    over = _over_cache(block, mixer, plan, work)
+    if not work.growing:
+        return over
+    if plan.kv_dtype is not None and plan.kv_dtype is not plan.precision.compute:
+        return over + Bytes.exact(2 * grown_bytes(mixer, plan, work))
+    grown = grown_bytes(mixer, plan, work)
+    return _larger(over, Bytes(0, grown, 2 * grown))
+
+
+@formula(cites=TRANSFORMERS_CACHE, at="DynamicLayer.update: torch.cat makes new keys, then new values, while the old ones are there")
+def grown_bytes(mixer: Mixer, plan: Plan, work: Work) -> Count:
+    """The larger of the two tensors that a layer's cache makes anew for one more token."""
+    assert plan.kv_dtype is not None
+    return work.sequences * plan.kv_dtype.nbytes(copied_elements_per_token(mixer, plan.mesh.tp) * kept_tokens(mixer, work.cached))
 
 
 @formula(
@@ -175,9 +228,45 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
     size = NOTHING
     if isinstance(mixer, LatentAttention):
         size = Bytes.exact(compute.nbytes(kept * expanded_elements_per_token(mixer, heads)))
-    elif eager or (compute is FP32 and plan.attention is AttentionKind.SDPA):
-        size = Bytes(0 if not eager else repeated, repeated, repeated)
-    return size + score_bytes(heads * kept, compute) if eager else size
+    elif eager:
+        size = Bytes.exact(repeated)
+    elif compute is FP32 and plan.attention is AttentionKind.SDPA:  # plain mathematics, which scales the keys in a copy (attention.cpp)
+        size = Bytes(0, repeated * 3 // 2, repeated * 3 // 2)
+    size = size + score_bytes(heads * kept, compute) if eager else size
+    return _larger(size + _dequantized_keys(mixer, plan, kept, passed=True), _dequantized_keys(mixer, plan, kept, passed=False))
+
+
+@formula(
+    cites=TRANSFORMERS_CACHE,
+    at="Fp8QuantizedLayer._dequantize: a cast to fp32 and its product with the scale, then keys in the compute dtype; values after keys",
+)
+def _dequantized_keys(mixer: Mixer, plan: Plan, kept: Count, *, passed: bool) -> Bytes:
+    """One layer's keys and values out of a quantized cache: as attention gets them (``passed``), and while the values are made.
+
+    Group-wise formats make them and join them with the newest ones (QuantizedLayer.update); what their kernels add is not known.
+    """
+    compute = plan.precision.compute
+    if plan.kv_dtype is None or plan.kv_dtype is compute or not isinstance(mixer, Attention):
+        return NOTHING
+    elements = kept * copied_elements_per_token(mixer, plan.mesh.tp)
+    one, wide = compute.nbytes(elements), FP32.nbytes(elements)
+    if passed:
+        return Bytes.exact(2 * one)
+    return Bytes.exact(one + 2 * wide) if plan.kv_dtype.name == "fp8" else Bytes(4 * one, 4 * one, 4 * one + 2 * wide)
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at="batched_mm_experts_forward (integrations/moe.py), to which generate switches after the prompt: every choice's matrices are copied",
+)
+def _gathered(block: Block, plan: Plan, work: Work) -> Bytes:
+    """The matrices of the experts that each sequence's newest token chose, both products' at once. Low: a loop over experts."""
+    ff = block.feed_forward
+    if not isinstance(ff, Moe) or block.kind in LOOPS_OVER_EXPERTS or plan.quantization is not None:
+        return NOTHING
+    matrices = (3 if ff.gated else 2) * block.hidden * ceil_div(ff.intermediate, plan.mesh.tp)
+    size = plan.precision.compute.nbytes(work.sequences * work.tokens * ff.experts_per_token * matrices)
+    return Bytes(0, size, size)
 
 
 # ---- layers that are not listed operation by operation, and what lies outside of layers -----------------------------------------
@@ -186,17 +275,26 @@ def _over_cache(block: Block, mixer: Mixer, plan: Plan, work: Work) -> Bytes:
 @formula(cites=TRANSFORMERS, at="modeling files: tensors alive at the widest operation of a layer")
 def _width(block: Block, tp: Count) -> Count:
     """Elements a token of the layer's widest operation."""
-    mixing = reduce(maximum, (_mixer_width(m) for m in block.mixers), 0)
+    mixing = _mixing_width(block)
     if block.feed_forward is not None:
-        mixing = maximum(mixing, _feed_forward_width(block.feed_forward, block.hidden, tp))
-    return 3 * block.hidden + mixing
+        mixing = maximum(mixing, _feed_forward_width(block.feed_forward, block.kind, block.hidden, tp))
+    return 4 * block.hidden + mixing  # what the embeddings made, the layer's input, the first half's sum, its norm or the output
 
 
-def _feed_forward_width(ff: Dense | Moe, hidden: int, tp: Count) -> Count:
+def _mixing_width(block: Block) -> Count:
+    return reduce(maximum, (_mixer_width(m) for m in block.mixers), 0)
+
+
+def _feed_forward_width(ff: Dense | Moe, kind: str, hidden: int, tp: Count) -> Count:
+    """Of experts, elements for every choice of a token (grouped_mm_experts_forward, integrations/moe.py:424): its input with both halves
+    of the first product, the activation and their product; or its input with the second product, that weighted and that put in order.
+    """
     if isinstance(ff, Dense):
         return (3 if ff.gated else 2) * ceil_div(ff.intermediate, tp)
-    routed = ff.experts_per_token * (2 * hidden + 3 * ceil_div(ff.intermediate, tp))
-    return routed + ff.experts
+    inner = ceil_div(ff.intermediate, tp)
+    multiplied = hidden + (4 if ff.gated else 2) * inner
+    weighted = (6 if kind in FP32_ROUTING else 4) * hidden
+    return ff.experts_per_token * maximum(multiplied, weighted) + ff.experts
 
 
 def _mixer_width(mixer: object) -> Count:
@@ -204,8 +302,12 @@ def _mixer_width(mixer: object) -> Count:
         case Attention():
             return 4 * mixer.heads * mixer.head_dim
         case LatentAttention():
-            expanded = (mixer.qk_nope_head_dim + mixer.v_head_dim) + 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
-            return mixer.heads * (expanded + mixer.v_head_dim)
+            query = 2 * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim) + mixer.qk_rope_head_dim  # as made, its rotated part, joined
+            return (
+                mixer.heads * (query + mixer.v_head_dim)
+                + expanded_elements_per_token(mixer, mixer.heads)
+                + latent_elements_per_token(mixer)
+            )
         case StateSpace():
             return 6 * mixer.inner
         case LinearAttention():

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from memsheet.errors import refuse
 from memsheet.resolve import resolve
+from memsheet.run.adapters import STAND_IN as QUANTIZED
+from memsheet.run.model import parameters_of
 from memsheet.spec.check import flatten
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, events_document
@@ -18,6 +19,8 @@ from memsheet.trace.custom import function_in, trace_custom
 from memsheet.trace.distributed_job import trace_rank
 from memsheet.trace.fold import Depth
 from memsheet.trace.job import How, trace_training
+from memsheet.trace.scans import stand_ins
+from memsheet.trace.serving_job import trace_serving
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,7 +30,16 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"timelines": [traced(0, 0, lambda: trace_custom(function_in(request["function"]), how))]}
     plan = plan_from(request["plan"])
     stages = {rank: rank * plan.mesh.pp // plan.mesh.gpus for rank in request["ranks"]}
-    return {"timelines": [traced(rank, stage, partial(_timeline, request, plan, how, rank)) for rank, stage in stages.items()]}
+    with stand_ins(request["config"], how.device) as instead:
+        found = [traced(rank, stage, partial(_timeline, request, plan, how, rank)) for rank, stage in stages.items()]
+    if plan.quantization is not None:
+        instead["stand_ins"].append(QUANTIZED)
+    more: dict[str, Any] = {key: names for key, names in instead.items() if names}
+    if not request["depth"]:  # nobody who knows the family has counted them
+        more["parameters"] = parameters_of(request["config"], plan)
+    for each in found:
+        each["facts"].update(more)
+    return {"timelines": found}
 
 
 def plan_from(document: Mapping[str, Any]) -> Plan:
@@ -45,9 +57,9 @@ def traced(rank: int, stage: int, run: Callable[[], Timeline]) -> dict[str, Any]
 
 
 def _timeline(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> Timeline:
-    if plan.task != "train":
-        raise refuse("task", plan.task, "is not traced yet", "memsheet infer predicts it")
-    if plan.mesh.gpus > 1:
-        return trace_rank(request["config"], plan, how, rank)
+    if plan.task == "infer":
+        return trace_serving(request["config"], plan, how, request.get("cache"))
     depth = Depth(**request["depth"]) if request["depth"] else None
+    if plan.mesh.gpus > 1:
+        return trace_rank(request["config"], plan, how, rank, depth)
     return trace_training(request["config"], plan, how, depth)

@@ -1,0 +1,142 @@
+"""Prefill and decode as ``generate`` does them: one forward over the prompt, then one token at a time over a cache.
+
+The loop is that of transformers' ``_sample`` (generation/utils.py:3122) without stopping criteria, which read values: unpadded
+prompts whose mask of ones is dropped, the last position's logits alone, their copy in fp32, the likeliest token.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memsheet.errors import refuse
+from memsheet.spec.plan import Plan
+
+BACKENDS = {"fp8": ("fp8", None), "int8": ("hqq", 8)}
+"""The cache's format → (backend, bits) of transformers' QuantizedCache (cache_utils.py:2113): quanto has 2 and 4 bits, hqq 1 to 8."""
+DEFAULT_BACKEND = ("quanto", None)
+
+
+def cache_kind(plan: Plan, asked: str | None) -> str:
+    """dynamic, static or quantized: as asked, else quantized for a format that is not the compute dtype, and dynamic.
+
+    Raises InputError where the format and what is asked contradict each other.
+    """
+    assert plan.kv_dtype is not None
+    quantized = plan.kv_dtype is not plan.precision.compute
+    if quantized and plan.kv_dtype.name not in BACKENDS:
+        raise refuse("kv_dtype", plan.kv_dtype.name, "is neither as keys are computed nor what they are quantized to", "fp8 or int8")
+    if quantized and asked in ("dynamic", "static"):
+        raise refuse("cache", asked, f"keeps keys as they are computed, not in {plan.kv_dtype.name}", "--cache quantized, or no --kv-dtype")
+    return asked or ("quantized" if quantized else "dynamic")
+
+
+def build_cache(config: Any, plan: Plan, kind: str) -> Any:
+    """The library's own cache, empty. A static one holds ``max_model_len`` tokens."""
+    import transformers
+
+    text = config.get_text_config(decoder=True)
+    if kind == "static":
+        return transformers.StaticCache(config=text, max_cache_len=int(plan.max_model_len or 0))
+    if kind == "dynamic":
+        return transformers.DynamicCache(config=text)
+    assert plan.kv_dtype is not None
+    backend, bits = BACKENDS.get(plan.kv_dtype.name, DEFAULT_BACKEND)
+    try:
+        return transformers.QuantizedCache(backend, text, nbits=bits)
+    except ImportError:
+        package = {"quanto": "optimum-quanto"}.get(backend, backend)
+        hint = f"pip install {package}; --kv-dtype fp8 needs no library"
+        raise refuse("cache", "quantized", f"is {backend}'s for this format, which is not installed", hint) from None
+    except ValueError as error:
+        raise refuse("cache", "quantized", str(error).split(". ", 1)[0]) from None
+
+
+@dataclass(slots=True)
+class Generation:
+    """What is carried from one step to the next. ``ids``: one token more than the cache holds, once the prompt is read.
+
+    ``logits``: the newest, in fp32, which ``_sample`` holds on to until it has the next; ``prompt``: what ``generate`` began with.
+    """
+
+    model: nn.Module
+    plan: Plan
+    ids: Tensor
+    cache: Any
+    logits: Tensor | None = None
+    prompt: tuple[Tensor, ...] = ()
+    arguments: dict[str, Any] = field(default_factory=dict)  # of the model's forward, that stay or grow by a token
+
+    @property
+    def cache_name(self) -> str:
+        """What the model's forward calls its cache (generation/utils.py:2248)."""
+        return "cache_params" if "mamba" in type(self.model).__name__.lower() else "past_key_values"
+
+
+def begin(model: nn.Module, plan: Plan, cache: Any, device: str) -> Generation:
+    """Prompts of ``prompt_tokens`` (of ``max_model_len`` where nobody says), ready to be read."""
+    config: Any = model.config
+    prompt = plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len
+    shape = (int(plan.max_sequences or 1), int(prompt or 0))
+    made = Generation(model, plan, torch.randint(0, config.get_text_config().vocab_size, shape, device=device), cache)
+    takes = inspect.signature(model.forward).parameters
+    if "logits_to_keep" in takes:
+        made.arguments["logits_to_keep"] = 1
+    made.arguments["use_cache"] = True
+    if "position_ids" in takes:
+        made.arguments["position_ids"] = _positions(shape, device)
+    made.prompt = (made.ids, *(value for value in made.arguments.values() if isinstance(value, Tensor)))
+    return made
+
+
+def _positions(shape: tuple[int, int], device: str) -> Tensor:
+    """Those of every sequence, counted from its mask (generation/utils.py _prepare_position_ids_for_generation)."""
+    return torch.ones(shape, dtype=torch.long, device=device).cumsum(-1).sub_(1)
+
+
+def jump(generation: Generation, tokens: int) -> None:
+    """Go on as if ``tokens`` were in the cache already: ids and positions of one more."""
+    shape, device = (generation.ids.shape[0], tokens + 1), generation.ids.device
+    generation.ids = torch.zeros(shape, dtype=torch.long, device=device)
+    if "position_ids" in generation.arguments:
+        generation.arguments["position_ids"] = _positions(shape, str(device))
+
+
+def step(generation: Generation, *, first: bool = False) -> None:
+    """One forward, of the whole prompt (``first``) or of the newest token, and the token that follows."""
+    model: Any = generation.model
+    inputs = model.prepare_inputs_for_generation(
+        generation.ids, next_sequence_length=None if first else 1, is_first_iteration=first,
+        **{generation.cache_name: generation.cache}, **generation.arguments,
+    )  # fmt: skip
+    outputs = model(**inputs, return_dict=True)
+    generation.logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32)
+    token = torch.argmax(generation.logits, dim=-1)
+    generation.ids = torch.cat([generation.ids, token[:, None]], dim=-1)
+    positions = generation.arguments.get("position_ids")
+    if positions is not None:
+        generation.arguments["position_ids"] = torch.cat([positions, positions[..., -1:] + 1], dim=-1)
+
+
+def for_decode(model: nn.Module) -> AbstractContextManager[Any]:
+    """What ``generate`` changes after the prompt: experts that were grouped are gathered (generation/utils.py:2500)."""
+    optimized: Any = getattr(model, "_optimize_model_for_decode", None)
+    return nullcontext() if optimized is None else optimized()
+
+
+def cache_layers(cache: Any) -> list[Any]:
+    """The layers of a cache; of an encoder-decoder's, the decoder's own."""
+    return list(getattr(cache, "self_attention_cache", cache).layers)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors of an attribute of a cache's layer: itself, or those it lists."""
+    if isinstance(value, Tensor):
+        return [value]
+    held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return [tensor for each in held for tensor in tensors_in(each)]
