@@ -12,7 +12,8 @@ DEV    := $(VENV)/.installed-dev
 DOCS   := $(VENV)/.installed-docs
 
 DEMO   := memsheet train llama-3-70b --gpus 8xA100-80GB --engine fsdp2 --zero 3 --seq-len 2048 --microbatch 4
-PYTEST := HF_HUB_OFFLINE=1 $(BIN)/python -m pytest
+# One file a core at a time: files share what they trace. One thread each, so that cores are not fought over.
+PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all regold check format bench docs clean
