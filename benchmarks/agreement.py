@@ -51,6 +51,7 @@ PLACES: dict[str, tuple[Options, tuple[str, ...]]] = {
     "1 gpu": ({}, ("fp32", "bf16-autocast", "bf16-pure")),
     "fsdp2 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8}, ("fsdp2-mixed", "bf16-pure")),
     "fsdp2 64 tp 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8, "tp": 8}, ("fsdp2-mixed", "bf16-pure")),
+    "fsdp2 64 tp 4": ({"engine": "fsdp2", "zero": 3, "dp_shard": 16, "tp": 4}, ("fsdp2-mixed", "bf16-pure")),
     "lora": (ADAPTER, ("bf16-autocast", "bf16-pure")),
     "qlora": ({**ADAPTER, "quantize": "nf4"}, ("bf16-autocast", "bf16-pure")),
 }

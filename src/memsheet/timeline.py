@@ -7,7 +7,7 @@ the events; the sheet is read off each instant's high-water mark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.errors import refuse
@@ -58,6 +58,12 @@ class Peak:
     at: int
     bytes: int
     storage: Storage | None
+
+
+def without_hidden(timeline: Timeline) -> Timeline:
+    """The timeline of tensors alone: what kernels allocate inside an operation (``op/name``) and libraries' workspaces hold nothing."""
+    hides = {s for s in timeline.storages if s.component is Component.WORKSPACES or "/" in s.op}
+    return replace(timeline, storages=tuple(replace(s, bytes=0) if s in hides else s for s in timeline.storages)) if hides else timeline
 
 
 def sizes(timeline: Timeline) -> Iterator[int]:

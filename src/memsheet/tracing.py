@@ -21,7 +21,7 @@ from memsheet.sheet import Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
 from memsheet.spec.plan import Plan
-from memsheet.timeline import Timeline, peak, sheet_of
+from memsheet.timeline import Timeline, peak, sheet_of, without_hidden
 from memsheet.trace.child import explain
 from memsheet.trace.fold import depth_of
 from memsheet.trace.parent import MEMORY_BYTES, TIME_S, Traced, trace_in_child, trace_in_fork
@@ -214,4 +214,5 @@ def facts(traced: Traced) -> dict[str, Any]:
     top = peak(traced.timeline)
     last = top.storage
     where = {"op": last.op, "path": last.path, "line": last.line, "request_bytes": last.bytes} if last else {}
-    return {**traced.facts, "peak": {"rank": traced.rank, "instant": top.instant.value, "bytes": top.bytes, "event": top.at, **where}}
+    tensors = peak(without_hidden(traced.timeline)).bytes
+    return {**traced.facts, "tensors_bytes": tensors, "peak": {"rank": traced.rank, "instant": top.instant.value, "bytes": top.bytes, "event": top.at, **where}}

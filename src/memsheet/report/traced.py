@@ -32,6 +32,8 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
             f"The peak comes when {printable(peak['op'])} asks for {look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
             f"at {printable(peak['path'])}{line}."
         )
+    if trace["tensors_bytes"] != peak["bytes"]:
+        yield f"Without what CUDA kernels and libraries allocate for themselves it would be {look.need(trace['tensors_bytes'], 2)}."
     yield f"Traced on fake tensors in {trace['seconds']:.1f} s: {trace['events']:,} allocations and releases, torch {trace['torch']}."
     if trace.get("stand_ins"):
         yield f"Kernels of other packages by stand-ins that allocate as their source does: {', '.join(map(printable, trace['stand_ins']))}."
