@@ -20,19 +20,15 @@ from itertools import product, zip_longest
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
 
+from memsheet.measure.profiler import profiled
 from memsheet.resolve import resolve
-from memsheet.run.adapters import apply_adapter
-from memsheet.run.model import build_config, build_model
-from memsheet.run.optimizer import build_optimizer
-from memsheet.run.recompute import apply_recompute
-from memsheet.run.step import mark_loss, tokens, train_step
-from memsheet.sheet import Instant
+from memsheet.run.step import At
+from memsheet.run.train import trainer
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Peak, Timeline, alive, peak, peaks
-from memsheet.trace.job import MICRO, How, trace_training
+from memsheet.trace.job import MICRO, STEPS, How, trace_training
 
 Config = Mapping[str, Any]
 
@@ -103,95 +99,11 @@ def _case(family: str, config: Config, request: Mapping[str, Any]) -> Case:
     return Case(name=" ".join((family, *(str(value) for value in request.values()))), config=config, request={**_BASE, **request})
 
 
-# ---- the real step -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Real:
-    """A profiled step. ``instants``: each one's high-water mark; ``tops``: what was there then, by operation."""
-
-    instants: Mapping[str, int]
-    tops: Mapping[str, tuple[tuple[str, int], ...]]
-
-
-def profiled(config: Config, plan: Plan) -> Real:
-    """Build and train with nothing of the trace's around, everything from the first tensor under the profiler."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
-        _train(config, plan)
-    allocations = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), ""), key=lambda found: found.at)
-    return _real(allocations, _marks(profiler.profiler.kineto_results.events()))
-
-
-def _train(config: Config, plan: Plan) -> None:
-    """Two steps, the second's instants recorded as names that the profiler keeps."""
-    settings = build_config(config, plan)
-    model = apply_adapter(build_model(settings, plan, "cpu"), plan)
-    apply_recompute(model, plan)
-    optimizer = build_optimizer(model.parameters(), plan)
-    batch = tokens(settings, plan, "cpu")
-    micro = min(int(plan.accumulation), MICRO)
-    train_step(model, optimizer, batch, plan, _ignore, device="cpu", micro=micro)
-    mark_loss(model, _record)
-    _record(Instant.LOAD)
-    train_step(model, optimizer, batch, plan, _record, device="cpu", micro=micro)
-    _record(None)
-
-
-def _ignore(_: Instant) -> None:
-    """The first step makes the optimizer's states."""
-
-
-_MARK, _END = "memsheet/", "end"
-_NO_OPERATION = "no operation"  # such as the generator's state, which a checkpoint keeps (torch/utils/checkpoint.py)
-
-
-def _record(instant: Instant | None) -> None:
-    with record_function(_MARK + (instant.value if instant else _END)):
-        pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Allocation:
-    """``bytes`` are negative for a release."""
-
-    at: int
-    bytes: int
-    address: int
-    op: str
-
-
-_ALLOCATES = ("aten::empty", "aten::new_empty", "aten::resize_")
-
-
-def _allocations(nodes: Any, op: str) -> Iterator[_Allocation]:
-    """Memory records below some nodes of the profiler's tree, with the innermost operation that does more than allocate."""
-    for node in nodes:
-        if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
-            yield _Allocation(node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op)
-        inner = op if not node.name.startswith("aten::") or node.name.startswith(_ALLOCATES) else node.name
-        yield from _allocations(node.children, inner)
-
-
-def _marks(events: Any) -> list[tuple[int, str]]:
-    return sorted((event.start_ns(), event.name().removeprefix(_MARK)) for event in events if event.name().startswith(_MARK))
-
-
-def _real(allocations: list[_Allocation], marks: list[tuple[int, str]]) -> Real:
-    """High-water marks between the marks, and what was there at each."""
-    instants, tops = dict[str, int](), dict[str, list[_Allocation]]()
-    live, held, now, waiting = dict[int, _Allocation](), 0, "", list(marks)
-    for found in allocations:
-        while waiting and waiting[0][0] <= found.at:
-            now = waiting.pop(0)[1]
-            instants[now] = max(instants.get(now, 0), held)
-        live.pop(found.address, None)
-        if found.bytes > 0:
-            live[found.address] = found
-        held += found.bytes
-        if now and held >= instants[now]:
-            instants[now], tops[now] = held, list(live.values())
-    del instants[_END]
-    return Real(instants=instants, tops={at: tuple((one.op or _NO_OPERATION, one.bytes) for one in top) for at, top in tops.items()})
+def _train(config: Config, plan: Plan, at: At) -> None:
+    """Two steps: the first makes the optimizer's states."""
+    step = trainer(config, plan, "cpu", at, min(int(plan.accumulation), MICRO))
+    for _ in range(STEPS):
+        step()
 
 
 # ---- side by side ------------------------------------------------------------------------------------------------------------
@@ -223,7 +135,7 @@ def compare(case: Case) -> Row:
     try:
         plan = case.plan
         fake, real = (trace_training(case.config, plan, How(device="cpu", fake=on, scratch=False)) for on in (True, False))
-        found = profiled(case.config, plan)
+        found = profiled(lambda at: _train(case.config, plan, at))
     except Exception as error:  # noqa: BLE001 - a configuration that fails is a row of the table
         return Row(name=case.name, failure=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     tops = {instant.value: top for instant, top in peaks(fake).items()}

@@ -215,4 +215,8 @@ def facts(traced: Traced) -> dict[str, Any]:
     last = top.storage
     where = {"op": last.op, "path": last.path, "line": last.line, "request_bytes": last.bytes} if last else {}
     tensors = peak(without_hidden(traced.timeline)).bytes
-    return {**traced.facts, "tensors_bytes": tensors, "peak": {"rank": traced.rank, "instant": top.instant.value, "bytes": top.bytes, "event": top.at, **where}}
+    return {
+        **traced.facts,
+        "tensors_bytes": tensors,
+        "peak": {"rank": traced.rank, "instant": top.instant.value, "bytes": top.bytes, "event": top.at, **where},
+    }

@@ -20,10 +20,12 @@ TRACE_FLAGS = [
     "--all-stages", "--cache", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
     "--time-limit",
 ]  # fmt: skip
+MEASURE_FLAGS = ["--device", "--memory-limit", "--steps", "--time-limit"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
+    "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),
     "compare": ["--debug", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],
     "models": ["--debug", "--json"],

@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "Does this training job fit, and what takes the room?",
     "infer": "Does this model fit for inference, and how much cache is left?",
     "trace": "What does the real code allocate? Run on fake tensors, no GPU.",
+    "measure": "What does a real step allocate on this machine?",
     "compare": "Two sheets side by side: which rows differ, the largest difference first.",
     "explain": "What a word on a sheet means, with its source.",
     "models": "The bundled models.",

@@ -32,6 +32,13 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
             f"The peak comes when {printable(peak['op'])} asks for {look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
             f"at {printable(peak['path'])}{line}."
         )
+    if measured := trace.get("measured"):
+        yield (
+            f"Measured on {measured['device']} with {measured['threads']} thread{'s' * (measured['threads'] != 1)}: {measured['step_s']:.3f} s a "
+            f"step (median of {measured['steps']}, {measured['fastest_s']:.3f} to {measured['slowest_s']:.3f}), "
+            f"{measured['tokens_per_s']:,.0f} tokens/s, torch {trace['torch']}."
+        )
+        return
     if trace["tensors_bytes"] != peak["bytes"]:
         yield f"Without what CUDA kernels and libraries allocate for themselves it would be {look.need(trace['tensors_bytes'], 2)}."
     yield f"Traced on fake tensors in {trace['seconds']:.1f} s: {trace['events']:,} allocations and releases, torch {trace['torch']}."

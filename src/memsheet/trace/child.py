@@ -9,9 +9,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib import import_module
 from typing import Any
 
 from memsheet.errors import InputError, Problem, printable
+
+ANSWERS = ("memsheet.trace.requests", "memsheet.measure.requests")
+"""Who can answer: each has a function ``answer(request)``."""
 
 
 def main() -> int:
@@ -37,17 +41,18 @@ def _limit(memory_bytes: int) -> None:
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     """What the request comes to, or what was wrong with it."""
     try:
-        from memsheet.trace.requests import answer
+        answer = import_module(ANSWERS[ANSWERS.index(request.get("answers", ANSWERS[0]))]).answer
     except ImportError as error:
         return {
             "problems": [{"field": "trace", "value": None, "reason": f"needs an extra ({error})", "hint": "pip install 'memsheet[trace]'"}]
         }
     try:
-        return answer(request)
+        found: dict[str, Any] = answer(request)
     except Exception as error:
         if request.get("debug") and not isinstance(error, InputError):
             raise
         return explain(error, str(request.get("name", "")))
+    return found
 
 
 def explain(error: Exception, name: str) -> dict[str, Any]:

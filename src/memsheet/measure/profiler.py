@@ -1,0 +1,83 @@
+"""What a processor really allocated, by PyTorch's profiler: high-water marks between marks, and what was there at each.
+
+Its records come from the allocator itself, so they hold what kernels take inside an operation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from memsheet.sheet import Instant
+
+_MARK, _END = "memsheet/", "end"
+_NO_OPERATION = "no operation"  # such as the generator's state, which a checkpoint keeps (torch/utils/checkpoint.py)
+_ALLOCATES = ("aten::empty", "aten::new_empty", "aten::resize_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Real:
+    """A profiled step. ``instants``: each one's high-water mark; ``tops``: what was there then, by operation."""
+
+    instants: Mapping[str, int]
+    tops: Mapping[str, tuple[tuple[str, int], ...]]
+
+
+def profiled(run: Callable[[Callable[[Instant | None], None]], None]) -> Real:
+    """Call ``run`` with everything from its first tensor under the profiler. It says where it is; after None, nothing counts."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        run(_record)
+        _record(None)
+    allocations = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), ""), key=lambda found: found.at)
+    return _real(allocations, _marks(profiler.profiler.kineto_results.events()))
+
+
+def _record(instant: Instant | None) -> None:
+    with record_function(_MARK + (instant.value if instant else _END)):
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Allocation:
+    """``bytes`` are negative for a release."""
+
+    at: int
+    bytes: int
+    address: int
+    op: str
+
+
+def _allocations(nodes: Any, op: str) -> Iterator[_Allocation]:
+    """Memory records below some nodes of the profiler's tree, with the innermost operation that does more than allocate."""
+    for node in nodes:
+        if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
+            yield _Allocation(node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op)
+        inner = op if not node.name.startswith("aten::") or node.name.startswith(_ALLOCATES) else node.name
+        yield from _allocations(node.children, inner)
+
+
+def _marks(events: Any) -> list[tuple[int, str]]:
+    return sorted((event.start_ns(), event.name().removeprefix(_MARK)) for event in events if event.name().startswith(_MARK))
+
+
+def _real(allocations: list[_Allocation], marks: list[tuple[int, str]]) -> Real:
+    """High-water marks between the marks, and what was there at each. A step that begins anew forgets the one before."""
+    instants, tops = dict[str, int](), dict[str, list[_Allocation]]()
+    live, held, now, waiting = dict[int, _Allocation](), 0, "", list(marks)
+    for found in allocations:
+        while waiting and waiting[0][0] <= found.at:
+            now = waiting.pop(0)[1]
+            if now == Instant.LOAD.value:
+                instants, tops = {}, {}
+            instants[now] = max(instants.get(now, 0), held)
+        live.pop(found.address, None)
+        if found.bytes > 0:
+            live[found.address] = found
+        held += found.bytes
+        if now and held >= instants[now]:
+            instants[now], tops[now] = held, list(live.values())
+    instants.pop(_END, None)
+    return Real(instants=instants, tops={at: tuple((one.op or _NO_OPERATION, one.bytes) for one in top) for at, top in tops.items()})
