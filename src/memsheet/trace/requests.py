@@ -16,11 +16,9 @@ from memsheet.spec.check import flatten
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, events_document
 from memsheet.trace.custom import function_in, trace_custom
-from memsheet.trace.distributed_job import trace_rank
 from memsheet.trace.fold import Depth
 from memsheet.trace.job import How, trace_training
 from memsheet.trace.scans import stand_ins
-from memsheet.trace.serving_job import trace_serving
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,8 +56,12 @@ def traced(rank: int, stage: int, run: Callable[[], Timeline]) -> dict[str, Any]
 
 def _timeline(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> Timeline:
     if plan.task == "infer":
+        from memsheet.trace.serving_job import trace_serving
+
         return trace_serving(request["config"], plan, how, request.get("cache"))
     depth = Depth(**request["depth"]) if request["depth"] else None
-    if plan.mesh.gpus > 1:
+    if plan.mesh.gpus > 1:  # torch's distributed half takes a second to import
+        from memsheet.trace.distributed_job import trace_rank
+
         return trace_rank(request["config"], plan, how, rank, depth)
     return trace_training(request["config"], plan, how, depth)
