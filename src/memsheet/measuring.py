@@ -14,7 +14,7 @@ from memsheet.formulas.params import active_parameter_count, parameter_count
 from memsheet.readers.model import find_config, read_model
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
-from memsheet.sheet import Bytes, Component, Instant, Item, Measured, Sheet, Witness
+from memsheet.sheet import Bytes, Component, Item, Measured, Sheet, Witness
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, sheet_of
@@ -44,13 +44,13 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     ``model`` and ``options`` as for ``memsheet.train``; weights are random, nothing is downloaded. Raises InputError for what cannot
     be measured here.
     """
-    if how.device != "cpu":
-        raise refuse("device", how.device, "is not measured yet", "cpu; `memsheet trace` answers for a GPU without one")
+    if how.device not in ("cpu", "cuda"):
+        raise refuse("device", how.device, "is not measured", "cpu or cuda")
     name, request, cluster, _ = question("train", model, options)
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
     if cluster is not None:
-        raise refuse("gpus", cluster.device.name, "is not what is measured: this machine's processor is", "leave --gpus out")
+        raise refuse("gpus", cluster.device.name, "is not what is measured: this machine is", "leave --gpus out")
     found, spec = find_config(name, catalog=catalogued, names=model_names()), read_model(name, catalog=catalogued, names=model_names())
     if isinstance(found, ModelSpec):
         raise refuse("model", found.name, "is a file without a config.json, and its code is built from one")
@@ -80,12 +80,22 @@ def measured_sheet(run: Traced) -> Sheet:
     sheet = sheet_of(run.timeline, rank=run.rank, stage=run.stage)
     record = f"torch {run.facts['torch']}, {run.facts['measured']['device']}: tensors seen in a real step"
     items = tuple(replace(item, evidence=Measured(record)) for item in sheet.items)
-    return replace(sheet, witness=Witness.MEASURED, items=(*items, *_unexplained(sheet, run.facts["measured"]["instants"])))
+    return replace(sheet, witness=Witness.MEASURED, items=(*items, *_besides(sheet, run.facts["measured"])))
 
 
-def _unexplained(sheet: Sheet, counted: Mapping[str, int]) -> list[Item]:
-    """What the profiler counted at an instant's high-water mark beyond the tensors seen at theirs; negative where it counted less."""
-    at = {i: counted[i.value] - sheet.at(i).value for i in sheet.instants if i.value in counted}
-    rest: dict[Instant, Bytes] = {instant: Bytes.exact(size) for instant, size in at.items() if size}
-    record = "torch.profiler's allocation records: what kernels and libraries take for themselves"
-    return [Item(Component.UNEXPLAINED, "profiler", rest, Measured(record))] if rest else []
+def _besides(sheet: Sheet, measured: Mapping[str, Any]) -> list[Item]:
+    """What the device counted at an instant's high-water mark beyond the tensors seen at theirs (negative where it counted less), what
+    it reserved beyond that, and what else of it is taken.
+    """
+    counted, reserved = measured["instants"], measured.get("reserved", {})
+    known = [i for i in sheet.instants if i.value in counted]
+    rows = [
+        (Component.UNEXPLAINED, "kernels", {i: counted[i.value] - sheet.at(i).value for i in known}, "its own count of allocations"),
+        (Component.ALLOCATOR_SLACK, "allocator", {i: reserved[i.value] - counted[i.value] for i in known if reserved}, "its own count"),
+        (Component.CONTEXT, "driver", {i: measured["device_bytes"] - max(reserved.values()) for i in known if reserved}, "mem_get_info"),
+    ]  # fmt: skip
+    return [
+        Item(component, path, {i: Bytes.exact(size) for i, size in at.items() if size}, Measured(f"{measured['device']}: {how}"))
+        for component, path, at, how in rows
+        if any(at.values())
+    ]

@@ -10,7 +10,7 @@ from memsheet.allocator import Settings, slack_within
 from memsheet.api import catalogued, question
 from memsheet.budget import Answer, budget_of, judge
 from memsheet.catalog import model_names
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, Problem, refuse, require
 from memsheet.formulas.params import active_parameter_count, parameter_count
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.readers.hf_config import read_hf_config
@@ -20,7 +20,7 @@ from memsheet.resolve import Resolved, resolve
 from memsheet.sheet import Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
-from memsheet.spec.plan import Plan
+from memsheet.spec.plan import Loss, Plan
 from memsheet.timeline import Timeline, peak, sheet_of, without_hidden
 from memsheet.trace.child import explain
 from memsheet.trace.fold import depth_of
@@ -63,6 +63,7 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
     resolved = resolve(request, spec, cluster, real=True)
     if resolved.plan.task == "train" and not resolved.plan.seq_len:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
+    _ran(resolved.plan)
     assumed = (*_serving(resolved, how), *_routed(resolved.plan))
     asked = {
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
@@ -70,6 +71,16 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
     }  # fmt: skip
     traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
     return _answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
+
+
+def _ran(plan: Plan) -> None:
+    """Raises InputError with all that a plan may say and a trace would not do."""
+    found = {
+        "engine": (plan.engine, plan.engine != "deepspeed", "does not run without its own cluster", "fsdp2 or transformers; memsheet train predicts it"),
+        "loss": (plan.loss.value, plan.loss is Loss.PLAIN, "is a kernel that transformers does not bring", "leave it out; memsheet train predicts it"),
+        "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
+    }  # fmt: skip
+    require(Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs)
 
 
 def _depth(spec: ModelSpec | None) -> dict[str, int] | None:

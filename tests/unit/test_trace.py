@@ -112,3 +112,71 @@ def test_time_is_limited():
 def test_a_rank_that_is_not_there_is_refused():
     with pytest.raises(InputError, match="none of the 1 ranks"):
         trace("llama-tiny", Options(rank=3), seq_len=64)
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [(["--loss", "fused"], "loss"), (["--vocab-multiple", "3000"], "vocab_multiple"), (["--engine", "deepspeed"], "engine")],
+)
+def test_what_a_trace_would_not_do_is_never_ignored(flags, field, capsys):
+    assert main(["trace", "llama-tiny", "--seq-len", "64", *flags]) == 2
+    assert f"memsheet: {field} = {flags[1]}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--rank", "1"], ["--all-stages"], ["--cache", "static"]])
+def test_flags_that_a_step_of_ones_own_has_no_use_for_are_refused(flags, capsys):
+    assert main(["trace", f"{EXAMPLE}:build", *flags]) == 2
+    assert "no meaning for a step of one's own" in capsys.readouterr().err
+
+
+def test_a_file_without_its_function_is_asked_for_one(capsys):
+    assert main(["trace", str(EXAMPLE)]) == 2
+    assert "custom_step.py:FUNCTION" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flag", ["--events", "--snapshot", "--picture"])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_run(flag, capsys, tmp_path):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memsheet.cli.trace.ask", lambda *_, **__: pytest.fail("it was run"))
+        assert main(["trace", "llama-tiny", "--seq-len", "64", flag, str(tmp_path / "missing" / "step.svg")]) == 2
+    assert "a folder that does not exist" in capsys.readouterr().err
+
+
+def test_what_a_step_leaves_behind_is_not_waited_for(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import subprocess, sys, threading, time, torch\n"
+        "def build():\n"
+        "    threading.Thread(target=time.sleep, args=(50,)).start()\n"
+        "    subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(50)'])\n"
+        "    return lambda: torch.zeros(1000)\n"
+    )
+    trace_file(f"{file}:build", Options(time_s=40))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("raise SystemExit(3)", "ends the program"),
+        ("import no_such_package", "needs a package"),
+        ("torch.zeros(2) + torch.zeros(2, device='cpu')", "two devices"),
+    ],
+)
+def test_usual_mistakes_have_their_cure(line, reason, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(f"import torch\ndef build():\n    {line}\n")
+    with pytest.raises(InputError, match=rf"mine\.py:3: .*{reason}"):
+        trace_file(f"{file}:build", Options())
+
+
+def test_a_copy_of_a_notebook_ends_whatever_its_function_raises():
+    def build():
+        raise SystemExit(0)
+
+    with pytest.raises(InputError, match="ends the program"):
+        trace_step(build)
+
+
+def test_memory_that_is_not_enough_is_said_to_be():
+    with pytest.raises(InputError, match="--memory-limit gives it more"):
+        trace_in_child({"function": f"{EXAMPLE}:build", "device": "cuda", "scratch": False}, memory_bytes=100 * MIB)

@@ -28,7 +28,7 @@ def _measure(words: str, metavar: str = "") -> Parameter:
 class MeasureFlags:
     """On what a step is run, and how often."""
 
-    device: Annotated[str, _measure("cpu: this machine's processor.", "cpu")] = "cpu"
+    device: Annotated[str, _measure("This machine's processor, or its GPU.", "cpu|cuda")] = "cpu"
     steps: Annotated[str, _measure("Steps that are timed.", "N")] = str(STEPS)
     memory_limit: Annotated[str, _measure("Memory that it may take.", "SIZE")] = "64GiB"
     time_limit: Annotated[str, _measure("Seconds that it may take.", "S")] = "600"

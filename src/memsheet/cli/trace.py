@@ -61,12 +61,23 @@ def trace(
 ) -> int:
     """What does the real code allocate? Run on fake tensors, no GPU."""
     flags = flags or TraceFlags()
-    if flags.picture:
-        check(Path(flags.picture))
+    _check(flags)
     decimal = screen.decimal(units)
     answer, timelines = _answered(model, plan, job or JobFlags(), _options(flags, debug=debug))
     _write(flags, answer, timelines, decimal=decimal)
     return jobs.shown(answer, json=json, full=flags.full, decimal=decimal, curve=partial(sparkline, _worst(timelines)))
+
+
+def _check(flags: TraceFlags) -> None:
+    """That files can be written, before anything is run for them."""
+    if flags.picture:
+        check(Path(flags.picture))
+    for field in ("picture", "events", "snapshot"):
+        name = getattr(flags, field)
+        if name and not Path(name).parent.is_dir():
+            raise refuse(field, name, "is in a folder that does not exist", "make the folder first")
+        if name and Path(name).is_dir():
+            raise refuse(field, name, "is a folder", "name a file in it")
 
 
 _FUNCTION = re.compile(r".+\.py:\w+")
@@ -78,10 +89,15 @@ def _answered(model: str | None, plan: Any, job: JobFlags, how: Options) -> Any:
     if asked.pop("parameters", None) is not None:
         raise refuse("parameters", None, "says nothing that could be run", "name a model")
     if model is None or not _FUNCTION.fullmatch(model):
+        if model is not None and model.endswith(".py"):
+            raise refuse("model", model, "is Python, and which function makes the step is not said", f"{model}:FUNCTION")
         return ask(asked.pop("model"), how, **asked)
     given = [key for key, value in asked.items() if value is not None and key != "model"]
     if given:
         raise refuse(given[0], asked[given[0]], "has no meaning for a step of one's own", "say it in the step's code")
+    for field, value in (("rank", how.rank or None), ("all_stages", how.all_stages or None), ("cache", how.cache)):
+        if value is not None:
+            raise refuse(field, value, "has no meaning for a step of one's own", "leave it out")
     return trace_file(model, how)
 
 

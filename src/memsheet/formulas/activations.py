@@ -27,6 +27,8 @@ from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 FLASH_MAX_HEAD = 256
 """Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""
 HEAD_ALIGNMENT = 8
+TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3", "olmo3"})
+"""Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:548, modeling_olmo3.py:425)."""
 
 
 def numerics(plan: Plan, engine: Engine) -> Numerics:
@@ -216,10 +218,10 @@ def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
 def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) -> list[Count]:
     """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
     kinds = {
-        (at.rotary_dim, table_dtype(how, habits(kind)))
+        (at.rotary_dim, kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)))
         for kind, at in _attentions(spec) if at.rotary_dim and habits(kind).own_tables is copied and not habits(kind).table_buffer
     }  # fmt: skip
-    return [2 * dtype.nbytes(plan.seq_len * width) for width, dtype in sorted(kinds, key=lambda kind: kind[0])]
+    return [2 * dtype.nbytes(plan.seq_len * width) for width, _, dtype in sorted(kinds, key=lambda kind: kind[:2])]
 
 
 def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:

@@ -225,8 +225,8 @@ def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atten
     bias = _bias(r, q, path, how)
     q = r.scale(q, path + "/q")
     k, v = _repeated(r, k, path + "/k"), _repeated(r, v, path + "/v")
-    scaled = r.scale(k, path + "/k")
-    weights = r.add(r.product(q, scaled, SCORES, path + "/scores", copies=(several, False)), bias, path + "/scores")
+    weights = r.product(q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False))  # the scaled keys have no name
+    weights = r.add(weights, bias, path + "/scores")
     weights = r.unary(weights, path + "/softmax", saves="output")
     return r.product(weights, v, HEADS, path + "/context")
 

@@ -8,18 +8,19 @@ from typing import Any
 from memsheet.arith import Count, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.engines.verified import TP_LATENT
+from memsheet.errors import refuse
 from memsheet.formulas.blocks import unmodelled
 from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
 from memsheet.formulas.serving_work import Work, dequantized_bytes, tower_bytes, widest
 from memsheet.formulas.states import Held, Keeping, held_tensors, parameter_bytes
-from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE
+from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import LatentAttention, ModelSpec
+from memsheet.spec.model import Attention, LatentAttention, ModelSpec
 from memsheet.spec.plan import Plan
 
 LENGTHS = (1024, 4096, 8192, 32768, 131072)
@@ -32,12 +33,22 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     """Items of a rank at load, prefill and decode."""
     keeping = Keeping(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
     held = tuple(held_tensors(spec, plan, keeping))
+    _check_cache(spec, plan)
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
     weights = parameter_bytes(spec, plan, held, engine.sharding)
     items = [Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS)) for (c, path), size in weights.items()]
     gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
     items.append(Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR))
     return items if plan.phase == "load" else [*items, *_cache_items(spec, plan), *_working_items(spec, plan, engine, held)]
+
+
+def _check_cache(spec: ModelSpec, plan: Plan) -> None:
+    """Raise InputError where transformers does: QuantizedCache takes full attention alone (cache_utils.py:2188)."""
+    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    cut = any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
+    if cut and plan.phase != "load" and plan.kv_dtype is not None and plan.kv_dtype is not plan.precision.compute:
+        reason = f"is no cache of {spec.name} in transformers, which quantizes keys of full attention only"
+        raise refuse("serving.kv_dtype", plan.kv_dtype.name, reason, f"--kv-dtype {plan.precision.compute.name}")
 
 
 def splits_latent(spec: ModelSpec) -> bool:
@@ -93,7 +104,7 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     items = [
         Item(Component.TEMPORARIES, "widest_layer", at, evidence),
         Item(Component.TEMPORARIES, "cache_growth", {Instant.DECODE: grown}, Cited(TRANSFORMERS_CACHE, "DynamicLayer.update: torch.cat")),
-        Item(Component.TEMPORARIES, "logits", dict.fromkeys(at, Bytes.exact(_logits(spec, plan, sequences))), Cited(TRANSFORMERS, "generate: logits_to_keep=1")),
+        Item(Component.TEMPORARIES, "logits", _logits_beside(spec, plan, sequences, at[Instant.PREFILL], step + grown), Cited(TRANSFORMERS, "generate: logits_to_keep=1")),
     ]  # fmt: skip
     if plan.quantization is not None:
         matrix = Bytes(0, 0, dequantized_bytes(held, plan))
@@ -116,9 +127,18 @@ def _beyond(whole: Bytes, part: Bytes) -> Bytes:
     return Bytes(0, more, maximum(more, whole.high - part.high))
 
 
-def _logits(spec: ModelSpec, plan: Plan, sequences: Count) -> Count:
-    """Logits of the last position and their fp32 copy; gathered whole under tensor parallelism."""
-    return sequences * spec.head.width * (plan.precision.compute.bits + FP32.bits) // 8
+@formula(cites=TRANSFORMERS, at="generation/utils.py _sample: the last token's fp32 logits are named until the next ones are there")
+def logits_bytes(spec: ModelSpec, plan: Plan, sequences: Count) -> tuple[Count, Count]:
+    """Logits that stay while layers run, and those made after them: of the last position, and their fp32 copy. Whole on a rank."""
+    kept = FP32.nbytes(sequences * spec.head.width)
+    return kept, plan.precision.compute.nbytes(sequences * spec.head.width) + kept
+
+
+def _logits_beside(spec: ModelSpec, plan: Plan, sequences: Count, prompt: Bytes, step: Bytes) -> dict[Instant, Bytes]:
+    """What logits take besides the widest layer: they are made when it is gone, and no earlier ones are there while prompts are read."""
+    kept, made = logits_bytes(spec, plan, sequences)
+    first, later = maximum(0, made - prompt.value), kept + maximum(0, made - step.value)
+    return {Instant.PREFILL: Bytes(first, first, made), Instant.DECODE: Bytes(later, later, kept + made)}
 
 
 def _exact(spec: ModelSpec, plan: Plan) -> bool:
@@ -170,7 +190,8 @@ def _room(part: ModelSpec, plan: Plan, sheet: Sheet, cluster: Cluster, lengths: 
     free, found = _free(sheet, cluster) + working, dict[int, int | None]()
     for n in lengths:
         cache = sum(_sequence(part, plan, n, tp=plan.mesh.tp).values())
-        takes = cache + _step(part, plan, engine, n, 1, growing=True).value + _logits(part, plan, 1)
+        kept, made = logits_bytes(part, plan, 1)
+        takes = cache + kept + maximum(_step(part, plan, engine, n, 1, growing=True).value, made)
         found[n] = max(0, free // takes) if cache else None
     return found
 

@@ -90,7 +90,8 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work
     how = block_numerics(block, quiet, replace(numerics(alone, engine), autocast=None))
     part = evaluate(record(block, how, saving=False), block_axes(block, quiet), "", release=True)
     shared = masks(spec, quiet, how).total + work.sequences * shared_tables(spec, quiet, how).total  # generate counts each one's positions
-    size = part.forward.total + shared + part.arriving.total  # the model's forward holds on to the embeddings' output
+    named = max(1, len(spec.embeddings.weights)) * part.arriving.total  # what each table gave, which the model's forward holds on to
+    size = part.forward.total + shared + named
     whole = at_least(1, plan.mesh.tp)
     return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
 

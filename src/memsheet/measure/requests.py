@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from memsheet.errors import refuse
+from memsheet.measure.cuda import counted
 from memsheet.measure.profiler import profiled
 from memsheet.run.step import At
 from memsheet.run.train import trainer
@@ -22,17 +24,27 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """As ``trace.requests.answer``; the facts hold ``measured``: bytes by instant, seconds of a step, tokens a second."""
     torch.manual_seed(0)
     config, plan, device = request["config"], plan_from(request["plan"]), request["device"]
-    truth = profiled(lambda at: _steps(config, plan, device, at))
+    if device == "cuda" and not torch.cuda.is_available():
+        raise refuse("device", device, "is not there: this torch sees no CUDA device", "cpu, or `memsheet trace`, which needs none")
+    truth = _truth(config, plan, device)
     seconds = _timed(config, plan, device, int(request["steps"]))
     found = traced(0, 0, lambda: trace_training(config, plan, How(device=device, fake=False, scratch=False)))
     step_s = statistics.median(seconds)
     tokens = int(plan.microbatch) * int(plan.seq_len) * _micro(plan)
     found["facts"]["measured"] = {
-        "instants": dict(truth.instants), "device": device, "steps": len(seconds), "step_s": round(step_s, 4),
+        **truth, "device": device, "steps": len(seconds), "step_s": round(step_s, 4),
         "fastest_s": round(min(seconds), 4), "slowest_s": round(max(seconds), 4), "tokens_per_s": round(tokens / step_s, 1),
         "threads": torch.get_num_threads(),
     }  # fmt: skip
     return {"timelines": [found]}
+
+
+def _truth(config: Mapping[str, Any], plan: Plan, device: str) -> dict[str, Any]:
+    """Bytes that the device itself counted: of each instant, and on a GPU of what is reserved and taken in all."""
+    if device == "cpu":
+        return {"instants": dict(profiled(lambda at: _steps(config, plan, device, at)).instants)}
+    found = counted(lambda at: _steps(config, plan, device, at), torch.cuda)
+    return {"instants": found.allocated, "reserved": found.reserved, "device_bytes": found.device}
 
 
 def _micro(plan: Plan) -> int:
@@ -53,6 +65,8 @@ def _timed(config: Mapping[str, Any], plan: Plan, device: str, steps: int) -> li
     for _ in range(steps):
         start = time.perf_counter()
         step()
+        if device == "cuda":
+            torch.cuda.synchronize()
         found.append(time.perf_counter() - start)
     return found
 

@@ -33,9 +33,10 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
             f"at {printable(peak['path'])}{line}."
         )
     if measured := trace.get("measured"):
+        threads = f" with {measured['threads']} thread{'s' * (measured['threads'] != 1)}" if measured["device"] == "cpu" else ""
         yield (
-            f"Measured on {measured['device']} with {measured['threads']} thread{'s' * (measured['threads'] != 1)}: {measured['step_s']:.3f} s a "
-            f"step (median of {measured['steps']}, {measured['fastest_s']:.3f} to {measured['slowest_s']:.3f}), "
+            f"Measured on {measured['device']}{threads}: {measured['step_s']:.3f} s a step (median of "
+            f"{measured['steps']}, {measured['fastest_s']:.3f} to {measured['slowest_s']:.3f}), "
             f"{measured['tokens_per_s']:,.0f} tokens/s, torch {trace['torch']}."
         )
         return

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 from memsheet.errors import InputError, Problem, printable
 
@@ -18,7 +18,7 @@ ANSWERS = ("memsheet.trace.requests", "memsheet.measure.requests")
 """Who can answer: each has a function ``answer(request)``."""
 
 
-def main() -> int:
+def main() -> NoReturn:
     """Answer one request. Always one object: ``{"timelines": [...]}``, ``{"problems": [...]}`` or ``{"failure": {...}}``."""
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -26,7 +26,8 @@ def main() -> int:
     _limit(request["memory_bytes"])
     json.dump(_answered(request), answer)
     answer.close()
-    return 0
+    sys.stderr.flush()
+    os._exit(0)  # threads that the traced code left behind are not waited for
 
 
 def _limit(memory_bytes: int) -> None:
@@ -48,14 +49,14 @@ def _answered(request: dict[str, Any]) -> dict[str, Any]:
         }
     try:
         found: dict[str, Any] = answer(request)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if request.get("debug") and not isinstance(error, InputError):
             raise
         return explain(error, str(request.get("name", "")))
     return found
 
 
-def explain(error: Exception, name: str) -> dict[str, Any]:
+def explain(error: BaseException, name: str) -> dict[str, Any]:
     """An error as an answer: the question's problems, or what went wrong in the traced code."""
     from memsheet.trace.cures import explained
 
@@ -70,4 +71,4 @@ def _plain(problem: Problem) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

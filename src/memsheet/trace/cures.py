@@ -13,6 +13,9 @@ CURES = {
     "DynamicOutputShapeException": ("makes a tensor whose shape depends on values", "replace nonzero, masked_select and unique by masks of a fixed shape"),
     "UnsupportedOperatorException": ("calls an operation that has no fake version", "register one with torch.library.register_fake, or trace without it"),
     "UnsupportedFakeTensorException": ("mixes fake tensors with ones of another kind", "make every tensor inside the traced function"),
+    "FakeTensorDeviceMismatchError": ("mixes tensors of two devices", "bring them to one with .to(), or trace a step of the CPU: --device cpu"),
+    "ModuleNotFoundError": ("needs a package that is not installed here", "install it into the environment that memsheet runs in"),
+    "SystemExit": ("ends the program", 'leave sys.exit() out, and put what a script does under `if __name__ == "__main__"`'),
     "OutOfMemoryError": ("allocates real memory", "make tensors inside the traced function, where they take none"),
     "MemoryError": ("takes more real memory than a trace may", "--memory-limit gives it more; a trace itself needs little"),
 }  # fmt: skip
@@ -37,7 +40,7 @@ def own_line(frame: Any) -> str:
     return ""
 
 
-def explained(error: Exception, name: str) -> dict[str, str]:
+def explained(error: BaseException, name: str) -> dict[str, str]:
     """``{"where", "reason", "hint"}`` for an error of the code that was traced."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else name
@@ -52,5 +55,5 @@ def explained(error: Exception, name: str) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return next(iter(str(error).splitlines()), "")[:200]

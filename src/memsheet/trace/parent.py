@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 from memsheet.errors import InputError, Problem, refuse
@@ -36,9 +37,13 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     asked = json.dumps({**request, "memory_bytes": memory_bytes})
     command = [sys.executable, "-m", "memsheet.trace.child"]
     try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
-            command, input=asked, capture_output=True, text=True, timeout=time_s, env={**os.environ, **_ENVIRONMENT}, check=False
-        )
+        with TemporaryFile("w+", encoding="utf-8", errors="replace") as said:  # a pipe would be waited for as long as a program holds it
+            done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
+                command, input=asked, stdout=subprocess.PIPE, stderr=said, text=True, timeout=time_s, env={**os.environ, **_ENVIRONMENT},
+                check=False,
+            )  # fmt: skip
+            said.seek(0)
+            done.stderr = said.read()
     except subprocess.TimeoutExpired:
         raise refuse("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
     if done.returncode != 0 or not done.stdout:
@@ -46,7 +51,7 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     return _read(json.loads(done.stdout))
 
 
-def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[Exception], dict[str, Any]]) -> list[Traced]:
+def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> list[Traced]:
     """Ask a copy of this process: for functions that live only in it (a notebook's). Needs a system that can fork."""
     if not hasattr(os, "fork"):
         raise refuse("trace", sys.platform, "cannot copy a process", "put the step into a file: memsheet trace FILE.py:FUNCTION")
@@ -63,11 +68,11 @@ def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[Exceptio
     return _read(json.loads(text))
 
 
-def _answer_and_leave(write: int, run: Callable[[], dict[str, Any]], explain: Callable[[Exception], dict[str, Any]]) -> NoReturn:
+def _answer_and_leave(write: int, run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> NoReturn:
     """In the copy: answer into the pipe, and end without the parent's farewells."""
     try:
         document = run()
-    except Exception as error:  # noqa: BLE001 - it is the answer
+    except BaseException as error:  # noqa: BLE001 - it is the answer, and a copy that went on would be a second notebook
         document = explain(error)
     with os.fdopen(write, "w", encoding="utf-8") as pipe:
         json.dump(document, pipe)
@@ -82,10 +87,14 @@ def _read(document: Mapping[str, Any]) -> list[Traced]:
     return [Traced(rank=t["rank"], stage=t["stage"], timeline=timeline_from(t["events"]), facts=t["facts"]) for t in document["timelines"]]
 
 
+_NO_MEMORY = ("MemoryError", "bad_alloc", "Memory allocation", "Cannot allocate memory", "failed to map segment")
+"""How Python, C++, OpenBLAS, the system and its loader say that there is none left."""
+
+
 def _died(done: subprocess.CompletedProcess[str]) -> InputError:
     """The child is gone without an answer."""
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
-    if "MemoryError" in done.stderr or "bad_alloc" in done.stderr or done.returncode == -signal.SIGKILL:
+    if any(word in done.stderr for word in _NO_MEMORY) or done.returncode == -signal.SIGKILL:
         return refuse("trace", None, "ran out of the memory it may take", "--memory-limit gives it more")
     how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
     return refuse("trace", None, f"ended with {how}: {last}", "run it again with --debug and report what it prints")
