@@ -6,9 +6,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
-import gpu_suite  # noqa: E402
+import gpu_suite
 
-from memsheet.catalog import find_model  # noqa: E402
+from memsheet.catalog import find_model
 
 
 def test_cases_are_enough_and_their_models_bundled():
