@@ -89,3 +89,25 @@ def test_one_dequantized_matrix_and_the_tower_widen_the_high_end() -> None:
     matrix = temporaries("llama-3-8b", "dequantized_weight", Instant.PREFILL, max_model_len=1024, quantize="nf4")
     assert (matrix.value, matrix.high) == (0, 4096 * 14336 * 2)
     assert temporaries("gemma-3-4b", "vision_tower", Instant.PREFILL, max_model_len=1024).high > 0
+
+
+@pytest.mark.parametrize("model", ["gemma-3-1b", "mistral-7b"])
+def test_a_quantized_cache_of_windowed_layers_is_refused(model: str) -> None:
+    with pytest.raises(InputError, match="full attention only"):
+        memsheet.infer(model, max_model_len=1024, kv_dtype="fp8")
+
+
+def test_logits_of_the_token_before_stay_while_the_next_is_made() -> None:
+    """gemma-3-1b: 262,144 logits in fp32, the next ones in bf16 and fp32; while prompts are read the layers take more than those."""
+    size = temporaries("gemma-3-1b", "logits", Instant.DECODE, max_model_len=64, prompt_tokens=32, sequences=8)
+    step = temporaries("gemma-3-1b", "widest_layer", Instant.DECODE, max_model_len=64, prompt_tokens=32, sequences=8)
+    growth = temporaries("gemma-3-1b", "cache_growth", Instant.DECODE, max_model_len=64, prompt_tokens=32, sequences=8)
+    assert size.value + step.value + growth.value == 8 * 262_144 * (4 + 4 + 2)
+    assert temporaries("gemma-3-1b", "logits", Instant.PREFILL, max_model_len=1024, prompt_tokens=1024).value == 0
+
+
+def test_prompts_of_mamba2_take_whole_chunks() -> None:
+    one, chunk = (
+        temporaries("mamba-codestral-7b", "widest_layer", Instant.PREFILL, max_model_len=1024, prompt_tokens=n).value for n in (1, 256)
+    )
+    assert chunk > one > 256 * 4 * 7 * 8192

@@ -27,8 +27,8 @@ from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 FLASH_MAX_HEAD = 256
 """Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""
 HEAD_ALIGNMENT = 8
-TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3", "olmo3"})
-"""Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:548, modeling_olmo3.py:425)."""
+TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
+"""Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:549)."""
 
 
 def numerics(plan: Plan, engine: Engine) -> Numerics:

@@ -41,6 +41,10 @@ TRACED_EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe", "deepseek_v2", "dee
 """Families whose prompts were traced in bf16 with sdpa: the widest layer agrees within 0.7 %, the router's own tensors left out."""
 LOOPS_OVER_EXPERTS = frozenset({"llama4_text"})
 """Families whose experts are not transformers' exchangeable ones (``use_experts_implementation``)."""
+NAMED_ATTENTION = frozenset({"gpt2", "gpt_bigcode", "gpt_neo"})
+"""Families whose layers name attention's output until they return (modeling_gpt2.py:282, modeling_gpt_bigcode.py:302, modeling_gpt_neo.py:344)."""
+SCAN_CHUNK = 256
+"""Tokens that Mamba-2's scan pads to and compares with each other (configuration_mamba2.py, chunk_size)."""
 SINKS = frozenset({"gpt_oss"})
 """Families whose attention scores have a learned sink beside them."""
 MERGED_PATCHES = 4
@@ -90,7 +94,8 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work
     how = block_numerics(block, quiet, replace(numerics(alone, engine), autocast=None))
     part = evaluate(record(block, how, saving=False), block_axes(block, quiet), "", release=True)
     shared = masks(spec, quiet, how).total + work.sequences * shared_tables(spec, quiet, how).total  # generate counts each one's positions
-    named = max(1, len(spec.embeddings.weights)) * part.arriving.total  # what each table gave, which the model's forward holds on to
+    lasting = max(1, len(spec.embeddings.weights)) + (block.kind in NAMED_ATTENTION)  # what each table gave stays through the forward
+    named = lasting * part.arriving.total
     size = part.forward.total + shared + named
     whole = at_least(1, plan.mesh.tp)
     return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
@@ -106,9 +111,25 @@ def _listed(block: Block, plan: Plan, work: Work) -> Bytes:
             return Bytes(where(whole, size, size * 3 // 4), size, where(whole, size, size * 5 // 4))
         return Bytes(size // 2, size, 2 * size)
 
-    attention = sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work)
+    attention = sized(_mixing_width(block)) + _unrecorded_scores(block, plan, work) + _scan(block, work)
     ff = block.feed_forward
     return attention if ff is None else _larger(attention, sized(_feed_forward_width(ff, block.kind, block.hidden, plan.mesh.tp)))
+
+
+@formula(
+    cites=TRANSFORMERS,
+    at="mamba2_chunk_scan (modeling_mamba2.py:257) without mamba-ssm: what is named at its last sum, in fp32; low: with that package's kernel",
+)
+def _scan(block: Block, work: Work) -> Bytes:
+    """A scan in chunks over prompts: 7 tensors of the width, 3 with a state and 3 with a chunk for each head, the chunks' states."""
+    if not (isinstance(work.cached, int) and work.cached == 0):
+        return NOTHING
+    chunks, size = ceil_div(work.tokens, SCAN_CHUNK), NOTHING
+    for m in (m for m in block.mixers if isinstance(m, StateSpace) and m.kind == "mamba2"):
+        a_token = 7 * m.inner + m.heads * (3 * m.state + 3 * SCAN_CHUNK + 4)
+        made = FP32.nbytes(work.sequences * (chunks * SCAN_CHUNK * a_token + (chunks + 2) * m.inner * m.state))
+        size = _larger(size, Bytes(0, made, made))
+    return size
 
 
 # ---- attention -----------------------------------------------------------------------------------------------------------------
@@ -309,8 +330,10 @@ def _mixer_width(mixer: object) -> Count:
                 + expanded_elements_per_token(mixer, mixer.heads)
                 + latent_elements_per_token(mixer)
             )
-        case StateSpace():
-            return 6 * mixer.inner
+        case StateSpace(kind="mamba2"):  # what the projection gave and the convolution of it, and time steps
+            return 3 * mixer.inner + 4 * mixer.groups * mixer.state + 2 * mixer.heads
+        case StateSpace():  # two halves of the projection, the convolution, three operands made contiguous, the scan with and without gate
+            return 8 * mixer.inner + 4 * mixer.state
         case LinearAttention():
             return 6 * mixer.value_heads * mixer.value_head_dim
         case Recurrent():
