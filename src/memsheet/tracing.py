@@ -70,6 +70,7 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
         "scratch": how.scratch, "depth": None if how.full else _depth(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip
     traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    assumed = (*assumed, *traced[0].facts.get("assumed", ()))
     return _answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
 
 
@@ -223,11 +224,12 @@ def _room(cluster: Cluster, around: list[Item]) -> tuple[int, int, int]:
 def facts(traced: Traced) -> dict[str, Any]:
     """What a traced answer says besides its sheet."""
     top = peak(traced.timeline)
+    known = {key: value for key, value in traced.facts.items() if key != "assumed"}
     last = top.storage
     where = {"op": last.op, "path": last.path, "line": last.line, "request_bytes": last.bytes} if last else {}
     tensors = peak(without_hidden(traced.timeline)).bytes
     return {
-        **traced.facts,
+        **known,
         "tensors_bytes": tensors,
         "peak": {"rank": traced.rank, "instant": top.instant.value, "bytes": top.bytes, "event": top.at, **where},
     }

@@ -180,3 +180,46 @@ def test_a_copy_of_a_notebook_ends_whatever_its_function_raises():
 def test_memory_that_is_not_enough_is_said_to_be():
     with pytest.raises(InputError, match="--memory-limit gives it more"):
         trace_in_child({"function": f"{EXAMPLE}:build", "device": "cuda", "scratch": False}, memory_bytes=100 * MIB)
+
+
+def test_a_model_that_reads_values_is_refused_in_one_error(capsys, tmp_path):
+    config = {
+        "model_type": "longformer", "attention_window": 64, "num_hidden_layers": 2, "vocab_size": 500, "hidden_size": 64,
+        "num_attention_heads": 4, "intermediate_size": 128,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    asked = ["trace", str(tmp_path), "--seq-len", "64", "--attention", "eager"]
+    assert main(asked) == 2
+    said = capsys.readouterr().err
+    assert said.count("memsheet: ") == 1
+    assert "modeling_longformer.py:" in said
+    assert "own code does so" in said
+    with pytest.raises(InputError):
+        main([*asked, "--debug"])
+    assert "modeling_longformer.py" in capsys.readouterr().err
+
+
+def test_what_a_model_takes_besides_text_is_said_to_be_left_out(tmp_path):
+    """A vision tower is held and not run; an encoder reads as much as its decoder."""
+    text = {
+        "model_type": "gemma3_text",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "vocab_size": 100,
+        "head_dim": 8,
+    }
+    vision = {
+        "model_type": "siglip_vision_model",
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    seeing = {"model_type": "gemma3", "text_config": {**text, "num_attention_heads": 4, "num_key_value_heads": 1}, "vision_config": vision}
+    translating = {"model_type": "t5", "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "d_kv": 8, "vocab_size": 100}
+    for config, said in ((seeing, "vision tower is not run"), (translating, "as many for the encoder")):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        answer, _ = trace(str(tmp_path), Options(), seq_len=64, precision="bf16-pure")
+        assert any(said in line for line in answer.assumed)
+        assert "assumed" not in (answer.trace or {})

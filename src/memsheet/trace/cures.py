@@ -21,6 +21,9 @@ CURES = {
 }  # fmt: skip
 """Kinds of errors that torch raises on fake tensors (torch/_subclasses/fake_tensor.py), in words, with the usual cure."""
 
+VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
+"""Those for which the author of the code alone can do something."""
+
 _LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _OURS = str(Path(__file__).resolve().parent.parent)
 
@@ -45,14 +48,26 @@ def explained(error: BaseException, name: str) -> dict[str, str]:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if is_own(f.filename)]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else name
     line = f" in `{frames[-1].line}`" if frames and frames[-1].line else ""
+    if not frames and (last := _library_line(error)):
+        line = f" at {last}"
     kind = next((name for name in (k.__name__ for k in type(error).__mro__) if name in CURES), "")
     if kind:
         reason, hint = CURES[kind]
+        if not frames and kind in VALUES:
+            hint = "a model whose own code does so cannot be traced; `memsheet train` answers from formulas where it knows the family"
         return {"where": where, "reason": f"{reason}{line} ({type(error).__name__}: {_first_line(error)})", "hint": hint}
     return {
         "where": where, "reason": f"raised {type(error).__name__}: {_first_line(error)}{line}",
         "hint": f"does it run outside a trace? --debug shows where (Python {sys.version_info[0]}.{sys.version_info[1]})",
     }  # fmt: skip
+
+
+def _library_line(error: BaseException) -> str:
+    """The innermost line of a model in transformers: ``modeling_longformer.py:612``."""
+    names = [
+        f"{Path(f.filename).name}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__) if "transformers" in Path(f.filename).parts
+    ]
+    return names[-1] if names else ""
 
 
 def _first_line(error: BaseException) -> str:

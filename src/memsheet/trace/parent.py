@@ -46,6 +46,8 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
             done.stderr = said.read()
     except subprocess.TimeoutExpired:
         raise refuse("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
+    if request.get("debug"):
+        sys.stderr.write(done.stderr)
     if done.returncode != 0 or not done.stdout:
         raise _died(done)
     return _read(json.loads(done.stdout))

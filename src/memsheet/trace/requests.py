@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from memsheet.resolve import resolve
 from memsheet.run.adapters import STAND_IN as QUANTIZED
-from memsheet.run.model import parameters_of
+from memsheet.run.model import build_config, parameters_of
 from memsheet.spec.check import flatten
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, events_document
@@ -35,9 +35,20 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     more: dict[str, Any] = {key: names for key, names in instead.items() if names}
     if not request["depth"]:  # nobody who knows the family has counted them
         more["parameters"] = parameters_of(request["config"], plan)
+    more["assumed"] = list(_granted(build_config(request["config"], plan), plan))
     for each in found:
         each["facts"].update(more)
     return {"timelines": found}
+
+
+def _granted(config: Any, plan: Plan) -> Iterator[str]:
+    """What the inputs are taken to be, where a model takes more than one kind (run/step.py tokens, run/serve.py begin)."""
+    for tower in ("vision", "audio"):
+        if getattr(config, f"{tower}_config", None) is not None and getattr(config.get_text_config(), "vocab_size", None) is not None:
+            yield f"inputs = text alone: the {tower} tower is not run, and its activations and gradients are left out"
+    if config.is_encoder_decoder and plan.task == "train":
+        heard = getattr(config, "num_mel_bins", None)
+        yield f"inputs = {plan.seq_len} tokens for the decoder, and {'whole sounds' if heard else 'as many'} for the encoder"
 
 
 def plan_from(document: Mapping[str, Any]) -> Plan:
