@@ -1,5 +1,6 @@
 """The trace: real code on fake tensors, in a child process. Small models; the real sizes are in benchmarks/agreement.py."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -223,3 +224,11 @@ def test_what_a_model_takes_besides_text_is_said_to_be_left_out(tmp_path):
         answer, _ = trace(str(tmp_path), Options(), seq_len=64, precision="bf16-pure")
         assert any(said in line for line in answer.assumed)
         assert "assumed" not in (answer.trace or {})
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="the package is there")
+def test_a_kernel_of_a_package_that_is_missing_is_refused_with_what_to_take_instead(capsys):
+    assert main(["trace", "llama-tiny", "--seq-len", "64", "--precision", "bf16-pure", "--attention", "flash"]) == 2
+    said = capsys.readouterr().err
+    assert "attention = flash" in said
+    assert "sdpa" in said

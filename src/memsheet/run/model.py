@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -24,6 +25,8 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
     """The library's own config object with what the plan says: attention, dropout, no cache while training."""
     from transformers import AutoConfig
 
+    if plan.attention is AttentionKind.FLASH and find_spec("flash_attn") is None:
+        raise refuse("attention", "flash", "is the flash-attn package's, which is not installed", "sdpa runs the same kernel out of torch")
     given = {key: value for key, value in config.items() if key not in _NOT_ASKED}
     kind = config.get("model_type")
     try:
