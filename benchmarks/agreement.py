@@ -32,7 +32,6 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
 from memsheet.timeline import sheet_of, timeline_from
-from memsheet.trace.fold import depth_of
 from memsheet.units import GIB
 
 MODELS = ("llama-2-7b", "llama-3.1-8b", "qwen2.5-7b", "llama-3.1-70b")
@@ -125,12 +124,11 @@ def compared(model: str, name: str, config: Mapping[str, Any], options: Options)
 
 def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan) -> Sheet:
     from memsheet.trace.requests import answer
+    from memsheet.tracing import repeating
 
-    stack = spec.stacks[0]
-    depth = depth_of(stack.layers, [(len(run.pattern), run.count) for run in stack.runs])
     asked = {
         "config": dict(config), "plan": plan_document(plan), "device": "cuda", "scratch": False, "ranks": [0],
-        "depth": asdict(depth) if depth else None,
+        "depth": repeating(spec),
     }  # fmt: skip
     with warnings.catch_warnings(action="ignore"):
         (found,) = answer(asked)["timelines"]

@@ -11,7 +11,8 @@ from memsheet.budget import Answer
 from memsheet.catalog import model_names
 from memsheet.errors import refuse
 from memsheet.formulas.params import active_parameter_count, parameter_count
-from memsheet.readers.model import find_config, read_model
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.model import find_config
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Item, Measured, Sheet, Witness
@@ -19,7 +20,7 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, sheet_of
 from memsheet.trace.parent import TIME_S, Traced, trace_in_child
-from memsheet.tracing import facts
+from memsheet.tracing import check_runs, facts
 from memsheet.units import GIB
 
 MEMORY_BYTES = 64 * GIB
@@ -51,9 +52,10 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
     if cluster is not None:
         raise refuse("gpus", cluster.device.name, "is not what is measured: this machine is", "leave --gpus out")
-    found, spec = find_config(name, catalog=catalogued, names=model_names()), read_model(name, catalog=catalogued, names=model_names())
+    found = find_config(name, catalog=catalogued, names=model_names())
     if isinstance(found, ModelSpec):
         raise refuse("model", found.name, "is a file without a config.json, and its code is built from one")
+    spec = read_hf_config(found.values, name=found.name, source=found.source)
     resolved = resolve(request, spec, None, real=True)
     _check(resolved.plan)
     asked = {
@@ -73,6 +75,16 @@ def _check(plan: Plan) -> None:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512")
     if plan.mesh.gpus > 1:
         raise refuse("mesh", plan.mesh.gpus, "ranks are not measured together yet", "one rank; `memsheet trace` runs one of many")
+    check_runs(plan)
+    if plan.engine != "transformers":
+        raise refuse("engine", plan.engine, "is not measured yet", "transformers; `memsheet trace` runs fsdp2")
+    if plan.quantization is not None:
+        raise refuse(
+            "quantize",
+            plan.quantization.weights.name,
+            "is a stand-in here, which is no measurement",
+            "`memsheet trace` says so and runs it",
+        )
 
 
 def measured_sheet(run: Traced) -> Sheet:

@@ -63,19 +63,19 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
     resolved = resolve(request, spec, cluster, real=True)
     if resolved.plan.task == "train" and not resolved.plan.seq_len:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
-    _ran(resolved.plan)
+    check_runs(resolved.plan)
     assumed = (*_serving(resolved, how), *_routed(resolved.plan))
     asked = {
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
-        "scratch": how.scratch, "depth": None if how.full else _depth(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how), "cache": how.cache,
+        "scratch": how.scratch, "depth": None if how.full else repeating(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how), "cache": how.cache,
     }  # fmt: skip
     traced = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
     assumed = (*assumed, *traced[0].facts.get("assumed", ()))
     return _answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
 
 
-def _ran(plan: Plan) -> None:
-    """Raises InputError with all that a plan may say and a trace would not do."""
+def check_runs(plan: Plan) -> None:
+    """Raises InputError with all that a plan may say and the real code here would not do."""
     found = {
         "engine": (plan.engine, plan.engine != "deepspeed", "does not run without its own cluster", "fsdp2 or transformers; memsheet train predicts it"),
         "loss": (plan.loss.value, plan.loss is Loss.PLAIN, "is a kernel that transformers does not bring", "leave it out; memsheet train predicts it"),
@@ -84,7 +84,7 @@ def _ran(plan: Plan) -> None:
     require(Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs)
 
 
-def _depth(spec: ModelSpec | None) -> dict[str, int] | None:
+def repeating(spec: ModelSpec | None) -> dict[str, int] | None:
     """Which layers may stand for others; None where the stack is short, several, or not known."""
     if spec is None or len(spec.stacks) != 1:
         return None

@@ -66,11 +66,23 @@ def test_a_step_is_timed(sheets):
 
 
 @pytest.mark.parametrize(
-    ("flags", "field"), [(["--device", "tpu"], "device"), (["--gpus", "1xH100-80GB"], "gpus"), (["--steps", "0"], "steps")]
+    ("flags", "field"),
+    [
+        (["--device", "tpu"], "device"),
+        (["--gpus", "1xH100-80GB"], "gpus"),
+        (["--steps", "0"], "steps"),
+        (["--loss", "fused"], "loss"),
+        (["--vocab-multiple", "64"], "vocab_multiple"),
+    ],
 )
 def test_what_is_not_measured_is_refused(capsys, flags, field):
     assert main(["measure", *JOB, *flags]) == 2
     assert f"{field} = " in capsys.readouterr().err
+
+
+def test_an_engine_of_ranks_is_refused(capsys):
+    assert main(["measure", "llama-tiny", "--seq-len", "256", "--engine", "fsdp2"]) == 2
+    assert "engine = 'fsdp2'" in capsys.readouterr().err
 
 
 class Card:

@@ -165,7 +165,7 @@ class Graph:
         if any(edges) and self.saves:
             self._nodes += 1
             metas = [(t.shape, t.dtype) for t in inputs]
-            module = module_of(self.entries[out.storage.index].path) if out.storage else ""
+            module = self.entries[out.storage.index].path.partition("/")[0] if out.storage else ""
             out.node = Node(self._nodes, module, edges, metas, [t.storage for t in saved], backward)
         return out
 
@@ -250,11 +250,6 @@ class Graph:
         self.log.append((Event.GRADIENT, storage.index))
         if leaf.joined in (Joined.NO, Joined.WAITS, Joined.CUT):
             self._gradients.append(storage)
-
-
-def module_of(path: str) -> str:
-    """The module in the name of a storage."""
-    return path.partition("/")[0]
 
 
 _SOLE_OWNER = 2  # the Grad itself and getrefcount's argument

@@ -30,7 +30,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     seconds = _timed(config, plan, device, int(request["steps"]))
     found = traced(0, 0, lambda: trace_training(config, plan, How(device=device, fake=False, scratch=False)))
     step_s = statistics.median(seconds)
-    tokens = int(plan.microbatch) * int(plan.seq_len) * _micro(plan)
+    tokens = int(plan.microbatch) * int(plan.seq_len) * int(plan.accumulation)
     found["facts"]["measured"] = {
         **truth, "device": device, "steps": len(seconds), "step_s": round(step_s, 4),
         "fastest_s": round(min(seconds), 4), "slowest_s": round(max(seconds), 4), "tokens_per_s": round(tokens / step_s, 1),
@@ -47,20 +47,16 @@ def _truth(config: Mapping[str, Any], plan: Plan, device: str) -> dict[str, Any]
     return {"instants": found.allocated, "reserved": found.reserved, "device_bytes": found.device}
 
 
-def _micro(plan: Plan) -> int:
-    return min(int(plan.accumulation), MICRO)
-
-
 def _steps(config: Mapping[str, Any], plan: Plan, device: str, at: At) -> None:
     """Two steps under watch: the first makes the optimizer's states."""
-    step = trainer(config, plan, device, at, _micro(plan))
+    step = trainer(config, plan, device, at, min(int(plan.accumulation), MICRO))
     for _ in range(STEPS):
         step()
 
 
 def _timed(config: Mapping[str, Any], plan: Plan, device: str, steps: int) -> list[float]:
     """Seconds of each step after the first, which nothing watches."""
-    step, found = trainer(config, plan, device, _ignore, _micro(plan)), list[float]()
+    step, found = trainer(config, plan, device, _ignore, int(plan.accumulation)), list[float]()
     step()
     for _ in range(steps):
         start = time.perf_counter()

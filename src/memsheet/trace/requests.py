@@ -71,7 +71,7 @@ def _timeline(request: Mapping[str, Any], plan: Plan, how: How, rank: int) -> Ti
 
         return trace_serving(request["config"], plan, how, request.get("cache"))
     depth = Depth(**request["depth"]) if request["depth"] else None
-    if plan.mesh.gpus > 1:  # torch's distributed half takes a second to import
+    if plan.mesh.gpus > 1 or plan.engine == "fsdp2":  # torch's distributed half takes a second to import
         from memsheet.trace.distributed_job import trace_rank
 
         return trace_rank(request["config"], plan, how, rank, depth)
