@@ -1,10 +1,10 @@
 """The formulas beside the trace: what memsheet predicts and what the real code allocates on fake tensors, item by item.
 
-    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every] [--small] [--jobs N] [--json]
+    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every] [--small] [--device cpu] [--jobs N] [--json]
 
 Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs most at any instant, as
 a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them; ``--small`` shrinks the models. Nothing
-is asserted; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
+is asserted; ``--device cpu`` compares a processor's kernels on one device; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def plans(places: Iterable[str], *, every: bool) -> Iterator[tuple[str, Options]
             turn += 1
 
 
-def compared(model: str, name: str, config: Mapping[str, Any], options: Options) -> Row:
-    """One plan, predicted and traced in this process."""
+def compared(model: str, name: str, config: Mapping[str, Any], options: Options, device: str = "cuda") -> Row:
+    """One plan, predicted and traced in this process. ``device``: "cuda" or "cpu"."""
     start = time.perf_counter()
     spec = read_hf_config(config, name=model)
     try:
         plan = resolve({**request_from(options), "task": "train"}, spec, real=True).plan
-        predicted = account(spec, plan)
-        traced = _traced(config, spec, plan)
+        predicted = account(spec, plan, device=device)
+        traced = _traced(config, spec, plan, device)
     except InputError as error:
         return Row(model=model, plan=name, refused=" ".join(str(error).split()))
     peak, guess = int(traced.peak.value), int(predicted.peak.value)
@@ -122,12 +122,12 @@ def compared(model: str, name: str, config: Mapping[str, Any], options: Options)
     )  # fmt: skip
 
 
-def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan) -> Sheet:
+def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan, device: str) -> Sheet:
     from memsheet.trace.requests import answer
     from memsheet.tracing import repeating
 
     asked = {
-        "config": dict(config), "plan": plan_document(plan), "device": "cuda", "scratch": False, "ranks": [0],
+        "config": dict(config), "plan": plan_document(plan), "device": device, "scratch": False, "ranks": [0],
         "depth": repeating(spec),
     }  # fmt: skip
     with warnings.catch_warnings(action="ignore"):
@@ -159,12 +159,14 @@ def _worst(traced: Sheet, predicted: Sheet) -> Item:
     return found
 
 
-def rows(models: Sequence[str], places: Sequence[str], *, every: bool, small: bool, jobs: int) -> Iterator[Row]:
+def rows(models: Sequence[str], places: Sequence[str], *, every: bool, small: bool, device: str, jobs: int) -> Iterator[Row]:
     """Every plan of every model, as they are done."""
     shrunk = SMALL if small else {}
     configs = {model: {**find_model(model)["config"], **shrunk} for model in models}
     shapes = {"seq_len": 512 if small else SEQ_LEN}
-    asked = [(model, name, configs[model], {**options, **shapes}) for model in models for name, options in plans(places, every=every)]
+    asked = [
+        (model, name, configs[model], {**options, **shapes}, device) for model in models for name, options in plans(places, every=every)
+    ]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         yield from pool.map(compared, *zip(*asked, strict=True))
 
@@ -186,11 +188,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--place", nargs="*", default=tuple(PLACES), choices=tuple(PLACES))
     parser.add_argument("--every", action="store_true", help="each plan with each optimizer")
     parser.add_argument("--small", action="store_true", help="small models of the same families")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels (cpu: one device only)")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     done = []
-    for row in rows(options.model, options.place, every=options.every, small=options.small, jobs=options.jobs):
+    for row in rows(options.model, options.place, every=options.every, small=options.small, device=options.device, jobs=options.jobs):
         done.append(row)
         print(json.dumps(asdict(row)) if options.json else line(row), flush=True)
     if not options.json:

@@ -5,3 +5,4 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of several tests at once wait for one another

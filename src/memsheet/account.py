@@ -6,6 +6,7 @@ What only one engine or task needs is imported where it is needed, so that a col
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from memsheet.arith import Count, agreed, maximum, minimum
@@ -42,13 +43,15 @@ UNSYNCED_NOTE = (
 NO_RANGES: Mapping[Key, tuple[Count, Count]] = MappingProxyType({})
 
 
-def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0) -> Sheet:
-    """The sheet of a rank of pipeline stage ``stage`` (its ranks are alike).
+def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0, *, device: str = "cuda") -> Sheet:
+    """The sheet of a rank of pipeline stage ``stage`` (its ranks are alike). ``device``: "cuda", or "cpu" for a processor's kernels.
 
     Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
     """
     engine = find_engine(plan.engine)
     assert engine is not None
+    if device == "cpu":
+        engine = replace(engine, processor=True)
     part = stage_model(model, plan, stage)
     host, notes = Host(), tuple[str, ...]()
     if plan.task == "train":

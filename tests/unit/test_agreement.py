@@ -31,6 +31,13 @@ def test_formulas_and_trace_agree_on_one_gpu_sharded_and_cut():
     check(found)
 
 
+@pytest.mark.parametrize("model", ["llama-3.1-8b", "gemma-3-1b"])
+def test_formulas_and_trace_agree_on_a_processor(model):
+    found = rows("--model", model, "--place", "1 gpu", "--device", "cpu")
+    assert len(found) == 12
+    check(found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama-2-7b", "qwen2.5-7b", "llama-3.1-8b"])
 def test_formulas_and_trace_agree_in_every_place_with_every_optimizer(model):

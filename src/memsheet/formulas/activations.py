@@ -38,7 +38,7 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
     casts = engine.autocast and precision.casts
     return Numerics(
         parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
-        attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED,
+        attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED, processor=engine.processor,
         dropout=plan.dropout > 0, trains=adapter is None,
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
         adapter_dtype=adapter.dtype if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
@@ -52,6 +52,9 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:
         return how
     compute = how.autocast or how.parameters
+    if how.processor:  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
+        kernel = AttentionKernel.MATH if how.dropout else AttentionKernel.PROCESSOR
+        return replace(how, attention=kernel, mask=_needs_mask(at, plan))
     if compute is FP32:
         grouped = at.heads != at.kv_heads
         return replace(how, attention=AttentionKernel.MATH if grouped else AttentionKernel.EFFICIENT, mask=_needs_mask(at, plan))
@@ -62,8 +65,10 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
 
 
 def _needs_mask(at: Attention, plan: Plan) -> bool:
-    """A window shorter than the sequence is a mask in sdpa; the flash-attn package takes it as a number."""
-    return plan.attention is AttentionKind.SDPA and at.window is not None and agreed(at.window < plan.seq_len)
+    """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the flash-attn package takes it as a
+    number.
+    """
+    return plan.attention is AttentionKind.SDPA and at.window is not None and agreed(at.window <= plan.seq_len)
 
 
 def check_modelled(spec: ModelSpec, plan: Plan) -> None:

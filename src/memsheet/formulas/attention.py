@@ -186,7 +186,7 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
 
 def _softmax(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:
     """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast first."""
-    if not own.wide_softmax and r.compute is None:
+    if not own.wide_softmax and not r.widens:
         return r.unary(x, path + "/softmax", saves="output")
     if x.dtype is not FP16:
         x = r.cast(x, FP32, path + "/scores")
@@ -212,9 +212,16 @@ def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
 
 
 def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
-    """Plain operations in one call, whose locals go when it returns."""
+    """Plain operations in one call, whose locals go when it returns; in fp32, and the result lowered again."""
     inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
-    return r.copy(_in_plain_operations(r, q, k, v, at, how, several=how.several and inside), MERGED, at.path + "/context"), None
+    low = _lowered(r, q, k, v, at.path)
+    dtype = low[0].dtype
+    q, k, v = (r.cast(t, FP32, f"{at.path}/{name}_fp32") for t, name in zip(low, "qkv", strict=True))
+    del low
+    with r.without_autocast():  # which has cast the one call's operands
+        out = _in_plain_operations(r, q, k, v, at, how, several=how.several and inside)
+        out = r.cast(out, dtype, at.path + "/context")
+    return r.copy(out, MERGED, at.path + "/context"), None
 
 
 def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
@@ -228,6 +235,7 @@ def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atten
     weights = r.product(q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False))  # the scaled keys have no name
     weights = r.add(weights, bias, path + "/scores")
     weights = r.unary(weights, path + "/softmax", saves="output")
+    weights = r.dropout(weights, path + "/dropout", active=how.dropout)
     return r.product(weights, v, HEADS, path + "/context")
 
 
@@ -262,6 +270,21 @@ def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attent
     return r.view(out, MERGED), None
 
 
+def processor_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """A CPU's flash kernel (aten native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu): as a GPU's without the
+    generator's state, and with the bias that a mask is turned into.
+    """
+    path = at.path
+    if how.mask:
+        k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
+    q, k, v = _lowered(r, q, k, v, path)
+    bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
+    out = r.tensor(path + "/context", q.shape, q.dtype)
+    lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, *bias))
+    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not Rest.NONE else r.view(out, MERGED)), None
+
+
 def _lowered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
     v = r.autocast(v, path + "/v")
     k = r.autocast(k, path + "/k")
@@ -278,4 +301,5 @@ CORES: dict[AttentionKernel, Core] = {
     AttentionKernel.FUSED: fused_attention,
     AttentionKernel.MATH: math_attention,
     AttentionKernel.EFFICIENT: efficient_attention,
+    AttentionKernel.PROCESSOR: processor_attention,
 }

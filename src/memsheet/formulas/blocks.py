@@ -71,7 +71,9 @@ def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> T
 @lru_cache(maxsize=512)
 def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool = False) -> Tape:
     """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
-    r = Recorder(compute=how.autocast, pass_=Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
+    r = Recorder(
+        compute=how.autocast, processor=how.processor, pass_=Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT
+    )
     x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
     return r.finish(forward(r, x, block, how), x)
 

@@ -65,7 +65,7 @@ def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
 
 @lru_cache(maxsize=64)
 def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = False, each: bool = False) -> Tape:
-    r = Recorder(compute=how.autocast)
+    r = Recorder(compute=how.autocast, processor=how.processor)
     x, named = embed(r, embeddings, how, tied=tied, each=each)
     return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
 
@@ -116,7 +116,7 @@ def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, 
 
     ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
     """
-    r = Recorder(compute=how.autocast)
+    r = Recorder(compute=how.autocast, processor=how.processor)
     x = r.arriving(("b", "s", "h"), how.stream, before, needs_grad=how.input_grad)
     for norm in norms:
         x = normalise(r, x, norm, how)
@@ -128,7 +128,7 @@ def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, 
 @lru_cache(maxsize=64)
 def record_loss(how: Numerics, loss: Loss) -> Tape:
     """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
-    r = Recorder(compute=how.autocast)
+    r = Recorder(compute=how.autocast, processor=how.processor)
     if loss is Loss.FUSED:
         x = r.arriving(("b", "s", "h"), how.stream, "loss/input")
         return r.finish(fused_linear_cross_entropy(r, x, how), x, gradient=None)

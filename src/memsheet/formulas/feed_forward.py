@@ -41,7 +41,7 @@ def _relu2(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 def _power(r: Recorder, x: Tensor, path: str) -> Tensor:
     """A square or cube; autocast runs it in fp32."""
-    x = x if r.compute is None else r.cast(x, FP32, path + "/pow")
+    x = r.cast(x, FP32, path + "/pow") if r.widens else x
     return r.unary(x, path + "/pow", saves="input", temporaries=2)
 
 

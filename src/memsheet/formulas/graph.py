@@ -116,11 +116,11 @@ class Graph:
     ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up when it is read.
     """
 
-    def __init__(self, *, compute: DType | None = None, pass_: Pass = Pass.PLAIN) -> None:
+    def __init__(self, *, compute: DType | None = None, processor: bool = False, pass_: Pass = Pass.PLAIN) -> None:
         self.pass_ = pass_
         self.entries: list[Entry] = []
         self.log: list[tuple[Event, int]] = []
-        self.compute = compute
+        self.compute, self.processor = compute, processor
         self._module = ""  # whose backward runs
         self._cache: dict[str, Tensor] = {}
         self._nodes = 0

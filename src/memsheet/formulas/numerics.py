@@ -18,6 +18,7 @@ class AttentionKernel(Enum):
     EAGER = "eager"
     FUSED = "flash"  # flash through torch's scaled_dot_product_attention or the flash-attn package
     MATH = "math"  # torch's plain operations, where no kernel takes the operands: fp32 with fewer heads of keys than of queries
+    PROCESSOR = "processor"  # torch's flash attention on a CPU, which takes every dtype, masks, and fewer heads of keys than of queries
     EFFICIENT = "efficient"  # torch's memory-efficient kernel: one head of keys a query head, a mask if there is one
 
 
@@ -39,6 +40,7 @@ class Numerics:
     quantized: bool = False  # linear weights are dequantized for each use
     padded_head: int | None = None  # flash pads the head dim to this many
     several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
+    processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
     mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
 
 

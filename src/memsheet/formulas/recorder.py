@@ -5,6 +5,9 @@ A block's forward is written once as ordinary Python with these (``blocks.py``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from memsheet.formulas.graph import Grad, Graph, Leaf, Tensor
 from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import BOOL, FP32, DType
@@ -31,6 +34,18 @@ class Recorder(Graph):
             copy = Tensor(self.storage(path.removesuffix(".bias"), shape, low, weight_cast=True), shape, low)
             self._cache[x.node.path] = self.apply(copy, (x,), (), lambda g: [self.grad(shape, FP32)])
         return self._cache[x.node.path]
+
+    @property
+    def widens(self) -> bool:
+        """Whether autocast runs powers and softmax in fp32: its list for CUDA has them, that for a CPU does not (ATen/autocast_mode.h)."""
+        return self.compute is not None and not self.processor
+
+    @contextmanager
+    def without_autocast(self) -> Iterator[None]:
+        """Operations meanwhile take their operands as they are."""
+        compute, self.compute = self.compute, None
+        yield
+        self.compute = compute
 
     def linear(self, x: Tensor, weight: Tensor, out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
         """``x @ weight.T + bias``: saves the input for the weight's gradient, the weight for the input's."""
@@ -180,11 +195,11 @@ class Recorder(Graph):
         return self.apply(result, (x,), (), lambda _: [self.grad(shape, dtype, f"{path}/clone")])
 
     def dropout(self, x: Tensor, path: str, *, active: bool) -> Tensor:
-        """Saves a mask of one byte an element; nothing happens at probability zero."""
+        """Saves a mask of one byte an element (a factor of ``x``'s dtype on a CPU, aten native/Dropout.cpp); nothing at probability zero."""
         if not active:
             return x
         shape, dtype = x.shape, x.dtype
-        mask = self.tensor(f"{path}/mask", shape, BOOL)
+        mask = self.tensor(f"{path}/mask", shape, dtype if self.processor else BOOL)
         return self.apply(self.tensor(path, shape, dtype), (x,), (mask,), lambda g: [self.grad(shape, dtype)])
 
     def custom(

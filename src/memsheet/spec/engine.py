@@ -50,6 +50,7 @@ class Engine:
     default_implementation: Implementation
     adapter_dtype: str = "fp32"  # that adapters are trained in; peft raises them unless the engine casts the whole model
     offload: tuple[str, ...] = ()
+    processor: bool = False  # computes on a CPU, whose kernels are others; set by account, not by an engine's file
     whole_roles: frozenset[Role] = frozenset()  # tensors every tensor-parallel rank keeps whole
     whole_latent: bool = False  # latent attention is not split
     splits_experts_over_tp: bool = False  # routed experts are cut over the tensor-parallel ranks (etp = tp)
