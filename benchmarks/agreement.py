@@ -48,6 +48,8 @@ Options = dict[str, Any]
 ADAPTER = {"lora_rank": 16}
 PLACES: dict[str, tuple[Options, tuple[str, ...]]] = {
     "1 gpu": ({}, ("fp32", "bf16-autocast", "bf16-pure")),
+    "fsdp2 1": ({"engine": "fsdp2", "zero": 3}, ("fsdp2-mixed",)),
+    "fsdp2 2x4": ({"engine": "fsdp2", "zero": 3, "dp_replicate": 2, "dp_shard": 4}, ("fsdp2-mixed",)),
     "fsdp2 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8}, ("fsdp2-mixed", "bf16-pure")),
     "fsdp2 64 tp 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8, "tp": 8}, ("fsdp2-mixed", "bf16-pure")),
     "fsdp2 64 tp 4": ({"engine": "fsdp2", "zero": 3, "dp_shard": 16, "tp": 4}, ("fsdp2-mixed", "bf16-pure")),

@@ -26,8 +26,8 @@ def check(found):
 
 
 def test_formulas_and_trace_agree_on_one_gpu_sharded_and_cut():
-    found = rows("--model", "llama-3.1-8b", "--place", "1 gpu", "fsdp2 8", "fsdp2 64 tp 8")
-    assert len(found) == 12 + 8 + 8
+    found = rows("--model", "llama-3.1-8b", "--place", "1 gpu", "fsdp2 1", "fsdp2 8", "fsdp2 64 tp 8")
+    assert len(found) == 12 + 4 + 8 + 8
     check(found)
 
 

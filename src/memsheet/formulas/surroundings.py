@@ -132,10 +132,14 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
 
     def came(group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output in forward, where a tied root group is gathered first of all."""
-        return ((Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), root()) if tied and group is embeddings else arrived(group)
+        return ((Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), sent(root())) if tied and group is embeddings else arrived(group)
 
     def arrived(group: Group | None) -> tuple[Key, Count]:
-        return (Component.UNSHARDED_PARAMETERS, f"{group.name if group else 'none'}/all_gather"), whole(group)
+        return (Component.UNSHARDED_PARAMETERS, f"{group.name if group else 'none'}/all_gather"), sent(whole(group))
+
+    def sent(size: Count) -> Count:
+        """A rank alone copies its shards into the parameters and needs no buffer (_fsdp_param_group.py:392-402, 437-461)."""
+        return where(at_least(plan.mesh.dp_shard, 2), size, 0)
 
     @cache
     def reduced(group: Group | None) -> tuple[Key, Count]:
