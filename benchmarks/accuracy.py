@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py [--data FILE] [--group G] [--records DIR] [--json | --markdown] [--full]
 
 ``--data``: any file of schema ``memsheet/cases/1`` (``benchmarks/data/README.md``); ``--records``: a folder of our own
-measured sheets (``memsheet measure --json``). A case that memsheet refuses is counted with its reason. Nothing here is fitted.
+measured runs (``memsheet measure --record``, or bare sheets). A case that memsheet refuses is counted with its reason. Nothing here is fitted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from accuracy_text import markdown, screen
 from asking import SPEED, VERDICT, Case, Outcome, Row, run_case
-
-from memsheet.catalog import find_model
+from records import records, run_record
 
 DATA = Path(__file__).parent / "data"
-SCHEMA, RECORD = "memsheet/cases/1", "memsheet/sheet/1"
+SCHEMA = "memsheet/cases/1"
 MEAN_BAR, WORST_BAR = 0.01, 0.03
 """DESIGN's bar for training peaks of complete, precise rows; a row beyond the second is listed by name whatever its quality."""
 
@@ -41,29 +40,6 @@ def load(path: Path) -> list[Case]:
         raise SystemExit(f"{path}: is not a file of schema {SCHEMA}")
     cases: list[Case] = document["cases"]
     return cases
-
-
-def records(folder: Path) -> list[Case]:
-    """Measured sheets as cases. A sheet says its model's name, so the model must be a bundled one."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        sheet = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(sheet, dict) and sheet.get("schema") == RECORD and sheet.get("witness") == "measured":
-            found.append(record_case(path.stem, sheet))
-    return found
-
-
-def record_case(name: str, sheet: Mapping[str, Any]) -> Case:
-    """One measured sheet in the vocabulary of cases: its ranks are stages, its figure the allocated peak of the fullest."""
-    model, device = sheet["model"]["name"], sheet.get("device")
-    known = find_model(model)
-    return {
-        "id": name, "group": "records", "kind": "train" if sheet["plan"]["task"] == "train" else "inference", "quality": "A",
-        "model": model, "config": known["config"] if known else {},
-        "hardware": {"device": device["name"], "count": device["count"]} if device else {},
-        "plan": sheet["plan"], "truth": {"peak_allocated_bytes": max(rank["allocated_bytes"] for rank in sheet["ranks"]), "fits": True},
-        "truth_scope": "max_over_ranks", "resolution_bytes": None, "unknown": [],
-    }  # fmt: skip
 
 
 # metrics -------------------------------------------------------------------------------------------------------------
@@ -156,21 +132,20 @@ def _row(row: Row) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Errors against measured figures, by group.")
     parser.add_argument("--data", type=Path, default=None, help=f"a file of schema {SCHEMA}; the published figures by default")
-    parser.add_argument("--records", type=Path, default=None, help="a folder of measured sheets, in place of the published figures")
+    parser.add_argument("--records", type=Path, default=None, help="a folder of records, in place of the published figures")
     parser.add_argument("--group", default=None, help="only this group")
     parser.add_argument("--full", action="store_true", help="every row beyond the bar, not the five worst of each group")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true")
     form.add_argument("--markdown", action="store_true", help="the page docs/concepts/accuracy.md")
     chosen = parser.parse_args(arguments)
-    cases = records(chosen.records) if chosen.records else []
-    if chosen.data or not chosen.records:
-        cases += load(chosen.data or DATA / "cases.json")
-    cases = [case for case in cases if chosen.group in (None, case["group"])]
-    if not cases:
+    ours = records(chosen.records) if chosen.records else []
+    theirs = load(chosen.data or DATA / "cases.json") if chosen.data or not chosen.records else []
+    asked = [(run_record, ours), (run_case, theirs)]
+    outcomes = [run(case) for run, cases in asked for case in cases if chosen.group in (None, case["group"])]
+    if not outcomes:
         raise SystemExit(f"no cases{f' in group {chosen.group}' if chosen.group else ''}")
-    outcomes = [run_case(case) for case in cases]
-    result = document(outcomes)
+    result = {**document(outcomes), **({} if theirs else {"peers": []})}
     if chosen.json:
         json.dump(result, sys.stdout, indent=1, allow_nan=False)
         print()

@@ -87,6 +87,8 @@ def _overall(result: Result, width: int) -> Iterator[str]:
 
 
 def _peers(result: Result, width: int) -> Iterator[str]:
+    if not result["peers"]:
+        return
     yield "peers, as they report themselves or as run by us"
     for peer in result["peers"]:
         figures = f"mean {error(peer['absolute'])}, worst {error(peer['worst'])}" + (f", {peer['rows']} rows" if peer["rows"] else "")

@@ -1,10 +1,10 @@
 """Measurements worth having, as many as the minutes allow: each case in a process of its own, one record a case, resumable.
 
-    python benchmarks/gpu_suite.py --minutes M --out DIR [--device cuda|cpu] [--only WORDS] [--json]
+    python benchmarks/gpu_suite.py --minutes M --out DIR [--device cuda|cpu] [--only WORDS] [--retry] [--list] [--json]
 
 A record (``memsheet/record/1``) holds what was asked, the environment and the measured sheet; a case whose record is there is not run
-again, and one that fails leaves a record that says how. On a processor tiny cases of the same shapes are run, so that the suite
-itself is known to work.
+again, and one that fails leaves a record that says how. Of a few, the allocator's own history lies beside it. On a processor tiny models
+of the same kinds are run with the same flags, so that the suite itself is known to work; what that leaves unmeasured is said at the end.
 """
 
 from __future__ import annotations
@@ -16,112 +16,108 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from importlib import metadata
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-RECORD = "memsheet/record/1"
+sys.path.insert(0, str(Path(__file__).parent))
+
+from suite_cases import OWN, Case, cases
+
+from memsheet.report.record import record_of, write_record
+
 LIMIT_S = 300
-PACKAGES = ("torch", "transformers", "peft", "memsheet")
-
-Flags = Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One measurement: a bundled model and the flags of ``memsheet measure``."""
-
-    model: str
-    flags: Flags
-
-    @property
-    def name(self) -> str:
-        return "-".join((self.model, *self.flags.values())).replace("/", "-").replace(".", "_")
-
-    @property
-    def words(self) -> list[str]:
-        return [self.model, *(word for flag, value in self.flags.items() for word in (f"--{flag}", value))]
+HISTORY = {
+    "cuda": lambda name: ["--snapshot", f"{name}.history.json.gz"],  # the allocator's own
+    "cpu": lambda name: ["--events", f"{name}.events.json.gz"],
+}
+UNMEASURED = (
+    "on a processor nothing is reserved: allocated, reserved and device totals of a GPU, its kernels' scratch and workspaces,",
+    "the driver's context, fragmentation as the real caching allocator makes it (here replayed), speed, and flash-attn, bitsandbytes",
+    "and other kernels of GPUs are still unmeasured. --device cuda measures them.",
+)
 
 
-def cases(*, small: bool) -> Iterator[Case]:
-    """By worth: what most people train first, then what separates formulas that are wrong from those that are right."""
-    main, others = (
-        ("llama-tiny", ("llama-tiny",))
-        if small
-        else ("llama-3.2-1b", ("qwen2.5-0.5b", "gemma-3-1b", "gpt2", "phi-1.5", "qwen3-1.7b", "granite-3.1-1b-a400m", "mamba-130m"))
-    )
-    lengths = ("128", "256") if small else ("1024", "4096")
-    for precision, recompute, length in product(("bf16-autocast", "bf16-pure"), ("none", "full"), lengths):
-        yield Case(model=main, flags={"seq-len": length, "precision": precision, "recompute": recompute})
-    for implementation in ("foreach", "fused", "loop"):
-        yield Case(model=main, flags={"seq-len": lengths[0], "precision": "bf16-pure", "optimizer-implementation": implementation})
-    for attention, microbatch in product(("sdpa", "eager"), ("1", "4")):
-        yield Case(model=main, flags={"seq-len": lengths[0], "precision": "bf16-pure", "attention": attention, "microbatch": microbatch})
-    for precision, recompute in product(("bf16-autocast", "bf16-pure"), ("none", "full")):
-        yield Case(model=main, flags={"seq-len": lengths[0], "precision": precision, "recompute": recompute, "lora-rank": "16"})
-    for model, precision, recompute in product(others, ("bf16-autocast", "bf16-pure"), ("none", "full")):
-        yield Case(model=model, flags={"seq-len": lengths[0], "precision": precision, "recompute": recompute, "microbatch": "2"})
-    for model in () if small else ("llama-3.2-3b", "llama-3.1-8b", "qwen2.5-7b", "mistral-7b"):
-        for recompute, length in product(("none", "full"), lengths):
-            yield Case(model=model, flags={"seq-len": length, "precision": "bf16-pure", "recompute": recompute, "lora-rank": "16"})
-
-
-def measured(case: Case, device: str) -> dict[str, Any]:
-    """The record of a case, run now."""
-    command = [sys.executable, "-m", "memsheet", "measure", *case.words, "--device", device, "--json"]
+def measured(case: Case, device: str, out: Path) -> dict[str, Any]:
+    """The record of a case, run now, with where its history lies."""
+    name = out / f"{case.name}.json"
+    with_history = HISTORY[device](case.name) if case.snapshot else []
+    command = [
+        sys.executable,
+        "-m",
+        "memsheet",
+        "measure",
+        _model(case, out),
+        *case.words,
+        "--device",
+        device,
+        *with_history,
+        "--record",
+        name.name,
+    ]
     start = time.time()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, cwd=out)
     except subprocess.TimeoutExpired:
-        return _record(case, start, failure=f"took more than {LIMIT_S} s")
-    if done.returncode or not done.stdout:
-        return _record(case, start, failure=done.stderr.strip() or f"exit code {done.returncode}")
-    return _record(case, start, sheet=json.loads(done.stdout))
+        return _failed(case, device, f"took more than {LIMIT_S} s", name)
+    if not name.exists():  # exit codes 0 and 10 (it ran out of memory) leave a record
+        return _failed(case, device, _last_words(done), name)
+    record: dict[str, Any] = json.loads(name.read_text(encoding="utf-8"))
+    return {**record, "seconds": round(time.time() - start, 1)}
 
 
-def _record(case: Case, start: float, **found: Any) -> dict[str, Any]:
-    versions = {name: metadata.version(name) for name in PACKAGES if _installed(name)}
-    return {
-        "schema": RECORD, "name": case.name, "asked": case.words, "at": int(start), "seconds": round(time.time() - start, 1),
-        "environment": {"python": platform.python_version(), "machine": platform.machine(), **versions}, **found,
-    }  # fmt: skip
+def _model(case: Case, out: Path) -> str:
+    """The model as the command line takes it: a bundled name, or a config written beside the records."""
+    if case.model not in OWN:
+        return case.model
+    file = out / "configs" / f"{case.model}.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(case.config), encoding="utf-8")
+    return f"configs/{case.model}.json"
 
 
-def _installed(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+def _failed(case: Case, device: str, why: str, file: Path) -> dict[str, Any]:
+    environment = {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", "device": device}
+    record = record_of(None, asked={"model": case.model, "flags": case.words}, environment=environment, failure=why)
+    write_record(record, file)
+    return record
 
 
-def run(minutes: float, out: Path, device: str, only: str) -> Iterator[dict[str, Any]]:
+def _last_words(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("measuring ")]
+    return "\n".join(lines[-8:]) or f"exit code {done.returncode}"
+
+
+def forget_failures(out: Path) -> int:
+    """Records of failures go, so that their cases are run again. How many there were."""
+    failed = [file for file in out.glob("*.json") if json.loads(file.read_text(encoding="utf-8")).get("failure") is not None]
+    for file in failed:
+        file.unlink()
+    return len(failed)
+
+
+def run(minutes: float, out: Path, device: str, only: str) -> Iterator[tuple[Case, dict[str, Any]]]:
     """Cases that have no record yet, until the minutes are over."""
     out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * minutes
-    seen = set[str]()
-    for case in cases(small=device == "cpu"):
-        file = out / f"{case.name}.json"
-        if case.name in seen or file.exists() or not all(word in case.name for word in only.split()):
+    for case in _chosen(device, only):
+        if (out / f"{case.name}.json").exists():
             continue
-        seen.add(case.name)
         if time.monotonic() >= end:
             return
-        record = measured(case, device)
-        partial = file.with_suffix(".part")
-        partial.write_text(json.dumps(record))
-        partial.replace(file)  # nothing is half written
-        yield record
+        yield case, measured(case, device, out)
 
 
-def line(record: Mapping[str, Any]) -> str:
+def _chosen(device: str, only: str) -> list[Case]:
+    return [case for case in cases(small=device == "cpu") if all(word in case.name for word in only.split())]
+
+
+def line(case: Case, record: Mapping[str, Any]) -> str:
     """A record as text."""
-    if "failure" in record:
-        return f"{record['name']:70} failed: {record['failure'].splitlines()[0]}"
-    (rank,) = record["sheet"]["ranks"]
-    return f"{record['name']:70} {rank['allocated_bytes']:>15,} bytes allocated {record['seconds']:6.1f} s"
+    if record.get("failure") is not None:
+        return f"{case.name:100} failed: {str(record['failure']).splitlines()[0]}"
+    ranks, trace = record["sheet"]["ranks"], record["sheet"]["trace"]
+    word = "ran out of memory" if "died" in trace else "allocated"
+    return f"{case.name:100} {max(rank['allocated_bytes'] for rank in ranks):>15,} bytes {word} {record.get('seconds', 0):6.1f} s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,15 +126,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", choices=("cuda", "cpu"), default=None, help="cuda where torch sees one")
     parser.add_argument("--only", default="", help="cases whose names hold these words")
+    parser.add_argument("--retry", action="store_true", help="run again what failed")
+    parser.add_argument("--list", action="store_true", help="what would be run, in order")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
+    device = given.device or _device()
+    if given.list:
+        print("\n".join(case.name for case in _chosen(device, given.only)))
+        return 0
+    if given.retry:
+        print(f"{forget_failures(given.out)} failures are run again", file=sys.stderr)
     done = []
-    for record in run(given.minutes, given.out, given.device or _device(), given.only):
+    for case, record in run(given.minutes, given.out, device, given.only):
         done.append(record)
-        print(json.dumps(record) if given.json else line(record), flush=True)
+        print(json.dumps(record) if given.json else line(case, record), flush=True)
     if not given.json:
-        print(f"{len(done)} cases, {sum('failure' in record for record in done)} failed; records in {given.out}")
+        print(summary(done, device, given.only, given.out))
     return 0
+
+
+def summary(done: Sequence[Mapping[str, Any]], device: str, only: str, out: Path) -> str:
+    """What was done, what is left, and what no processor can measure."""
+    every = _chosen(device, only)
+    left = [case for case in every if not (out / f"{case.name}.json").exists()]
+    failed = sum(record.get("failure") is not None for record in done)
+    lines = [f"{len(done)} cases now, {failed} failed; {len(every) - len(left)} of {len(every)} have a record in {out}"]
+    if left:
+        lines.append(f"not run yet, the next {left[0].name}: the same command goes on with it")
+    return "\n".join([*lines, *(UNMEASURED if device == "cpu" else ())])
 
 
 def _device() -> str:

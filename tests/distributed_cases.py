@@ -247,6 +247,7 @@ CASES = {
     "fsdp": sharded,
     "zero 2": lambda: sharded(zero=2),
     "recomputed": lambda: sharded(recompute="full"),
+    "offloaded": lambda: sharded(offload=("optimizer", "parameters")),
     "tied": lambda: sharded(TIED),
     "pure": lambda: sharded(precision="bf16-pure"),
     "four": lambda: sharded(dp_shard=4),

@@ -9,12 +9,16 @@ from memsheet.errors import InputError
 from memsheet.sheet import Component, Instant, Item, Sheet
 
 if TYPE_CHECKING:
+    from memsheet.measuring import measure_step
     from memsheet.tracing import trace_step
 
-__all__ = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "trace_step", "train"]
+__all__ = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "trace_step", "train"]
 __version__ = "0.1.0"
 
-_LATER = {"trace_step": "memsheet.tracing"}  # loaded when they are asked for, so that a start stays short
+_LATER = {
+    "measure_step": "memsheet.measuring",
+    "trace_step": "memsheet.tracing",
+}  # loaded when they are asked for, so that a start stays short
 
 
 def __getattr__(name: str) -> Any:

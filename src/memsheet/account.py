@@ -11,15 +11,18 @@ from types import MappingProxyType
 
 from memsheet.arith import Count, agreed, maximum, minimum
 from memsheet.engines import find_engine
-from memsheet.formulas.activations import check_modelled, masks, numerics, shared_tables
+from memsheet.errors import refuse
+from memsheet.formulas.activations import check_modelled, keeps_masks, masks, numerics, shared_tables
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.scaler import scaler_states, unscaling
 from memsheet.formulas.states import Held, held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
+from memsheet.formulas.stretches import stretches
 from memsheet.formulas.surroundings import fsdp2_gradients, surroundings, unsynced_gradient_bytes
-from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries
+from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries, stepped, widening
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
@@ -51,6 +54,8 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     engine = find_engine(plan.engine)
     assert engine is not None
     if device == "cpu":
+        if plan.offload.activations:
+            raise refuse("offload.activations", True, "moves nothing on a processor, where host and device are one memory", "leave it out")
         engine = replace(engine, processor=True)
     part = stage_model(model, plan, stage)
     host, notes = Host(), tuple[str, ...]()
@@ -80,12 +85,26 @@ def _ranks(plan: Plan, stage: int) -> tuple[int, int]:
 
 
 def _train(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, Bag], Kept]:
+    """A step's instants. Of two micro-batches the smaller comes last and is the only one that finds gradients there, so either may hold
+    most; with more of them a whole one does.
+    """
     check_modelled(model, plan)
+    if not isinstance(plan.accumulation, int) or plan.accumulation != 2 or plan.last_microbatch == plan.microbatch:  # strata have no rests
+        return _passes(model, plan, engine)
+    last = plan.last_microbatch
+    first, _ = _passes(model, replace(plan, global_batch=None), engine)
+    second, kept = _passes(model, replace(plan, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel), engine)
+    return {instant: largest([[(1, first[instant])], [(1, second[instant])]]) for instant in first}, kept
+
+
+def _passes(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, Bag], Kept]:
+    """A step whose micro-batches are all alike."""
     how = numerics(plan, engine)
     stage, kept = _kept(model, plan, engine)
     step = Step(
         walk=stage, around=kept.around, states=merge([(1, kept.states), (1, _inputs(plan))]), resident_gradients=kept.resident,
         shared=shared_tables(model, plan, how), masks=masks(model, plan, how), plan=plan,
+        stretches=stretches(stage, plan), keeps_masks=keeps_masks(model, plan),
     )  # fmt: skip
     peaks = {instant: largest(candidates) for instant, candidates in moments(step).items() if candidates}
     peaks[Instant.OPTIMIZER_STEP] = merge([(1, step.states), (1, step.around.always), (1, kept.at_step)])
@@ -104,21 +123,31 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     parameters = tuple(held_tensors(model, plan))
     shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
     accumulates = agreed(plan.accumulation > 1)
-    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
-    stage = walk(model, plan, engine, release=accumulates and engine.sharding.keeps_whole_gradients)
+    release = stepped(plan) if plan.optimizer_in_backward else accumulates and engine.sharding.keeps_whole_gradients
+    stage = walk(model, plan, engine, release=release)
     gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, 0) for key in unsynced)
     kept = Kept(
         states=_states(model, plan, engine, parameters, shards), around=surroundings(engine, plan, parameters, stage),
-        resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=merge([(1, gradients), (1, scratch)]),
-        ranges=unsynced, notes=(UNSYNCED_NOTE,) if unsynced else (),
+        resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
+        ranges=unsynced, notes=(UNSYNCED_NOTE,) if unsynced else (), host=Host(pinned=stage.hosted()),
     )  # fmt: skip
     if not (plan.offload.parameters or plan.offload.optimizer):
         return stage, kept
     from memsheet.formulas.fsdp2_offload import offloaded
 
     return stage, offloaded(kept, plan, parameters)
+
+
+def _at_step(shards: tuple[tuple[Held, Count], ...], gradients: Bag, plan: Plan, engine: Engine) -> Bag:
+    """Gradients and scratch while the optimizer works."""
+    if plan.optimizer_in_backward:
+        return EMPTY
+    if plan.precision.master_weights is not None and engine.sharding is Sharding.REPLICATED:
+        return largest([[(1, moment)] for moment in widening(shards, plan)])
+    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
+    return merge([(1, gradients), (1, scratch), (1, unscaling(plan, engine))])
 
 
 def _states(
@@ -131,7 +160,7 @@ def _states(
         if master is not None:
             pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
         pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan)))
-    return Bag.of(pairs)
+    return Bag.of([*pairs, *scaler_states(plan, engine).held.items()])
 
 
 def _inputs(plan: Plan) -> Bag:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.api import catalogued, question
-from memsheet.budget import Answer
+from memsheet.budget import Answer, Result, Verdict, largest_components
 from memsheet.catalog import model_names
 from memsheet.errors import refuse
 from memsheet.formulas.params import active_parameter_count, parameter_count
+from memsheet.measure.categories import ALWAYS, categories
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config
 from memsheet.report.json import plan_document
@@ -19,21 +20,31 @@ from memsheet.sheet import Bytes, Component, Item, Measured, Sheet, Witness
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, sheet_of
-from memsheet.trace.parent import TIME_S, Traced, trace_in_child
-from memsheet.tracing import check_runs, facts
+from memsheet.trace.launch import answers_together
+from memsheet.trace.parent import TIME_S, Traced, read_answer, trace_in_child
+from memsheet.tracing import Options as TraceOptions
+from memsheet.tracing import check_runs, facts, own_answer, serving_assumed, task_of
 from memsheet.units import GIB
 
 MEMORY_BYTES = 64 * GIB
 """Real tensors take real memory; the machine's own end comes first on most."""
-STEPS = 5
+STEPS, VARIED_STEPS = 5, 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a step is measured. ``steps``: how many are timed besides the two whose memory is watched."""
+    """How a step is measured. ``steps``: how many are timed besides the two whose memory is watched; None: 5, or 20 of varied lengths.
+
+    ``data``: a text file to train on, else random tokens. ``vary_length``: steps from a quarter of seq_len to all of it, and what the
+    allocator makes of them. ``progress``: a file in which one line says how far it is; ``snapshot``: one for the GPU allocator's history.
+    """
 
     device: str = "cpu"
-    steps: int = STEPS
+    steps: int | None = None
+    data: str | None = None
+    vary_length: bool = False
+    progress: str | None = None
+    snapshot: str | None = None
     memory_bytes: int = MEMORY_BYTES
     time_s: float = TIME_S
     debug: bool = False
@@ -42,12 +53,13 @@ class Options:
 def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]:
     """What the real step allocates on a real device: the answer, and its timeline.
 
-    ``model`` and ``options`` as for ``memsheet.train``; weights are random, nothing is downloaded. Raises InputError for what cannot
-    be measured here.
+    ``model`` and ``options`` as for ``memsheet.train``; weights are random, nothing is downloaded. Several ranks are those that torchrun
+    has started this process among, else it is started for them. Raises InputError for what cannot be measured here, and
+    ``trace.launch.ElsewhereError`` in a process that is not the first of several, which has the answer.
     """
     if how.device not in ("cpu", "cuda"):
         raise refuse("device", how.device, "is not measured", "cpu or cuda")
-    name, request, cluster, _ = question("train", model, options)
+    name, request, cluster, _ = question(task_of(options), model, options)
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
     if cluster is not None:
@@ -57,27 +69,77 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
         raise refuse("model", found.name, "is a file without a config.json, and its code is built from one")
     spec = read_hf_config(found.values, name=found.name, source=found.source)
     resolved = resolve(request, spec, None, real=True)
-    _check(resolved.plan)
+    _check(resolved.plan, how)
+    steps = how.steps or (VARIED_STEPS if how.vary_length else STEPS)
     asked = {
-        "answers": "memsheet.measure.requests", "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan),
-        "device": how.device, "steps": how.steps, "debug": how.debug,
+        "answers": "memsheet.measure.ranks" if resolved.plan.on_ranks else "memsheet.measure.requests", "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan),
+        "device": how.device, "steps": steps, "debug": how.debug, "data": how.data, "vary_length": how.vary_length, "progress": how.progress,
+        "snapshot": how.snapshot,
     }  # fmt: skip
-    (run,) = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    runs = answers_together(asked, resolved.plan, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    sheets = folded([measured_sheet(each) for each in runs])
+    sheet = max(sheets, key=lambda each: each.peak.value)
+    run = next(each for each in runs if each.rank == sheet.rank)
+    assumed = serving_assumed(resolved, TraceOptions()) if resolved.plan.task == "infer" else resolved.assumed
     answer = Answer(
         model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
-        assumed=resolved.assumed, cluster=None, sheets=(measured_sheet(run),), verdict=None, trace=facts(run), notes=found.source.notes,
+        assumed=(*assumed, *_granted(how)), cluster=None, sheets=sheets, verdict=_verdict(run, sheet), trace=_facts(run, sheet),
+        notes=found.source.notes,
     )  # fmt: skip
     return answer, run.timeline
 
 
-def _check(plan: Plan) -> None:
-    if not plan.seq_len:
+def _granted(how: Options) -> tuple[str, ...]:
+    """What the inputs are."""
+    bounds = "lengths from a quarter of seq_len to all of it, each padded to a multiple of 8, seed 0" if how.vary_length else ""
+    return tuple(filter(None, ("tokens = the bytes of a file" if how.data else "", bounds)))
+
+
+def _verdict(run: Traced, sheet: Sheet) -> Verdict | None:
+    """What ran out of memory does not fit; what did not has shown nothing about another machine."""
+    found = run.facts.get("died")
+    if found is None:
+        return None
+    return Verdict(
+        result=Result.DOES_NOT_FIT, rank=run.rank, instant=sheet.peak_instant, device=sheet.device,
+        headroom_bytes=-(found["request_bytes"] or 0), largest=largest_components(sheet),
+    )  # fmt: skip
+
+
+def _facts(run: Traced, sheet: Sheet) -> dict[str, Any]:
+    """As a trace's, with the bytes of each instant under the framework's own names."""
+    known = facts(run)
+    names = {component.value: name for component, name in ALWAYS.items()}
+    return {**known, "measured": {**known["measured"], "framework": {"names": names, "instants": categories(sheet)}}}
+
+
+def asked_of(how: Options) -> dict[str, Any]:
+    """The part of the options that a record repeats."""
+    return {"device": how.device, "steps": how.steps, "data": how.data, "vary_length": how.vary_length, "memory_bytes": how.memory_bytes}
+
+
+def config_of(name: str | None, answer: Answer) -> Mapping[str, Any] | None:
+    """The config of a model that is not bundled, which a record needs to be asked about again."""
+    if name is None or answer.model.source.kind == "bundled":
+        return None
+    found = find_config(name, catalog=catalogued, names=model_names())
+    return None if isinstance(found, ModelSpec) else dict(found.values)
+
+
+def _check(plan: Plan, how: Options) -> None:
+    if how.snapshot and how.device != "cuda":
+        raise refuse("snapshot", how.snapshot, "is the history of a GPU's allocator, and this is a processor", "--events writes ours")
+    if plan.task == "infer":
+        for field, value in (("data", how.data), ("vary_length", how.vary_length or None)):
+            if value is not None:
+                raise refuse(field, value, "is of training, and this plan serves", "leave it out")
+    elif not plan.seq_len:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512")
-    if plan.mesh.gpus > 1:
-        raise refuse("mesh", plan.mesh.gpus, "ranks are not measured together yet", "one rank; `memsheet trace` runs one of many")
+    if plan.on_ranks and (plan.task == "infer" or how.vary_length):
+        raise refuse("mesh", plan.mesh.gpus, "ranks are measured in training, with steps of one length", "one rank of engine transformers")
     check_runs(plan)
-    if plan.engine != "transformers":
-        raise refuse("engine", plan.engine, "is not measured yet", "transformers; `memsheet trace` runs fsdp2")
+    if plan.engine not in ("transformers", "fsdp2"):
+        raise refuse("engine", plan.engine, "is not run here", "transformers or fsdp2")
     if plan.quantization is not None:
         raise refuse(
             "quantize",
@@ -87,27 +149,81 @@ def _check(plan: Plan) -> None:
         )
 
 
+def folded(sheets: Sequence[Sheet]) -> tuple[Sheet, ...]:
+    """The sheets that differ; a rank that holds what another does, item by item, is named on that one's."""
+    kept: list[Sheet] = []
+    for sheet in sheets:
+        like = next((n for n, other in enumerate(kept) if (other.stage, other.items) == (sheet.stage, sheet.items)), None)
+        if like is None:
+            kept.append(sheet)
+        else:
+            kept[like] = replace(kept[like], same_as=(*kept[like].same_as, sheet.rank))
+    return tuple(kept)
+
+
 def measured_sheet(run: Traced) -> Sheet:
     """The tensors of a real step by what they are, and at each instant what the device counted besides."""
     sheet = sheet_of(run.timeline, rank=run.rank, stage=run.stage)
     record = f"torch {run.facts['torch']}, {run.facts['measured']['device']}: tensors seen in a real step"
     items = tuple(replace(item, evidence=Measured(record)) for item in sheet.items)
-    return replace(sheet, witness=Witness.MEASURED, items=(*items, *_besides(sheet, run.facts["measured"])))
+    besides = () if "died" in run.facts else _besides(sheet, run.facts["measured"])
+    return replace(sheet, witness=Witness.MEASURED, items=(*items, *besides))
 
 
 def _besides(sheet: Sheet, measured: Mapping[str, Any]) -> list[Item]:
     """What the device counted at an instant's high-water mark beyond the tensors seen at theirs (negative where it counted less), what
-    it reserved beyond that, and what else of it is taken.
+    its blocks and then its segments are larger, and what else of it is taken.
     """
     counted, reserved = measured["instants"], measured.get("reserved", {})
+    requested = measured.get("requested", counted)
+    seen = "NVML, this process" if measured.get("process_bytes") else "mem_get_info"
+    taken = measured.get("process_bytes") or measured.get("device_bytes", 0)
     known = [i for i in sheet.instants if i.value in counted]
     rows = [
-        (Component.UNEXPLAINED, "kernels", {i: counted[i.value] - sheet.at(i).value for i in known}, "its own count of allocations"),
+        (Component.UNEXPLAINED, "kernels", {i: requested[i.value] - sheet.at(i).value for i in known}, "its own count of allocations"),
+        (Component.UNEXPLAINED, "rounding", {i: counted[i.value] - requested[i.value] for i in known}, "blocks are multiples of 512 bytes"),
         (Component.ALLOCATOR_SLACK, "allocator", {i: reserved[i.value] - counted[i.value] for i in known if reserved}, "its own count"),
-        (Component.CONTEXT, "driver", {i: measured["device_bytes"] - max(reserved.values()) for i in known if reserved}, "mem_get_info"),
+        (Component.CONTEXT, "driver", {i: taken - max(reserved.values()) for i in known if reserved}, seen),
     ]  # fmt: skip
     return [
         Item(component, path, {i: Bytes.exact(size) for i, size in at.items() if size}, Measured(f"{measured['device']}: {how}"))
         for component, path, at, how in rows
         if any(at.values())
     ]
+
+
+def measure_file(name: str, how: Options) -> tuple[Answer, Timeline]:
+    """``FILE.py:FUNCTION``: the step that a person's own function makes, really run, in a child. As ``measure_step`` besides."""
+    if how.device not in ("cpu", "cuda"):
+        raise refuse("device", how.device, "is not measured", "cpu or cuda")
+    for field, value in (("data", how.data), ("vary_length", how.vary_length or None), ("snapshot", how.snapshot)):
+        if value is not None:
+            raise refuse(field, value, "has no meaning for a step of one's own", "say it in the step's code")
+    asked = {
+        "answers": "memsheet.measure.requests", "name": name, "function": name, "device": how.device, "steps": how.steps or STEPS,
+        "debug": how.debug, "progress": how.progress,
+    }  # fmt: skip
+    (run,) = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    return _own(name, run), run.timeline
+
+
+def _own(name: str, run: Traced) -> Answer:
+    sheet, answer = measured_sheet(run), own_answer(name, run)
+    return replace(answer, sheets=(sheet,), verdict=_verdict(run, sheet), trace={"step": name, **_facts(run, sheet)})
+
+
+def measure_step(build: Callable[[], Any], *, device: str = "cpu", steps: int = STEPS) -> Answer:
+    """What a training step of one's own really allocates, and how long it takes: on real tensors, in this process.
+
+    ``build`` returns ``(module, optimizer, step)`` or a step to call, and is called three times: for a record of every allocation (two
+    steps, of which the second is the sheet's), for the device's own count of it, and for ``steps`` timed steps. Tensors must be made in
+    it or in the step. What the step raises is raised here. Raises InputError for what cannot be measured.
+    """
+    if steps < 1:
+        raise refuse("steps", steps, "is not a positive whole number")
+    if device not in ("cpu", "cuda"):
+        raise refuse("device", device, "is not measured", "cpu or cuda")
+    from memsheet.measure.custom import measure_custom
+
+    (run,) = read_answer({"timelines": [measure_custom(build, device, steps)]})
+    return _own(getattr(build, "__qualname__", type(build).__name__), run)

@@ -8,7 +8,7 @@ from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
 from memsheet.gaps import Gaps
 from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel
-from memsheet.resolve_storage import adapter_of, check_moments, kv_dtype_of, precision_of, quantization_of
+from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, precision_of, quantization_of
 from memsheet.spec.check import Request, check_request
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
@@ -73,7 +73,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         task=task, engine=engine.name, engine_version=gaps.get("engine_version", engine.tested, silent=True), mesh=mesh, zero=zero,
         reshard_after_forward=_reshard(gaps, engine, zero),
         schedule=_schedule(gaps, engine, mesh, task), layers_per_stage=_layers_per_stage(gaps, mesh, model),
-        microbatch=gaps.get("microbatch", 1) if task == "train" else sequences, global_batch=_global_batch(gaps, mesh, task),
+        microbatch=gaps.get("microbatch", 1) if task == "train" else sequences, global_batch=_global_batch(gaps, engine, mesh, task),
         seq_len=_seq_len(gaps, task, model), vocab_multiple=gaps.get("vocab_multiple", 1, silent=True), precision=precision,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
@@ -84,8 +84,10 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         kv_dtype=kv_dtype_of(gaps, precision), max_model_len=_max_model_len(gaps, task, model),
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
+        optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
     )  # fmt: skip
     check_moments(gaps, plan)
+    check_in_backward(gaps, plan, engine)
     gaps.problems += contradictions(request, task)
     require(gaps.problems)
     return Resolved(plan, tuple(gaps.assumed))
@@ -212,11 +214,15 @@ def _schedule(gaps: Gaps, engine: Engine, mesh: Mesh, task: str) -> Schedule | N
     return gaps.choice("schedule", Schedule.ONE_F_ONE_B, engine.schedules, engine.name)
 
 
-def _global_batch(gaps: Gaps, mesh: Mesh, task: str) -> int | None:
-    batch = gaps.request.get("global_batch")
-    per_pass = (gaps.request.get("microbatch") or 1) * mesh.dp_replicate * mesh.dp_shard
-    if task == "train" and batch and batch % per_pass:
-        gaps.wrong("global_batch", batch, f"is not a multiple of microbatch · data-parallel ranks = {per_pass}")
+def _global_batch(gaps: Gaps, engine: Engine, mesh: Mesh, task: str) -> int | None:
+    """Sequences of a step. Where they are no multiple, the last micro-batch is smaller, if the engine takes one and all ranks have as many."""
+    batch, micro = gaps.request.get("global_batch"), gaps.request.get("microbatch") or 1
+    ranks = mesh.dp_replicate * mesh.dp_shard
+    if task == "train" and batch and batch % (micro * ranks):
+        if not engine.takes_remainder or mesh.pp > 1 or batch % ranks:
+            gaps.wrong("global_batch", batch, f"is not a multiple of microbatch · data-parallel ranks = {micro * ranks}")
+        else:
+            gaps.assumed.append(f"the last micro-batch of a step has {batch // ranks % micro} of {micro} sequences")
     return batch or None
 
 
@@ -274,7 +280,8 @@ def _implementations(name: OptimizerName, engine: Engine) -> tuple[Implementatio
 def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute:
     every, segments = gaps.request.get("recompute.every"), gaps.request.get("recompute.segments")
     counted = gaps.request.get("recompute.layers")
-    implied = RecomputeMode.FULL if every or segments or counted else RecomputeMode.NONE
+    named = RecomputeMode.SELECTIVE if gaps.request.get("recompute.modules") else RecomputeMode.NONE
+    implied = RecomputeMode.FULL if every or segments or counted else named
     mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if mode is not RecomputeMode.FULL and implied is RecomputeMode.FULL:
@@ -289,7 +296,11 @@ def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute
     for key, value in (("segments", segments), ("layers", counted)):
         if value is not None and layers is not None and value > layers:
             gaps.wrong(f"recompute.{key}", value, f"exceeds the model's {layers} layers")
-    return Recompute(mode=mode, every=every or 1, segments=segments, layers=counted)
+    modules = tuple(gaps.request.get("recompute.modules") or ())
+    if (mode is RecomputeMode.SELECTIVE) != bool(modules):
+        hint = "for example --recompute-modules mlp" if not modules else "give --recompute selective"
+        gaps.wrong("recompute.modules", modules or None, f"does not go with recompute {mode.value}", hint)
+    return Recompute(mode=mode, every=every or 1, segments=segments, layers=counted, modules=modules)
 
 
 def _offload(gaps: Gaps, engine: Engine) -> Offload:

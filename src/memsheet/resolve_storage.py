@@ -97,6 +97,9 @@ def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine)
         if given is not None and dtype_named(given) is not adapter.dtype:
             hint = "give adapter.dtype, or leave it out"
             gaps.wrong(f"precision.{key}", given, f"is not what adapters of {adapter.dtype.name} have: the frozen base has none", hint)
+    if found.master_weights is not None:
+        name = gaps.request.get("precision.name") or found.master_weights.name
+        gaps.wrong("precision", name, f"keeps copies of what trains, and adapters train in {adapter.dtype.name} themselves", "bf16-pure")
     own = engine.sharding is Sharding.FSDP2 or gaps.request.get("precision.reduce") is not None
     return replace(found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype)
 
@@ -118,6 +121,23 @@ def check_moments(gaps: Gaps, plan: Plan) -> None:
     usual = (FP32, dtypes.INT8, plan.precision.parameters, plan.precision.gradients)
     if name in (OptimizerName.ADAMW_8BIT, OptimizerName.SGD) and dtype not in usual:
         gaps.wrong("precision.moments", given, f"changes nothing: {name.value} keeps none of that dtype", "leave it out")
+
+
+def check_in_backward(gaps: Gaps, plan: Plan, engine: Engine) -> None:
+    """What a step inside backward leaves no room for."""
+    if not plan.optimizer_in_backward:
+        return
+    precision = plan.precision
+    reasons = {
+        f"is not modelled for {engine.name} yet": not engine.steps_in_backward,
+        "steps with every micro-batch, and a step of several gathers their gradients": engine.steps_in_backward and plan.accumulation > 1,
+        "steps before ranks have summed their gradients": engine.steps_in_backward and plan.mesh.gpus > 1,
+        "steps before the scaler knows whether a gradient overflowed": engine.autocast and precision.casts and precision.compute is FP16,
+        "is not modelled with copies in higher precision": precision.master_weights is not None,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            gaps.wrong("optimizer_in_backward", True, reason, "leave it out")
 
 
 def _with_fields(base: Precision, fields: Mapping[str, Any]) -> Precision:

@@ -220,6 +220,16 @@ class Sheet:
         return total(row[component] for component in components if component in row)
 
 
+def held(sheet: Sheet, instant: Instant, *, parts: bool = False) -> dict[tuple[Component, str], Bytes]:
+    """A sheet's tensors at an instant by component and module: the part of a path before its ``/``, or all of it with ``parts``."""
+    found: dict[tuple[Component, str], Bytes] = {}
+    for item in sheet.items:
+        if instant in item.at and item.component not in OUTSIDE_TENSORS:
+            key = (item.component, item.path if parts else item.path.partition("/")[0])
+            found[key] = found.get(key, NOTHING) + item.at[instant]
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One row of a diff: what two sheets hold under a component and path."""

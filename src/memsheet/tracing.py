@@ -19,6 +19,7 @@ from memsheet.report.json import plan_document
 from memsheet.resolve import Resolved, resolve
 from memsheet.sheet import Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
+from memsheet.spec.dtypes import FP16
 from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
 from memsheet.spec.plan import Loss, Plan
 from memsheet.timeline import Timeline, peak, sheet_of, without_hidden
@@ -32,7 +33,7 @@ CACHES = ("dynamic", "static", "quantized")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a trace is made. ``rank``: the one that is traced; ``all_stages``: one of each pipeline stage. ``full``: every layer is run.
+    """How a trace is made. ``rank``: the one that is traced; ``ranks``: several in its place; ``all_stages``: one of each pipeline stage. ``full``: every layer is run.
 
     ``cache``: that of inference, "dynamic", "static" or "quantized"; None means the one that the plan's kv_dtype asks for.
     """
@@ -41,6 +42,7 @@ class Options:
     scratch: bool = True
     full: bool = False
     rank: int = 0
+    ranks: tuple[int, ...] = ()
     all_stages: bool = False
     cache: str | None = None
     memory_bytes: int = MEMORY_BYTES
@@ -53,7 +55,7 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
 
     ``model`` and ``options`` as for ``memsheet.train``. Raises InputError for what cannot be traced.
     """
-    name, request, cluster, _ = question(_task(options), model, options)
+    name, request, cluster, _ = question(task_of(options), model, options)
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or FILE.py:FUNCTION")
     found = find_config(name, catalog=catalogued, names=model_names())
@@ -64,7 +66,7 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
     if resolved.plan.task == "train" and not resolved.plan.seq_len:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
     check_runs(resolved.plan)
-    assumed = (*_serving(resolved, how), *_routed(resolved.plan))
+    assumed = (*serving_assumed(resolved, how), *_routed(resolved.plan))
     asked = {
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
         "scratch": how.scratch, "depth": None if how.full else repeating(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how), "cache": how.cache,
@@ -78,10 +80,24 @@ def check_runs(plan: Plan) -> None:
     """Raises InputError with all that a plan may say and the real code here would not do."""
     found = {
         "engine": (plan.engine, plan.engine != "deepspeed", "does not run without its own cluster", "fsdp2 or transformers; memsheet train predicts it"),
-        "loss": (plan.loss.value, plan.loss is Loss.PLAIN, "is a kernel that transformers does not bring", "leave it out; memsheet train predicts it"),
+        "loss": (plan.loss.value, plan.loss is Loss.PLAIN or _alone(plan), "is not run over several ranks or by fsdp2", "plain; memsheet train predicts it"),
+        "recompute": ("stretches", not plan.recompute.stretched or _alone(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
+        "precision.master_weights": ("fp32", plan.precision.master_weights is None or _alone(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
+        "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scaled(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
+        "offload.activations": (True, not plan.offload.activations or _alone(plan), "are not moved over several ranks or by fsdp2", "leave it out, or one GPU with engine transformers"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
     }  # fmt: skip
     require(Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs)
+
+
+def _scaled(plan: Plan) -> bool:
+    """Whether the loss is scaled: training under fp16 autocast."""
+    return plan.task == "train" and plan.engine == "transformers" and plan.precision.casts and plan.precision.compute is FP16
+
+
+def _alone(plan: Plan) -> bool:
+    """Whether one rank runs it, with nothing around its layers."""
+    return plan.engine == "transformers" and bool(plan.mesh.gpus == 1)
 
 
 def repeating(spec: ModelSpec | None) -> dict[str, int] | None:
@@ -120,18 +136,20 @@ def trace_step(build: Callable[[], Any], *, device: str = "cuda", scratch: bool 
 
 
 def _own(name: str, traced: list[Traced]) -> tuple[Answer, tuple[Timeline, ...]]:
+    (run,) = traced
+    return own_answer(name, run), (run.timeline,)
+
+
+def own_answer(name: str, run: Traced) -> Answer:
     """The answer to a step of which nobody knows the plan."""
     found = Config({"model_type": ""}, name, Source(kind="step", path=name))
-    sheets = tuple(sheet_of(t.timeline) for t in traced)
-    parameters = 0
-    answer = Answer(
-        model=unknown(found), parameters=parameters, active_parameters=parameters, plan=resolve({}, None, None, real=True).plan, assumed=(),
-        cluster=None, sheets=sheets, verdict=None, trace={"step": name, **facts(traced[0])},
+    return Answer(
+        model=unknown(found), parameters=0, active_parameters=0, plan=resolve({}, None, None, real=True).plan, assumed=(), cluster=None,
+        sheets=(sheet_of(run.timeline),), verdict=None, trace={"step": name, **facts(run)},
     )  # fmt: skip
-    return answer, tuple(t.timeline for t in traced)
 
 
-def _task(options: Mapping[str, Any]) -> str:
+def task_of(options: Mapping[str, Any]) -> str:
     """What a plan says it is; else inference where something of what is served is given, training elsewhere."""
     plan = options.get("plan")
     said = plan.get("task") if isinstance(plan, Mapping) else None
@@ -141,7 +159,7 @@ def _task(options: Mapping[str, Any]) -> str:
 _SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_dtype")
 
 
-def _serving(resolved: Resolved, how: Options) -> tuple[str, ...]:
+def serving_assumed(resolved: Resolved, how: Options) -> tuple[str, ...]:
     """What is assumed, with what a trace of inference takes for granted."""
     plan = resolved.plan
     if plan.task == "train":
@@ -173,10 +191,11 @@ def _spec(found: Config) -> ModelSpec | None:
 
 
 def _ranks(plan: Plan, how: Options) -> list[int]:
-    world = int(plan.mesh.gpus)
-    if not 0 <= how.rank < world:
-        raise refuse("rank", how.rank, f"is none of the {world} ranks", f"0 to {world - 1}")
-    return [stage * world // plan.mesh.pp for stage in range(plan.mesh.pp)] if how.all_stages else [how.rank]
+    world, asked = int(plan.mesh.gpus), how.ranks or (how.rank,)
+    for rank in asked:
+        if not 0 <= rank < world:
+            raise refuse("rank", rank, f"is none of the {world} ranks", f"0 to {world - 1}")
+    return [stage * world // plan.mesh.pp for stage in range(plan.mesh.pp)] if how.all_stages else list(asked)
 
 
 def _answer(

@@ -24,13 +24,13 @@ EXCEPTIONS = {
     "evaluate.with_products": "names products of axes",
     "kv_cache.cache_bytes": "adds up layers",
     "kv_cache.bytes_per_token": "adds up layers",
+    "losses.chunk_of": "picks the formula of the loss",
     "params.parameter_count": "counts the tensors that the readers list, checked against the real code",
     "params.active_parameter_count": "counts tensors",
     "params.idle_parameter_count": "counts tensors",
     "runtime.workspaces": "a figure of the catalogue, which carries its own evidence",
     "sharding.elements_of": "the product of a shape",
     "states.parameter_shard": "picks the formula of the engine's sharding",
-    "training.layer_count": "counts layers",
     "zero_flow.gatherable": "adds up elements",
 }
 

@@ -3,7 +3,7 @@
 import memsheet
 from memsheet.cli import application
 
-NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "trace_step", "train"]
+NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "trace_step", "train"]
 
 PLAN_FLAGS = [
     "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
@@ -20,12 +20,28 @@ TRACE_FLAGS = [
     "--all-stages", "--cache", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
     "--time-limit",
 ]  # fmt: skip
-MEASURE_FLAGS = ["--device", "--memory-limit", "--steps", "--time-limit"]
+MEASURE_FLAGS = [
+    "--data", "--device", "--events", "--memory-limit", "--record", "--snapshot", "--steps", "--time-limit", "--vary-length",
+]  # fmt: skip
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),
+    "verify": [
+        "--debug",
+        "--device",
+        "--full",
+        "--json",
+        "--memory-limit",
+        "--model",
+        "--operations",
+        "--processes",
+        "--records",
+        "--steps",
+        "--time-limit",
+        "--units",
+    ],
     "compare": ["--debug", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],
     "models": ["--debug", "--json"],

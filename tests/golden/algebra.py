@@ -131,7 +131,7 @@ def cases() -> dict[str, Cases]:
         "training.step_temporaries": {
             how.value: call((x,), optimized(OptimizerName.ADAMW, how)) for how in (Implementation.FOREACH, Implementation.LOOP, Implementation.FUSED)
         },
-        "training.segment_length": {
+        "stretches.segment_length": {
             "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
         },
         "surroundings.ddp_buckets": {"one tensor": call((TENSOR,), plan())},

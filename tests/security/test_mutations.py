@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 from collections.abc import Callable
@@ -14,12 +15,16 @@ from craft import safetensors as write_safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memsheet.allocator.recorded import against
 from memsheet.errors import InputError
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.gguf_model import model_from_gguf
 from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.record import read_record
 from memsheet.readers.safetensors import read_header as read_safetensors
+from memsheet.readers.sheet_json import read_sheets
+from memsheet.readers.snapshot import read_snapshot
 
 SAFE = write_safetensors(
     {"__metadata__": {"format": "pt"}, "a": entry(), "b": entry("BF16", (3,), (16, 22)), "c": entry("U8", (0,), (22, 22))}, 22
@@ -119,6 +124,56 @@ def test_json(raw: bytes):
 @given(damaged(YAML, len(YAML)))
 def test_yaml(raw: bytes):
     outcome(lambda data: parse_yaml(data, "settings"), raw)
+
+
+RANK = {
+    "rank": 0, "instants": {"load": 4, "forward": 12},
+    "items": [
+        {"component": "parameters", "path": "x", "bytes": 4, "at": {"load": 4, "forward": 4}},
+        {"component": "unexplained", "path": "kernels", "bytes": 8, "low_bytes": 8, "high_bytes": 8, "at": {"forward": 8}},
+    ],
+}  # fmt: skip
+RECORD = json.dumps({
+    "schema": "memsheet/record/1", "asked": {"model": "x"}, "environment": {"torch": "2"}, "files": {"events": "e"},
+    "sheet": {"schema": "memsheet/sheet/1", "witness": "measured", "model": {"name": "x"}, "ranks": [RANK]},
+}).encode()  # fmt: skip
+EVENTS = [
+    ("segment_alloc", 0, 2**21),
+    ("alloc", 0, 1000),
+    ("free_requested", 0, 1000),
+    ("free_completed", 0, 1000),
+    ("segment_free", 0, 2**21),
+]
+SNAPSHOT = json.dumps({
+    "schema": "memsheet/snapshot/1", "settings": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"},
+    "events": [{"action": action, "addr": at, "size": size, "stream": 0, "pool_id": [0, 0]} for action, at, size in EVENTS],
+    "segments": [{"total_size": 2**21, "segment_pool_id": [0, 0]}],
+}).encode()  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(damaged(RECORD, len(RECORD)))
+def test_records(raw: bytes):
+    from_file(read_record, raw)
+    document = from_file(lambda path: read_sheets(str(path)), raw)
+    if document is not None:
+        (sheet,) = document.sheets
+        assert sheet.allocated.value >= 0 or any(item.component.value == "unexplained" for item in sheet.items)
+
+
+@settings(max_examples=300, deadline=None)
+@given(damaged(gzip.compress(RECORD, mtime=0), 400))
+def test_packed_records(raw: bytes):
+    from_file(read_record, raw)
+
+
+@settings(max_examples=300, deadline=None)
+@given(damaged(SNAPSHOT, len(SNAPSHOT)))
+def test_snapshots(raw: bytes):
+    recorded = from_file(read_snapshot, raw)
+    if recorded is not None:
+        truth = against(recorded)
+        assert truth.replayed_peak_bytes - truth.before_bytes >= 0
 
 
 VALUES = st.recursive(

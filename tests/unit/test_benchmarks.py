@@ -200,13 +200,14 @@ def test_measured_sheets_are_cases_too(tmp_path):
     plan = {"task": "infer", "engine": "transformers", "phase": "load", "precision": {"parameters": "bf16", "compute": "bf16"}}
     sheet = {
         "schema": "memsheet/sheet/1", "witness": "measured", "model": {"name": "llama-tiny"}, "plan": plan, "device": None,
-        "ranks": [{"allocated_bytes": 10}, {"allocated_bytes": 20}],
+        "ranks": [{"rank": 0, "stage": 0, "allocated_bytes": 10}, {"rank": 1, "stage": 0, "allocated_bytes": 20}],
     }  # fmt: skip
     (tmp_path / "run.json").write_text(json.dumps(sheet))
     (tmp_path / "told.json").write_text(json.dumps({**sheet, "witness": "predicted"}))
     (found,) = accuracy.records(tmp_path)
-    (row,) = run_case(found).rows
-    assert (row.id, row.measured) == ("run", 20)
+    rows = accuracy.run_record(found).rows
+    assert [(row.id, row.measured) for row in rows] == [("run@rank0", 10), ("run@rank1", 20)]
+    assert rows[0].predicted == rows[1].predicted == 2 * 3_426_560
 
 
 def test_processes_are_timed_and_failures_said():

@@ -87,8 +87,8 @@ def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
         ({"seq_len": 0}, "seq_len", "is missing; saved activations depend on it"),
         ({"compile": True}, "compile", "is not modelled yet, and an option is never ignored"),
         ({"sequence_parallel": True}, "sequence_parallel", "is not modelled yet, and an option is never ignored"),
-        ({"recompute__modules": ["mlp"]}, "recompute.modules", "is not modelled yet, and an option is never ignored"),
-        ({"recompute__mode": "selective"}, "recompute.mode", "is not modelled for transformers yet"),
+        ({"recompute__modules": ["mlp"], "recompute__mode": "full"}, "recompute.modules", "does not go with recompute full"),
+        ({"recompute__mode": "selective", "engine": "fsdp2"}, "recompute.mode", "is not modelled for fsdp2 yet"),
         ({"recompute__every": 2, "recompute__segments": 2}, "recompute", "every, layers and segments exclude one another"),
         ({"recompute__segments": 9}, "recompute.segments", "exceeds the model's 4 layers"),
         ({"attention": "cudnn"}, "attention", "is not modelled for transformers yet"),
@@ -97,9 +97,9 @@ def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
         ({"quantization__weights": "nf4"}, "quantization.weights", "freezes the weights, and nothing else trains"),
         ({"quantization__weights": "q9"}, "quantization.weights", "is not a known format"),
         ({"adapter__rank": 8, "adapter__targets": ["Wqkv"]}, "adapter.targets", "names no linear layer of llama-tiny"),
-        ({"precision__name": "bf16-master"}, "precision", "is not how transformers trains"),
+        ({"precision__name": "fsdp2-mixed"}, "precision", "is not how transformers trains"),
         ({"mesh__dp_shard": 2, "engine": "transformers"}, "mesh.dp_shard", "shards nothing at zero 0"),
-        ({"global_batch": 3, "microbatch": 2}, "global_batch", "is not a multiple of microbatch · data-parallel ranks = 2"),
+        ({"global_batch": 3, "mesh__dp_replicate": 2}, "global_batch", "is not a multiple of microbatch · data-parallel ranks = 2"),
         ({"serving__max_model_len": 8}, "serving.max_model_len", "has no meaning in train"),
         ({"tp": 2}, "tp", "is not a key of a plan"),
     ],
@@ -109,7 +109,7 @@ def test_what_cannot_be_is_refused_by_name(keys: dict[str, Any], field: str, rea
 
 
 def test_all_problems_come_at_once() -> None:
-    assert len(problems(compile=True, attention="cudnn", global_batch=3, microbatch=2)) == 3
+    assert len(problems(compile=True, attention="cudnn", global_batch=3, mesh__dp_replicate=2)) == 3
 
 
 def test_learned_positions_end_somewhere() -> None:

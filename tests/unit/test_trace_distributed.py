@@ -88,6 +88,15 @@ def test_without_resharding_every_layer_stays_gathered(cases):
     assert kept["zero 2"] - kept["fsdp"] == 2 * (LAYERS * LAYER + VOCAB * HIDDEN)
 
 
+def test_with_cpu_offload_parameters_gradients_and_states_are_on_the_host(cases):
+    """Between steps the device has the batch and the rotary buffers; in a step what is gathered and what is computed."""
+    offloaded, kept = cases["offloaded"], cases["fsdp"]
+    assert offloaded["at"]["load"] == offloaded["at"]["optimizer_step"] == IDS + FREQUENCIES
+    assert states(offloaded) == dict.fromkeys(("parameters", "gradients", "optimizer_states"), 0)
+    for instant in ("forward", "loss"):
+        assert kept["at"][instant] - offloaded["at"][instant] == 12 * PARAMETERS // 8 + STEPS
+
+
 def test_no_tensor_of_the_global_shape_is_counted(cases):
     """DTensor propagates shapes in the first step only; hidden, the highest mark of all steps is the steady one's."""
     assert cases["fsdp"]["highest"] == max(cases["fsdp"]["peaks"].values())
@@ -105,6 +114,14 @@ def test_collectives_and_their_copies_run_on_streams_of_their_own(cases):
     assert streams["model.layers.*"] > 0  # the reduced shard, which is the gradient
     assert streams["model.layers.*/all_gather"] != streams["model.layers.*"]
     assert streams["model.layers.*/unsharded"] == 0
+
+
+def test_gloo_copies_what_it_gathers_and_reduces_and_nccl_does_not(cases):
+    def copies(name):
+        return {path for paths in cases[name]["paths"].values() for path in paths if "gloo" in path}
+
+    assert copies("on cpu") == {path for path in copies("on cpu") if path.endswith(("gloo_all_gather", "gloo_reduce_scatter"))} != set()
+    assert copies("fsdp") == set()
 
 
 def test_fake_tensors_make_the_events_of_real_ones(cases):
@@ -331,7 +348,7 @@ def test_nothing_is_left_behind(cases):
 
 def test_what_cannot_be_run_is_refused_by_name(cases):
     assert cases["refused"] == {
-        "offload": "offload", "context": "mesh.cp", "experts": "mesh.ep", "heads": "mesh.tp", "engine": "engine", "batches": "global_batch",
+        "offload": "offload.optimizer", "context": "mesh.cp", "experts": "mesh.ep", "heads": "mesh.tp", "engine": "engine", "batches": "global_batch",
         "stages": "layers_per_stage", "fused": "optimizer.implementation", "pieces": "seq_len", "splits": "mesh.etp", "windows": "mesh.cp",
         "cpu": "mesh.cp", "shares": "mesh.ep",
     }  # fmt: skip

@@ -22,6 +22,7 @@ COMMANDS = {
     "infer": "Does this model fit for inference, and how much cache is left?",
     "trace": "What does the real code allocate? Run on fake tensors, no GPU.",
     "measure": "What does a real step allocate on this machine?",
+    "verify": "Predicted, traced and measured side by side: a plan run as far as this machine can.",
     "compare": "Two sheets side by side: which rows differ, the largest difference first.",
     "explain": "What a word on a sheet means, with its source.",
     "models": "The bundled models.",

@@ -23,7 +23,9 @@ def _option(words: str, **more: object) -> Parameter:
 
 
 def compare(
-    left: Annotated[str, _document("A sheet that `memsheet train|infer|trace --json` printed, or - for stdin.", "A.json")],
+    left: Annotated[
+        str, _document("A sheet that `memsheet train|infer|trace|measure --json` printed, a record, or - for stdin.", "A.json")
+    ],
     right: Annotated[str, _document("The sheet to compare with it.", "B.json")],
     /,
     *,

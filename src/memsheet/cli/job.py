@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from memsheet.cli.flags import JobFlags, OutputFlags, values, whole
 from memsheet.errors import Problem, refuse, require
 from memsheet.readers.guard import MAX_JSON_BYTES, parse_json, read_json
 
+_FUNCTION = re.compile(r".+\.py:\w+")
 EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
 
 
@@ -52,6 +54,21 @@ def question(model: str | None, plan_flags: Any, job: JobFlags) -> dict[str, Any
         )  # fmt: skip
     texts = {"gpus": job.gpus, "host_memory": job.host_memory, "parameters": job.parameters}
     return {"model": model, "plan": plan, **where, **texts, **values(plan_flags)}
+
+
+def runnable(model: str | None, plan_flags: Any, job: JobFlags) -> tuple[dict[str, Any], bool]:
+    """The question to code that is really run, and whether it is a person's own step, by its file (``FILE.py:FUNCTION``)."""
+    asked = question(model, plan_flags, job)
+    if asked.pop("parameters", None) is not None:
+        raise refuse("parameters", None, "says nothing that could be run", "name a model")
+    if model is None or not _FUNCTION.fullmatch(model):
+        if model is not None and model.endswith(".py"):
+            raise refuse("model", model, "is Python, and which function makes the step is not said", f"{model}:FUNCTION")
+        return asked, False
+    given = [key for key, value in asked.items() if value is not None and key != "model"]
+    if given:
+        raise refuse(given[0], asked[given[0]], "has no meaning for a step of one's own", "say it in the step's code")
+    return asked, True
 
 
 def read_plan(name: str) -> Mapping[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,25 +79,15 @@ def _check(flags: TraceFlags) -> None:
             raise refuse(field, name, "is a folder", "name a file in it")
 
 
-_FUNCTION = re.compile(r".+\.py:\w+")
-
-
 def _answered(model: str | None, plan: Any, job: JobFlags, how: Options) -> Any:
     """A person's own step by its file, or a model by its name."""
-    asked = jobs.question(model, plan, job)
-    if asked.pop("parameters", None) is not None:
-        raise refuse("parameters", None, "says nothing that could be run", "name a model")
-    if model is None or not _FUNCTION.fullmatch(model):
-        if model is not None and model.endswith(".py"):
-            raise refuse("model", model, "is Python, and which function makes the step is not said", f"{model}:FUNCTION")
+    asked, own = jobs.runnable(model, plan, job)
+    if not own:
         return ask(asked.pop("model"), how, **asked)
-    given = [key for key, value in asked.items() if value is not None and key != "model"]
-    if given:
-        raise refuse(given[0], asked[given[0]], "has no meaning for a step of one's own", "say it in the step's code")
     for field, value in (("rank", how.rank or None), ("all_stages", how.all_stages or None), ("cache", how.cache)):
         if value is not None:
             raise refuse(field, value, "has no meaning for a step of one's own", "leave it out")
-    return trace_file(model, how)
+    return trace_file(asked["model"], how)
 
 
 def _options(flags: TraceFlags, *, debug: bool) -> Options:

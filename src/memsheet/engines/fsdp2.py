@@ -19,6 +19,7 @@ ENGINE = Engine(
     sharding=Sharding.FSDP2,
     default_precision="fsdp2-mixed",
     precisions=("fp32", "fsdp2-mixed", "bf16-pure"),
+    takes_remainder=True,
     autocast=False,
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
     default_implementation=Implementation.FUSED,

@@ -6,7 +6,7 @@ from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Role
-from memsheet.spec.plan import Implementation, OptimizerName, Schedule
+from memsheet.spec.plan import Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 ENGINE = Engine(
     name="transformers",
@@ -21,11 +21,15 @@ ENGINE = Engine(
     default_zero=0,
     sharding=Sharding.REPLICATED,
     default_precision="bf16-autocast",
-    precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"),
+    precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-master", "bf16-pure"),
+    takes_remainder=True,
+    steps_in_backward=True,
     autocast=True,
+    losses=(Loss.PLAIN, Loss.FUSED, Loss.CHUNKED),
+    recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
     default_implementation=Implementation.FUSED,
-    offload=(),
+    offload=("activations",),
     whole_roles=frozenset({Role.EMBEDDING}),
     whole_latent=True,
     splits_experts_over_tp=True,

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memsheet.arith import Count, agreed, at_least, ceil_div, maximum, power_of_two_at_least
+from memsheet.arith import Count, agreed, at_least, ceil_div, maximum
 from memsheet.engines.verified import NO_SDPA, TP_TRAINED, VERIFIED
 from memsheet.errors import Problem, require
 from memsheet.formulas.attention import table_dtype
 from memsheet.formulas.blocks import record, unmodelled
 from memsheet.formulas.ends import record_embeddings, record_head, record_loss
-from memsheet.formulas.evaluate import Bag, Part, choose, evaluate, with_products
+from memsheet.formulas.evaluate import Bag, Part, Release, Stepped, choose, evaluate, with_products
 from memsheet.formulas.families import habits
+from memsheet.formulas.graph import Joined
+from memsheet.formulas.losses import chunk_of
 from memsheet.formulas.numerics import AttentionKernel, Numerics
-from memsheet.references import LIGER, TRANSFORMERS, formula
+from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BOOL, FP32
 from memsheet.spec.engine import Engine, Sharding
@@ -36,13 +38,15 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
     precision, adapter = plan.precision, plan.adapter
     gathered = precision.compute if engine.sharding is Sharding.FSDP2 else precision.parameters
     casts = engine.autocast and precision.casts
+    lowered = gathered if engine.sharding is Sharding.FSDP2 else None  # its policy casts adapters with everything else
     return Numerics(
         parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
         attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED, processor=engine.processor,
         dropout=plan.dropout > 0, trains=adapter is None,
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
-        adapter_dtype=adapter.dtype if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
-        quantized=plan.quantization is not None, tensor_parallel=agreed(plan.mesh.tp > 1),
+        adapter_dtype=(lowered or adapter.dtype) if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
+        quantized=plan.quantization is not None, tensor_parallel=agreed(plan.mesh.tp > 1), offloads=plan.offload.activations,
+        again=frozenset(plan.recompute.modules) if plan.recompute.mode is RecomputeMode.SELECTIVE else frozenset(),
     )  # fmt: skip
 
 
@@ -84,7 +88,19 @@ def check_modelled(spec: ModelSpec, plan: Plan) -> None:
         )
     if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
         problems.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
+    problems += _modules(spec, plan)
     require(dict.fromkeys([*problems, *_tensor_parallel(spec, plan), *_idle_dropout(spec, plan)]))
+
+
+def _modules(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Modules that are recomputed and have no part of their own in a block's recording."""
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    paths = [norm.path for block in blocks for norm in block.norms]
+    paths += [part.path for block in blocks for part in (block.feed_forward, *block.mixers) if isinstance(part, Dense | Attention)]
+    known = sorted({path.rpartition(".")[2] for path in paths})
+    hint = f"modelled: {', '.join(known)}; `memsheet trace` runs any"
+    unknown = [name for name in plan.recompute.modules if name not in known]
+    return [Problem(field="recompute.modules", value=name, reason="is not modelled by itself", hint=hint) for name in unknown]
 
 
 def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -143,7 +159,7 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     })  # fmt: skip
 
 
-def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: bool, input_grad: bool = True) -> tuple[Part, Part]:
+def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> tuple[Part, Part]:
     """A block as it runs in a step (recomputed on its own if the plan says so), and as it would run without recompute.
 
     ``input_grad``: whether what it is handed needs a gradient.
@@ -158,11 +174,12 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
     return choose(condition, many[0], one[0]), choose(condition, many[1], one[1])
 
 
-def _parts(block: Block, prefix: str, plan: Plan, how: Numerics, *, release: bool) -> tuple[Part, Part]:
+def _parts(block: Block, prefix: str, plan: Plan, how: Numerics, *, release: Release) -> tuple[Part, Part]:
     axes, block = block_axes(block, plan), _on_rank(block, plan)
-    plain = evaluate(record(block, how), axes, prefix, release=release)
-    if plan.recompute.mode is RecomputeMode.NONE:
+    if plan.recompute.mode is not RecomputeMode.FULL:
+        plain = evaluate(record(block, how), axes, prefix, release=release)
         return plain, plain
+    plain = evaluate(record(block, replace(how, offloads=False)), axes, prefix, release=release)  # a checkpoint's own hooks come first
     light, again = record(block, how, saving=False), record(block, how, recomputed=True)
     return evaluate(again, axes, prefix, release=release, forward=light), plain
 
@@ -184,35 +201,46 @@ class Ends:
     loss: Part | None
 
 
-def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Ends:
+def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
     how, stack = numerics(plan, engine), spec.stacks[-1]
     axes = _end_axes(spec, plan)
     each = any(habits(kind).positions_each for kind, _ in _attentions(spec))
-    table = record_embeddings(spec.embeddings, how, tied=spec.head.tied, each=each) if spec.embeddings.weights else None
-    first = evaluate(table, axes, "", release=release) if table else None
+    joins, waits = _release_at_ends(spec, release)
+    table = record_embeddings(spec.embeddings, how, tied=_joined(spec, how, plan), each=each) if spec.embeddings.weights else None
+    first = evaluate(table, axes, "", release=joins) if table else None
     last = loss = None
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
         shared = spec.embeddings.weights[0].path if spec.head.tied and table else "lm_head"
         logits = record_head(norms, spec.head, how, plan.loss, f"{stack_prefix(stack)}/output", shared)
-        last = evaluate(logits, axes, "", release=release)
-        loss = evaluate(record_loss(how, plan.loss), axes, "", release=release)
+        last = evaluate(logits, axes, "", release=waits)
+        loss = evaluate(record_loss(how, plan.loss, shared), axes, "", release=waits)
     return Ends(embeddings=first, head=last, loss=loss)
+
+
+def _release_at_ends(spec: ModelSpec, release: Release) -> tuple[Release, Release]:
+    """What becomes of the gradients of embeddings and head: a tied table is stepped once, when the look-ups' gradient has joined the head's
+    and is gone.
+    """
+    if not spec.head.tied or not isinstance(release, Stepped):
+        return release, release
+    return replace(release, copies=max(0, release.copies - 1)), True
+
+
+def _joined(spec: ModelSpec, how: Numerics, plan: Plan) -> Joined:
+    """How a tied table's gradient joins the head's: anew where that is a transposed view, in place where a cast or a loss made it."""
+    if not spec.head.tied:
+        return Joined.NO
+    return Joined.ANEW if how.autocast is None and plan.loss is Loss.PLAIN else Joined.IN_PLACE
 
 
 def _end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     tokens = plan.microbatch * plan.seq_len
     return {
         "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
-        "c": liger_chunk(tokens, spec.hidden, spec.vocab) if plan.loss is Loss.FUSED else 1,
+        "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
-
-
-@formula(cites=LIGER, at="fused_linear_cross_entropy.py: the next power of two of tokens over ceil(V / h)")
-def liger_chunk(tokens: Count, hidden: int, vocab: int) -> Count:
-    """Tokens whose logits exist at once in the fused loss."""
-    return power_of_two_at_least(ceil_div(tokens, ceil_div(vocab, hidden)))
 
 
 def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
@@ -234,6 +262,12 @@ def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
     return [(block.kind, m) for block in blocks for m in block.mixers if isinstance(m, Attention)]
 
 
+def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether checkpoints hold on to masks, which are arguments of layers and of attention, until they have run backward."""
+    attentions = {at.path.rpartition(".")[2] for _, at in _attentions(spec)}
+    return plan.recompute.mode is RecomputeMode.FULL or bool(attentions & set(plan.recompute.modules))
+
+
 def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers copy.
 
@@ -244,9 +278,7 @@ def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
         mask = how.stream.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
     else:
         kinds, mask = {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
-    component = (
-        Component.SAVED_ACTIVATIONS if plan.recompute.mode is RecomputeMode.FULL else Component.TEMPORARIES
-    )  # a checkpoint's argument
+    component = Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES  # a checkpoint's argument
     tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
     return Bag.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables])
 

@@ -14,26 +14,38 @@ from memsheet.formulas.families import habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Pass, Tensor
 from memsheet.formulas.norms import normalise
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Tape
 from memsheet.spec.model import Arrangement, Attention, Block, Dense
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
-    """One dense decoder block, by its arrangement of norms and residuals. Eager attention's probabilities stay to its end."""
+    """One dense decoder block. Eager attention's probabilities stay to its end."""
+    kept: list[Tensor | None] = []
+    out = _arranged(r, x, block, how, kept)
+    kept.clear()
+    return out
+
+
+def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Tensor | None]) -> Tensor:
+    """The parts of a block by its arrangement of norms and residuals."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
     assert isinstance(ff, Dense)
-    own, kept = habits(block.kind), []
+    own = habits(block.kind)
+
+    def attend(y: Tensor) -> Tensor:
+        mixed, probabilities = attention(r, y, at, how, own)
+        if not r.in_backward:
+            kept.append(probabilities)
+        return mixed
 
     def mix(y: Tensor) -> Tensor:
-        mixed, probabilities = attention(r, y, at, how, own)
-        kept.append(probabilities)
-        return _branch(r, mixed, block, at.path, how)
+        return _branch(r, checkpointed(r, attend, y, at.path, how), block, at.path, how)
 
     def feed(y: Tensor) -> Tensor:
-        return _branch(r, dense(r, y, ff, how), block, ff.path, how)
+        return _branch(r, checkpointed(r, lambda z: dense(r, z, ff, how), y, ff.path, how), block, ff.path, how)
 
     match block.arrangement:
         case Arrangement.PRE:
@@ -72,7 +84,10 @@ def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> T
 def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool = False) -> Tape:
     """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
     r = Recorder(
-        compute=how.autocast, processor=how.processor, pass_=Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT
+        compute=how.autocast,
+        processor=how.processor,
+        offloads=how.offloads,
+        pass_=Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT,
     )
     x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
     return r.finish(forward(r, x, block, how), x)

@@ -1,14 +1,15 @@
 """The two ends of a model: embeddings before the blocks; final norm, output projection and loss after them.
 
-Axes besides those of ``blocks.py``: ``V0`` vocabulary, ``V`` a rank's share of it under tensor parallelism, ``c`` tokens of one chunk of a
-fused loss.
+Axes besides those of ``blocks.py``: ``V0`` vocabulary, ``V`` a rank's share of it under tensor parallelism.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
-from memsheet.formulas.graph import Grad, Joined, Leaf, Tensor
+from memsheet.formulas.graph import Joined, Leaf, Tensor
+from memsheet.formulas.losses import chunked_cross_entropy, fused_linear_cross_entropy
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
@@ -19,7 +20,7 @@ from memsheet.spec.plan import Loss
 
 
 def embed(
-    r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: bool = False, each: bool = False
+    r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: Joined = Joined.NO, each: bool = False
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names.
 
@@ -38,14 +39,13 @@ def embed(
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout), named
 
 
-def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis, *, tied: bool = False) -> Tensor:
-    """Rows of a table. ``tied``: the head's gradient of it waits, a transposed view unless a cast made it anew."""
+def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis, *, tied: Joined = Joined.NO) -> Tensor:
+    """Rows of a table. ``tied``: how its gradient joins the head's, which waits."""
     dtype = how.parameters
-    joined = (Joined.ANEW if r.compute is None else Joined.IN_PLACE) if tied else Joined.NO
     name = path.removesuffix(".weight")
     if how.tensor_parallel and rows == "V0":
         return _look_up_cut(r, name, how)
-    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=joined)
+    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=tied)
     return r.apply(r.tensor(f"{name}/output", (sequences, "s", "h"), dtype), (table,), (), lambda _: [r.grad((rows, "h"), dtype)])
 
 
@@ -64,8 +64,8 @@ def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: bool = False, each: bool = False) -> Tape:
-    r = Recorder(compute=how.autocast, processor=how.processor)
+def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: Joined = Joined.NO, each: bool = False) -> Tape:
+    r = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads)
     x, named = embed(r, embeddings, how, tied=tied, each=each)
     return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
 
@@ -92,45 +92,32 @@ def cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(shape, FP32)])
 
 
-def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
-    """Liger's kernel: gradients of input and head made in forward, one chunk of logits at a time (LIGER, section 3.2)."""
-    x = r.autocast(x, "lm_head/input")
-    weight = r.autocast(r.parameter("lm_head", ("V", "h"), how.parameters, trains=how.trains), "lm_head")
-    grads = [r.tensor("loss/grad_input", x.shape, x.dtype)]
-    if weight.needs_grad:
-        grads.append(r.tensor("loss/grad_weight", ("V", "h"), weight.dtype))
-    logits = r.tensor("loss/chunk_logits", ("c", "V"), x.dtype)
-    product = r.tensor("loss/chunk_grad_weight", ("V", "h"), weight.dtype) if weight.needs_grad else None
-    del logits, product
-    metas = [(t.shape, t.dtype, t.needs_grad) for t in (x, weight)]
-
-    def backward(_: Grad) -> list[Grad | None]:
-        return [r.grad(shape, dtype) if need else None for shape, dtype, need in metas]
-
-    return r.apply(r.tensor("loss/value", (1,), FP32), (x, weight), grads, backward)
+WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, Numerics, str], Tensor]] = {
+    Loss.FUSED: fused_linear_cross_entropy, Loss.CHUNKED: chunked_cross_entropy,
+}  # fmt: skip
 
 
 @lru_cache(maxsize=64)
 def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, before: str, table: str = "lm_head") -> Tape:
-    """Final norms and logits; a fused loss takes the hidden states themselves.
+    """Final norms and logits; a fused or chunked loss takes the hidden states themselves.
 
     ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
     """
-    r = Recorder(compute=how.autocast, processor=how.processor)
+    r = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads)
     x = r.arriving(("b", "s", "h"), how.stream, before, needs_grad=how.input_grad)
     for norm in norms:
         x = normalise(r, x, norm, how)
-    if loss is Loss.FUSED:
+    if loss in WITHOUT_LOGITS:
         return r.finish(x, gradient="loss/backward")
     return r.finish(project_to_vocabulary(r, x, head, how, table), gradient="loss/backward", lingering=(x,))
 
 
 @lru_cache(maxsize=64)
-def record_loss(how: Numerics, loss: Loss) -> Tape:
+def record_loss(how: Numerics, loss: Loss, table: str = "lm_head") -> Tape:
     """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
-    r = Recorder(compute=how.autocast, processor=how.processor)
-    if loss is Loss.FUSED:
+    r = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads)
+    if loss in WITHOUT_LOGITS:
         x = r.arriving(("b", "s", "h"), how.stream, "loss/input")
-        return r.finish(fused_linear_cross_entropy(r, x, how), x, gradient=None)
+        return r.finish(WITHOUT_LOGITS[loss](r, x, how, table), x, gradient=None)
     x = r.arriving(("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output")
     return r.finish(cross_entropy(r, x), x, gradient=None)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from memsheet.arith import Count, maximum, where
-from memsheet.formulas.tape import Entry, Log, Shape, Tape, high_points
+from memsheet.formulas.tape import Entry, Log, Shape, Tape, arrivals, high_points
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import DType
 
@@ -101,6 +101,9 @@ class Part:
     arriving: Bag  # what the part before hands over
     output: Count  # bytes handed to the part after
     keeps_input: bool = False  # whether it saves what it was handed
+    again: Bag = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
+    behind: Bag = EMPTY  # and at its backward's high-water mark when that is done
+    hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
 
 
 def choose(condition: Any, a: Part, b: Part) -> Part:
@@ -113,8 +116,30 @@ def choose(condition: Any, a: Part, b: Part) -> Part:
     return Part(
         retained=bag(a.retained, b.retained), cached=bag(a.cached, b.cached), forward=bag(a.forward, b.forward),
         backward=bag(a.backward, b.backward), gradients=bag(a.gradients, b.gradients), arriving=bag(a.arriving, b.arriving),
-        output=where(condition, a.output, b.output), keeps_input=a.keeps_input,
+        output=where(condition, a.output, b.output), keeps_input=a.keeps_input, again=bag(a.again, b.again), behind=bag(a.behind, b.behind),
+        hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Parameters are stepped when their gradients arrive, which takes so many copies of one in ``dtype``, and the gradients go."""
+
+    copies: int
+    dtype: DType
+
+
+Release = bool | Stepped
+"""Whether parameters' gradients go as soon as they are made: because they are added to others, or because they are stepped with."""
+
+
+def _stepping(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: Stepped) -> list[Moment]:
+    """What there is in backward when each gradient is stepped with."""
+    moments: list[Moment] = []
+    for index, alive in arrivals(tape.backward, tape.saved - tape.outputs):
+        scratch = how.copies * entry_bytes(replace(tape.entries[index], dtype=how.dtype), axes)
+        moments.append([(1, Bag.of([*((keys[i], sizes[i]) for i in alive), ((Component.TEMPORARIES, keys[index][1]), scratch)]))])
+    return moments
 
 
 @lru_cache(maxsize=1024)
@@ -144,7 +169,7 @@ def _keys(tape: Tape, prefix: str) -> list[Key]:
         component = Component.TEMPORARIES
         if entry.gradient:
             component = Component.GRADIENTS
-        elif index in tape.saved:
+        elif index in tape.saved or index in tape.recomputed_saved:
             component = Component.SAVED_ACTIVATIONS
         path = _located(prefix, entry.path) + ("/cast" if entry.weight_cast else "")
         keys.append((component, path))
@@ -156,25 +181,44 @@ def _located(prefix: str, path: str) -> str:
     return f"{prefix}{path}" if not prefix or path.startswith("/") else f"{prefix}.{path}"
 
 
-def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: bool, forward: Tape | None = None) -> Part:
+def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: Tape | None = None) -> Part:
     """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is recomputed on its own."""
     sizes = _sizes(tape, axes)
     keys = _keys(tape, prefix)
     saved = tape.saved - tape.outputs
     retained = Bag.of([(keys[i], sizes[i]) for i in sorted(saved)])
-    backward = _high_water(tape, "backward", sizes, keys, release=release)
+    backward = _high_water(tape, "backward", sizes, keys, release=bool(release))
+    if isinstance(release, Stepped) and release.copies:
+        backward = largest([[(1, backward)], *_stepping(tape, axes, sizes, keys, release)])
     gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)
     arriving = Bag.of(((Component.TEMPORARIES, keys[i][1]), sizes[i]) for i in tape.handed)
     if forward is None:
         cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
-        return Part(retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs))
+        hosted = tuple(sizes[i] for i in tape.hosted)
+        return Part(
+            retained,
+            cached,
+            _high_water(tape, "forward", sizes, keys),
+            backward,
+            gradients,
+            arriving,
+            output,
+            bool(tape.inputs),
+            hosted=hosted,
+        )
     light = _sizes(forward, axes)
     light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
     again = _high_water(tape, "recomputed", sizes, keys)
     handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
     kept = Bag.of((light_keys[i], light[i]) for i in forward.handed)
     cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
+    if forward.hosted:
+        kept = EMPTY
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
-    step_back = largest([[(1, backward), *still], [(1, again), (1, handed_back)]])
-    return Part(kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=True)
+    again = merge([(1, again), (1, handed_back)])
+    step_back = largest([[(1, backward), *still], [(1, again)]])
+    return Part(
+        kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
+        behind=backward, hosted=tuple(light[i] for i in forward.hosted),
+    )  # fmt: skip

@@ -55,6 +55,15 @@ class Node:
         self.backward = backward
 
 
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A saved tensor that is on the host: a node brings it back when it runs."""
+
+    path: str
+    shape: Shape
+    dtype: DType
+
+
 class Joined(Enum):
     """Whether a parameter's gradient is added to another of its gradients (a tied table)."""
 
@@ -90,6 +99,7 @@ class Tensor:
     dtype: DType
     node: Node | Leaf | None = None
     port: int = 0  # which output of the node this is
+    stays: bool = False  # a parameter, which nobody copies to the host
 
     @property
     def needs_grad(self) -> bool:
@@ -116,8 +126,12 @@ class Graph:
     ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up when it is read.
     """
 
-    def __init__(self, *, compute: DType | None = None, processor: bool = False, pass_: Pass = Pass.PLAIN) -> None:
+    def __init__(self, *, compute: DType | None = None, processor: bool = False, offloads: bool = False, pass_: Pass = Pass.PLAIN) -> None:
         self.pass_ = pass_
+        self.in_backward = False  # a part's forward runs again
+        self._recomputed: frozenset[int] = frozenset()
+        self.offloads = offloads and pass_ is not Pass.RECOMPUTED
+        self._hosted: list[int] = []
         self.entries: list[Entry] = []
         self.log: list[tuple[Event, int]] = []
         self.compute, self.processor = compute, processor
@@ -153,7 +167,7 @@ class Graph:
         return x
 
     def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO) -> Tensor:
-        return Tensor(None, shape, dtype, Leaf(path, shape, dtype, joined=joined) if trains else None)
+        return Tensor(None, shape, dtype, Leaf(path, shape, dtype, joined=joined) if trains else None, stays=True)
 
     def apply(self, out: Tensor, inputs: tuple[Tensor, ...], saved: Iterable[Tensor], backward: Backward) -> Tensor:
         """Give ``out`` its place in the graph.
@@ -166,8 +180,56 @@ class Graph:
             self._nodes += 1
             metas = [(t.shape, t.dtype) for t in inputs]
             module = self.entries[out.storage.index].path.partition("/")[0] if out.storage else ""
-            out.node = Node(self._nodes, module, edges, metas, [t.storage for t in saved], backward)
+            kept = [Copied(self._copied(t), t.shape, t.dtype) if self.offloads and not t.stays else t.storage for t in saved]
+            out.node = Node(self._nodes, module, edges, metas, kept, backward)
         return out
+
+    def hosts(self, x: Tensor) -> bool:
+        """Whether what is saved goes to the host; then it is noted, for a node that brings it back piece by piece."""
+        if self.offloads:
+            self._copied(x)
+        return self.offloads
+
+    def _copied(self, x: Tensor) -> str:
+        """Note a copy on the host; the name of what is copied."""
+        path = self.entries[x.storage.index].path if x.storage else "/shared"
+        self.entries.append(Entry(path, x.shape, x.dtype))
+        self._hosted.append(len(self.entries) - 1)
+        return path
+
+    # ---- a part that runs again in backward -------------------------------------------------------------------------
+
+    def again(self, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """``run(x)`` under a checkpoint of its own: ``x`` is all it keeps, and its backward begins with its forward."""
+        if self.pass_ is not Pass.PLAIN:
+            return run(x)
+        self.pass_ = Pass.LIGHT
+        out = run(Tensor(x.storage, x.shape, x.dtype))
+        self.pass_ = Pass.PLAIN
+        meta, kept = (x.shape, x.dtype), list[Any]() if self.hosts(x) else [x.storage]
+        module = self.entries[out.storage.index].path.partition("/")[0] if out.storage else ""
+        self._nodes += 1
+        edge = (x.node, x.port) if x.node else None
+        out.node = Node(self._nodes, module, (edge,), [meta], kept, lambda g: [self._back_through(run, kept, meta, g)])
+        return out
+
+    def _back_through(self, run: Callable[[Tensor], Tensor], kept: list[Any], meta: Meta, g: Grad) -> Grad | None:
+        """The gradient of what such a part was handed, which is there until the part is through."""
+        arrived = [Grad(g.storage, g.shape, g.dtype)]
+        g.storage = None  # the engine hands it on
+        source = Node(0, "", (), [], [], lambda _: [])
+        x = Tensor(kept[0] if kept else self.storage("/input", *meta), *meta, source)
+        moves, self.offloads = self.offloads, False  # a checkpoint's own hooks come first
+        self.pass_, self.in_backward = Pass.RECOMPUTED, True
+        before = self._made()
+        out = run(x)
+        self._cache.clear()
+        root = (out.node, out.port) if out.node else None
+        del out, x
+        self._recomputed |= self._made() - before
+        pending = self._play(root, arrived.pop()) if root else {}
+        self.pass_, self.in_backward, self.offloads = Pass.PLAIN, False, moves
+        return next(iter(pending[source].values())) if source in pending else None
 
     # ---- finishing ----------------------------------------------------------------------------------------------------
 
@@ -186,18 +248,22 @@ class Graph:
         for t in (*inputs, *cache, output):
             t.storage = t.node = None
         forward = tuple(self.log)
-        saved = frozenset(range(len(self.entries))) - {i for event, i in forward if event is Event.FREE}
+        hosted = self._hosted if self.pass_ is not Pass.LIGHT else sorted(self._inputs) if self.offloads else []
+        saved = frozenset(i for event, i in forward if event is Event.ALLOC) - {i for event, i in forward if event is Event.FREE}
         self.log.clear()
         if root is not None:
             self._play(root, Grad(self.storage(gradient, shape, dtype) if gradient else None, shape, dtype))
         backward = tuple(self.log)
         return Tape(
             tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
-            handed=frozenset(self._inputs), waiting=self._waiting or frozenset(),
+            handed=frozenset(self._inputs), waiting=self._waiting or frozenset(), hosted=tuple(hosted), recomputed_saved=self._recomputed,
         )  # fmt: skip
 
-    def _play(self, root: Edge, grad: Grad) -> None:
-        """Torch's engine: the youngest node first; a node's saved tensors go when it has run, or, recomputed, when it has read them."""
+    def _play(self, root: Edge, grad: Grad) -> dict[Node, dict[int, Grad]]:
+        """Torch's engine: the youngest node first; a node's saved tensors go when it has run, or, recomputed, when it has read them.
+
+        What is left is for who handed something in.
+        """
         pending: dict[Node, dict[int, Grad]] = {}
         self._deliver(pending, root, grad)
         del grad
@@ -208,6 +274,7 @@ class Graph:
             grads = self._run(node, pending.pop(node))
             for edge in node.edges:
                 self._deliver(pending, edge, grads.pop(0))
+        return pending
 
     def _made(self) -> frozenset[int]:
         """What backward has made so far and is still there."""
@@ -216,7 +283,9 @@ class Graph:
 
     def _run(self, node: Node, arrived: dict[int, Grad]) -> list[Grad | None]:
         self._module = node.module
+        back = [self.grad(one.shape, one.dtype, one.path) for one in node.saved if isinstance(one, Copied)]
         grads = list(node.backward(*arrived.values()))
+        del back
         if self.pass_ is Pass.RECOMPUTED:
             node.saved.clear()
         for n, (meta, grad) in enumerate(zip(node.metas, grads, strict=True)):

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from memsheet.arith import Count
 from memsheet.formulas.activations import block_part, end_parts, stack_prefix
-from memsheet.formulas.evaluate import Bag, Part
+from memsheet.formulas.evaluate import Bag, Part, Release
 from memsheet.formulas.states import Held, held
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
@@ -50,6 +51,12 @@ class Walk:
     loss: Part | None
     tied: bool
 
+    def hosted(self) -> tuple[Count, ...]:
+        """Bytes of every tensor that waits for backward in host memory."""
+        ends = [part.hosted for part in (self.embeddings and self.embeddings.part, self.head and self.head.part, self.loss) if part]
+        layers = [group.part.hosted * run.count for run in self.layers for group in run.pattern]
+        return tuple(size for sizes in (*ends, *layers) for size in sizes)
+
     def visits(self, stops: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Group, int, int, int]]:
         """The layers worth looking at as (group, run, repetition, place in the pattern): first and last repetition of each run, and
         ``stops``, the (run, repetition) where something else happens.
@@ -79,7 +86,7 @@ class Walk:
         return before, after
 
 
-def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: bool) -> Walk:
+def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Walk:
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they are made."""
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
@@ -126,7 +133,7 @@ def _enter_with(first: Group, layers: list[Layers]) -> list[Layers]:
     return [Layers((first, *run.pattern[1:]), 1), *again, *others]
 
 
-def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: bool, input_grad: bool = True) -> Group:
+def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> Group:
     prefix = stack_prefix(stack)
     part, plain = block_part(block, prefix, plan, engine, release=release, input_grad=input_grad)
     parameters = tuple(h for w in block.weights for h in held(f"{prefix}.{w.path}", w, 1, plan))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.graph import Tensor
-from memsheet.formulas.numerics import Numerics, parameter
+from memsheet.formulas.numerics import Numerics, checkpointed, parameter
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Shape
 from memsheet.spec.dtypes import FP32
@@ -88,4 +88,5 @@ NORMS: dict[NormKind, Callable[[Recorder, Tensor, Norm, str, Numerics], Tensor]]
 
 
 def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics, path: str | None = None) -> Tensor:
-    return NORMS[norm.kind](r, x, norm, path or norm.path, how)
+    own = path or norm.path
+    return checkpointed(r, lambda y: NORMS[norm.kind](r, y, norm, own, how), x, own, how)

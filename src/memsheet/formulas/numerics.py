@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -40,8 +41,15 @@ class Numerics:
     quantized: bool = False  # linear weights are dequantized for each use
     padded_head: int | None = None  # flash pads the head dim to this many
     several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
+    again: frozenset[str] = frozenset()  # last names of modules that run their forward again in backward
+    offloads: bool = False  # what is saved for backward waits on the host
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
     mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
+
+
+def checkpointed(r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: str, how: Numerics) -> Tensor:
+    """``run(x)``, the module at ``path``: as it is, or run again in backward."""
+    return r.again(run, x) if path.rpartition(".")[2] in how.again else run(x)
 
 
 def parameter(r: Recorder, weight: Weight, how: Numerics, path: str) -> Tensor:
@@ -62,25 +70,31 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
     if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
         if how.quantized:  # peft clones it first (tuners/lora/bnb.py:529-534)
             result = r.copy(result, result.shape, f"{name}/output")
-        return _with_adapter(r, x, result, name, out, width, how.adapter_dtype, how)
+        base = [result]
+        del result
+        return _with_adapter(r, x, base, name, out, width, how.adapter_dtype, how)
     return result
 
 
-def _with_adapter(r: Recorder, x: Tensor, base: Tensor, name: str, out: Axis, width: Axis, dtype: DType, how: Numerics) -> Tensor:
-    """``base + lora_B(lora_A(dropout(x))) * scaling``, the input cast to the adapter's dtype (peft's Linear.forward).
+def _with_adapter(r: Recorder, x: Tensor, base: list[Tensor], name: str, out: Axis, width: Axis, dtype: DType, how: Numerics) -> Tensor:
+    """``base + lora_B(lora_A(dropout(x))) * scaling``, the input cast to the adapter's dtype (peft's Linear.forward), and the sum back to the
+    base's. ``base`` gives its one tensor up, which goes when the sum is there.
 
-    On a quantized base the branch is cast to the base's dtype before it is added, but not under autocast.
+    On a quantized base (tuners/lora/bnb.py) it is left as it is under autocast; elsewhere the branch is cast to the base's dtype before it
+    is added.
     """
     down = r.parameter(f"{name}.lora_A", ("r", width), dtype)
     up = r.parameter(f"{name}.lora_B", (out, "r"), dtype)
-    if r.compute is None:
+    if r.compute is None or not how.quantized:
         x = r.cast(x, dtype, f"{name}/lora_input")
     x = r.dropout(x, f"{name}/lora_dropout", active=how.adapter_dropout)
     branch = r.linear(r.linear(x, down, "r", f"{name}.lora_A"), up, out, f"{name}.lora_B")
     scaled = r.scale(branch, f"{name}/lora_scaled")
     del branch
+    lower = base[0].dtype
     if how.quantized:
-        scaled = scaled if r.compute is not None else r.cast(scaled, base.dtype, f"{name}/lora_cast")
-        return r.add(base, scaled, f"{name}/output")
-    total = r.add(base, scaled, f"{name}/output")
-    return r.cast(total, base.dtype, f"{name}/output")
+        scaled = scaled if r.compute is not None else r.cast(scaled, lower, f"{name}/lora_cast")
+        return r.add(base.pop(), scaled, f"{name}/output")
+    total = r.add(base.pop(), scaled, f"{name}/output")
+    del scaled
+    return r.cast(total, lower, f"{name}/output")

@@ -7,7 +7,7 @@ runs, and what its backward leaves behind until the optimizer's step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from memsheet.arith import Count, at_least, ceil_div, where
@@ -17,7 +17,7 @@ from memsheet.formulas.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.states import Held, gradient_dtype
 from memsheet.references import TORCH_DDP, TORCH_FSDP2, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import DType
+from memsheet.spec.dtypes import BF16, FP16, FP32, DType
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.plan import Plan
 
@@ -33,6 +33,8 @@ class Surroundings:
     ``always``: resident through the whole step. ``through``: from the start of forward to the end of backward.
     ``entering``: when a group's forward is about to run; ``forward``: while it runs; ``holds``: from its forward to its backward.
     ``backward``: while its backward runs; ``leaving``: right after it; ``leaves``: gradients that stay until the optimizer's step.
+    ``fetching``: when a group's backward is about to run and the one before is gathered ahead; ``reducing``: when its gradients are on
+    their way; both None where that is never the most.
     ``during(run, repetition)``: what a place of the backward adds, the embeddings at (-1, 0) and the head at (number of runs, 0);
     ``stops``: the places worth a look for it; ``end``: when the last backward is over and before the optimizer's step.
     """
@@ -44,6 +46,8 @@ class Surroundings:
     holds: Callable[[Group], Bag] = _nothing
     backward: Callable[[Group | None, Group, Group | None], Bag] = _nothing
     leaving: Callable[[Group | None, Group], Bag] = _nothing
+    fetching: Callable[[Group | None, Group, Group | None], Bag] | None = None
+    reducing: Callable[[Group | None, Group], Bag] | None = None
     leaves: Callable[[Group], Bag] = _nothing
     during: Callable[[int, int], Bag] = _nothing
     stops: frozenset[tuple[int, int]] = frozenset()
@@ -77,6 +81,9 @@ def replicated(plan: Plan, parameters: tuple[Held, ...]) -> Surroundings:
 # ---- FSDP2 -----------------------------------------------------------------------------------------------------------------
 
 
+FLOATING = (FP32, BF16, FP16)
+
+
 @formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:328-360 all-gather output; _fsdp_param.py:616-628 unsharded parameters")
 def gathered_bytes(group: Group, plan: Plan) -> Count:
     """A group's parameters gathered whole, in the compute dtype (frozen or quantized ones as stored)."""
@@ -84,7 +91,8 @@ def gathered_bytes(group: Group, plan: Plan) -> Count:
 
 
 def _computed(h: Held, plan: Plan) -> DType:
-    return plan.precision.compute if h.dtype is plan.precision.parameters else h.dtype
+    """What the policy casts a parameter to: anything floating, adapters too (_fsdp_param.py, init_dtype_attrs)."""
+    return plan.precision.compute if h.dtype in FLOATING else h.dtype
 
 
 @formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:592-606: reduce-scatter input in the reduce dtype, kept until the next group's")
@@ -181,6 +189,42 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
     )  # fmt: skip
 
 
+def over_gloo(kept: Surroundings, plan: Plan, rooted: tuple[Group | None, ...]) -> Surroundings:
+    """``kept`` where gloo carries what is gathered and reduced: it works on copies (ProcessGroupGloo.cpp of torch 2.4, :1968-1975 for a
+    reduce-scatter, which all-reduces a clone; AllgatherWork for a gather, whose parts arrive in one flat tensor). ``rooted``: gathered once.
+    """
+
+    def whole(group: Group | None) -> Count:
+        return 0 if group is None or group in rooted else gathered_bytes(group, plan)
+
+    def shards(group: Group | None) -> tuple[Key, Count]:
+        """What a rank sends: its own, cast."""
+        return (Component.TEMPORARIES, f"{group.name if group else 'none'}/shards"), ceil_div(whole(group) * plan.precision.casts, plan.mesh.dp_shard)
+
+    def entering(before: Group | None, group: Group) -> Bag:
+        """While it is gathered: the copy in place of the parameters, which come when it is gone and are as large."""
+        copy = (Component.COMMUNICATION, f"{group.name}/gloo_all_gather"), whole(group)
+        later = (Component.UNSHARDED_PARAMETERS, f"{group.name}/unsharded"), -whole(group)
+        return merge([(1, kept.entering(before, group)), (1, Bag.of([copy, later, shards(group)]))])
+
+    def fetching(before: Group | None, group: Group, after: Group | None) -> Bag:
+        ahead = before if plan.reshard_after_forward else None
+        copy = (Component.COMMUNICATION, f"{ahead.name if ahead else 'none'}/gloo_all_gather"), whole(ahead)
+        return merge([(1, kept.backward(before, group, after)), (1, Bag.of([copy, shards(ahead)]))])
+
+    def reducing(before: Group | None, group: Group) -> Bag:
+        """The gradients themselves are gone: their copy, its clone, and the shard that comes of it; the next parameters are there."""
+        size = sum(reduce_input_bytes(each, plan) for each in (rooted if group in rooted else (group,)) if each)
+        sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, plan.mesh.dp_shard)}
+        arrived = whole(before) if plan.reshard_after_forward else 0
+        ahead = (Component.UNSHARDED_PARAMETERS, f"{before.name if before else 'none'}/all_gather"), arrived
+        gone = sum(gathered_bytes(each, plan) for each in rooted if each and group in rooted)  # resharded, at last
+        root = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -gone
+        return Bag.of([ahead, root, *(((Component.COMMUNICATION, f"{group.name}/{name}"), held) for name, held in sizes.items())])
+
+    return replace(kept, entering=cache(entering), reducing=cache(reducing), fetching=cache(fetching))
+
+
 @formula(cites=TORCH_FSDP2, at="_fsdp_param_group.py:606-612: without gradient sync the whole gradients stay, in the reduce dtype")
 def unsynced_gradient_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """What accumulates on every rank when only the last micro-batch reduces gradients (accelerate's no_sync)."""
@@ -196,6 +240,9 @@ def surroundings(engine: Engine, plan: Plan, parameters: tuple[Held, ...], walk:
         case Sharding.REPLICATED:
             return replicated(plan, parameters)
         case Sharding.FSDP2:
-            return fsdp2(plan, walk.embeddings, walk.head, tied=walk.tied)
+            kept = fsdp2(plan, walk.embeddings, walk.head, tied=walk.tied)
+            if not engine.processor or at_least(plan.mesh.dp_shard, 2) is False:
+                return kept
+            return over_gloo(kept, plan, (walk.embeddings, walk.head) if walk.tied else ())
         case Sharding.DEEPSPEED:
             raise AssertionError("formulas/deepspeed.py answers for it")

@@ -50,7 +50,10 @@ class Tape:
     cached: frozenset[int]  # held until the model's forward ends, by the autocast cache or a local variable
     outputs: frozenset[int]  # handed to the part after
     handed: frozenset[int]  # made by the part before
-    waiting: frozenset[int]  # gradients that are there when backward first reads something saved, which is when recompute starts
+    hosted: tuple[int, ...] = ()  # copied to host memory for backward, each as often as it is saved
+    waiting: frozenset[int] = (
+        frozenset()
+    )  # gradients that are there when backward first reads something saved, which is when recompute starts
 
     @property
     def inputs(self) -> frozenset[int]:
@@ -85,3 +88,16 @@ def high_points(log: Log, alive: frozenset[int] = frozenset(), *, release_gradie
             live.pop(index, None)
             rising = False
     return tuple(dict.fromkeys((*points, tuple(live)))) if rising or not points else tuple(dict.fromkeys(points))
+
+
+def arrivals(log: Log, alive: frozenset[int] = frozenset()) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Each parameter's gradient as it is made and then goes: (its storage, all that are alive)."""
+    live, found = dict.fromkeys(sorted(alive)), []
+    for event, index in log:
+        if event is Event.ALLOC:
+            live[index] = None
+        else:
+            if event is Event.GRADIENT:
+                found.append((index, tuple(live)))
+            live.pop(index, None)
+    return tuple(found)

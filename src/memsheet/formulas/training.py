@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from functools import reduce
 
 from memsheet.arith import Count, maximum
-from memsheet.formulas.evaluate import EMPTY, Bag, Moment, largest
+from memsheet.formulas.evaluate import EMPTY, Bag, Moment, Stepped
 from memsheet.formulas.groups import Group, Layers, Walk
 from memsheet.formulas.states import Held, gradient_dtype, module_of
+from memsheet.formulas.stretches import Stretches
 from memsheet.formulas.surroundings import Surroundings
-from memsheet.references import SUBLINEAR, TORCH_OPTIM, formula
+from memsheet.references import MEGATRON_MASTER, TORCH_OPTIM, formula
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Implementation, OptimizerName, Plan, RecomputeMode
+from memsheet.spec.plan import Implementation, Loss, OptimizerName, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,15 +28,27 @@ class Step:
     shared: Bag  # rotary tables: saved by the first layer that uses them
     masks: Bag  # through the model's forward
     plan: Plan
+    keeps_masks: bool = False
+    stretches: Stretches | None = None  # layers that are recomputed together
 
     @property
     def accumulates(self) -> bool:
         return self.resident_gradients is not EMPTY
 
     @property
+    def lets_go(self) -> bool:
+        """Whether gradients are gone when they are made: added to resident ones, or stepped with."""
+        return self.accumulates or self.plan.optimizer_in_backward
+
+    @property
+    def kept_tables(self) -> Bag:
+        """Rotary tables between forward and backward: saved by layers, if not on the host, or arguments of their checkpoints."""
+        return EMPTY if self.plan.offload.activations and not self.keeps_masks else self.shared
+
+    @property
     def kept_masks(self) -> Bag:
         """A checkpoint holds on to its arguments, the mask among them, until its layer has run backward."""
-        return self.masks if self.plan.recompute.mode is RecomputeMode.FULL else EMPTY
+        return self.masks if self.keeps_masks else EMPTY
 
 
 def moments(step: Step) -> dict[Instant, list[Moment]]:
@@ -44,7 +57,7 @@ def moments(step: Step) -> dict[Instant, list[Moment]]:
     return {
         Instant.LOAD: [[(1, step.states), (1, step.around.always)]],
         Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
-        Instant.LOSS: [[*base, (1, step.shared), *_all_kept(step), *moment] for moment in _loss(step)],
+        Instant.LOSS: [[*base, (1, step.kept_tables), *_all_kept(step), *moment] for moment in _loss(step)],
         Instant.BACKWARD: [[*base, *moment] for moment in _backward(step)],
     }
 
@@ -59,7 +72,7 @@ def _forward(step: Step) -> Iterator[Moment]:
         before, _ = walk.around(run, repetition, place)
         sofar: Moment = [
             (1, step.shared), (1, step.masks), *_before(step, run, repetition, place), *_cached(walk, run, repetition, place),
-            *_embedding_output(step, run, repetition, place),
+            *_embedding_output(step, run, repetition, place), *_entered(step, run, repetition, place),
         ]  # fmt: skip
         yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
         yield [*sofar, (1, group.part.arriving), (1, around.entering(before, group))]
@@ -70,10 +83,19 @@ def _loss(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
         cached = [(1, step.kept_masks), *((layers.count, group.part.cached) for layers in walk.layers for group in layers.pattern)]
-        yield [*cached, (1, walk.head.part.arriving), (1, around.entering(_last(walk), walk.head))]
-        yield [*cached, (1, walk.head.part.forward), (1, around.forward(_last(walk), walk.head))]
+        inside = _inside_forward(step)
+        yield [*cached, *inside, (1, walk.head.part.arriving), (1, around.entering(_last(walk), walk.head))]
+        yield [*cached, *inside, (1, walk.head.part.forward), (1, around.forward(_last(walk), walk.head))]
         left = [(1, walk.head.part.retained), (1, walk.head.part.cached)]
         yield [*cached, *left, (1, walk.loss.forward), (1, around.forward(_last(walk), walk.head))]
+
+
+def _inside_forward(step: Step) -> Moment:
+    """What the backbone's forward still names while the final norm runs. Logits, where there are any, are made after it and are larger."""
+    if step.plan.loss is Loss.PLAIN or not step.walk.layers:
+        return []
+    named = [kept for kept, still in ((step.masks, step.kept_masks), (step.shared, step.kept_tables)) if still is EMPTY]
+    return [*((1, kept) for kept in named), *_embedding_output(step, len(step.walk.layers) - 1, 1, 0)]
 
 
 def _last(walk: Walk) -> Group | None:
@@ -83,35 +105,45 @@ def _last(walk: Walk) -> Group | None:
 def _backward(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
-        kept: Moment = [(1, step.shared), (1, step.kept_masks), *_all_kept(step)]
+        kept: Moment = [(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step)]
         yield [*kept, (1, walk.head.part.retained), (1, around.holds(walk.head)), (1, walk.loss.backward)]
-        fused = (1, walk.loss.gradients)
+        fused = (1, EMPTY if step.lets_go and not walk.tied else walk.loss.gradients)
         yield [
             *kept, fused, (1, walk.head.part.backward), (1, around.backward(_last(walk), walk.head, None)), (1, around.during(len(walk.layers), 0)),
         ]  # fmt: skip
         yield [*kept, (1, walk.head.part.arriving), (1, around.leaving(_last(walk), walk.head))]
-    for group, run, repetition, place in walk.visits(around.stops):
+    for group, run, repetition, place in walk.visits(_stops(step)):
         before, after = walk.around(run, repetition, place)
-        kept = [(1, step.shared), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place)]
-        yield [
-            *kept,
-            *_segment(step),
-            (1, group.part.backward),
-            (1, around.backward(before, group, after)),
-            (1, around.during(run, repetition)),
-        ]
-        yield [*kept, (1, group.part.arriving), (1, around.leaving(before, group))]
+        kept = [(1, step.kept_tables), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place)]
+        index = _index(step, run, repetition, place)
+        for body in _passing(step, index, group):
+            yield [*kept, *body, (1, around.backward(before, group, after)), (1, around.during(run, repetition))]
+        if around.fetching is not None:
+            yield [*kept, (1, group.part.retained), (1, group.part.arriving), (1, around.fetching(before, group, after))]
+        inside = step.stretches.inside(index) if step.stretches else ()
+        yield [*kept, *inside, (1, group.part.arriving), (1, around.leaving(before, group))]
+        if around.reducing is not None:
+            yield [*kept, *inside, (1, group.part.arriving), (1, around.reducing(before, group))]
     if walk.embeddings:
         after = walk.layers[0].pattern[0] if walk.layers else walk.head
         own = [(1, walk.embeddings.part.backward), (1, around.backward(None, walk.embeddings, after)), (1, around.during(-1, 0))]
         yield [*_everything_left(step), *own]
         yield [*_everything_left(step), (1, around.leaving(None, walk.embeddings))]
+        if around.reducing is not None:
+            yield [*_everything_left(step), (1, around.reducing(None, walk.embeddings))]
     if around.end is not EMPTY:
         yield [(1, around.end)]
 
 
+def _stops(step: Step) -> frozenset[tuple[int, int]]:
+    """The places worth a look besides the first and last: every layer, where each is at another place of a stretch."""
+    if step.stretches is None:
+        return step.around.stops
+    return frozenset((run, repetition) for run, layers in enumerate(step.walk.layers) for repetition in range(layers.count))
+
+
 def _everything_left(step: Step) -> Moment:
-    if step.accumulates:
+    if step.lets_go:
         return _head_left(step) if step.walk.tied else []
     layers = [(run.count, step.around.leaves(group)) for run in step.walk.layers for group in run.pattern]
     return [*layers, *_head_left(step)]
@@ -120,44 +152,30 @@ def _everything_left(step: Step) -> Moment:
 # ---- what earlier layers keep, what later layers left ----------------------------------------------------------------------
 
 
-@formula(cites=SUBLINEAR, at="section 4: only the input of each segment is kept; a segment is computed again before its backward")
-def segment_length(layers: int, plan: Plan) -> int:
-    """Layers that are recomputed together: every k layers, or the stack cut into k segments."""
-    recompute = plan.recompute
-    if recompute.segments:
-        return -(-layers // recompute.segments)
-    return recompute.every
+def _index(step: Step, run: int, repetition: int, place: int) -> int:
+    """The number of a layer in order of execution."""
+    width = len(step.walk.layers[run].pattern) if run < len(step.walk.layers) else 0
+    return sum(len(layers.pattern) * layers.count for layers in step.walk.layers[:run]) + repetition * width + place
 
 
-def layer_count(walk: Walk) -> int:
-    return sum(len(layers.pattern) * layers.count for layers in walk.layers)
-
-
-def _share(step: Step) -> tuple[int, int]:
-    """Of a run's kept inputs, one in so many stays: (numerator, denominator)."""
-    return 1, segment_length(layer_count(step.walk), step.plan) if step.plan.recompute.mode is RecomputeMode.FULL else 1
-
-
-def _kept(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, Bag]]:
+def _kept(step: Step, run: int, repetitions: int) -> Moment:
     """What some repetitions of a run keep until their backward."""
-    _, length = _share(step)
-    if length == 1:
-        return [(repetitions, layers.retained)]
-    inputs = [group.part.retained for group in layers.pattern]
-    return [(-(-repetitions * len(inputs) // length), inputs[0])]
+    if step.stretches is None:
+        return [(repetitions, step.walk.layers[run].retained)]
+    return step.stretches.kept(_index(step, run, 0, 0), _index(step, run, repetitions, 0))
 
 
 def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
     """What everything ahead of a layer keeps for backward."""
     walk = step.walk
     moment = _embeddings_kept(step, entered=run + repetition + place > 0)
-    for layers in walk.layers[:run]:
-        moment += [*_kept(step, layers, layers.count), *_held(step, layers, layers.count)]
-    moment += [*_kept(step, walk.layers[run], repetition), *_held(step, walk.layers[run], repetition)]
+    for number, layers in enumerate(walk.layers[:run]):
+        moment += [*_kept(step, number, layers.count), *_held(step, layers, layers.count)]
+    moment += [*_kept(step, run, repetition), *_held(step, walk.layers[run], repetition)]
     moment += [(1, step.around.holds(group)) for group in walk.layers[run].pattern[:place]]
-    if _share(step)[1] == 1:
-        moment += [(1, group.part.retained) for group in walk.layers[run].pattern[:place]]
-    return moment
+    if step.stretches is not None:
+        return [*moment, *step.stretches.kept(_index(step, run, repetition, 0), _index(step, run, repetition, place))] if place else moment
+    return moment + [(1, group.part.retained) for group in walk.layers[run].pattern[:place]]
 
 
 def _embeddings_kept(step: Step, *, entered: bool) -> list[tuple[Count, Bag]]:
@@ -182,8 +200,8 @@ def _output_of(embeddings: Group, layer: Group) -> Bag:
 def _all_kept(step: Step) -> list[tuple[Count, Bag]]:
     walk = step.walk
     moment = _embeddings_kept(step, entered=True)
-    for layers in walk.layers:
-        moment += [*_kept(step, layers, layers.count), *_held(step, layers, layers.count)]
+    for number, layers in enumerate(walk.layers):
+        moment += [*_kept(step, number, layers.count), *_held(step, layers, layers.count)]
     return moment
 
 
@@ -192,13 +210,16 @@ def _held(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, B
     return [(repetitions, step.around.holds(group)) for group in layers.pattern]
 
 
-def _segment(step: Step) -> list[tuple[Count, Bag]]:
-    """Inside a recomputed segment of several layers: what its other layers keep while the last one's backward runs."""
-    _, length = _share(step)
-    if length == 1:
-        return []
-    heaviest = largest([[(1, g.plain.retained)] for layers in step.walk.layers for g in layers.pattern])
-    return [(min(length, layer_count(step.walk)) - 1, heaviest)]
+def _entered(step: Step, run: int, repetition: int, place: int) -> Moment:
+    return step.stretches.entered(_index(step, run, repetition, place)) if step.stretches else []
+
+
+def _passing(step: Step, index: int, group: Group) -> tuple[Moment, ...]:
+    """Candidates for what a layer and others of its stretch hold in its backward."""
+    if step.stretches is None:
+        return ([(1, group.part.backward)],)
+    inside = step.stretches.inside(index)
+    return tuple([*inside, *body] for body in step.stretches.bodies(index))
 
 
 def _cached(walk: Walk, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
@@ -220,10 +241,11 @@ def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list
 
 
 def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
-    """Gradients that layers behind this one have left. When accumulating they have been added to the resident ones, except a tied
+    """Gradients that layers behind this one have left. When accumulating they have been added to the resident ones, and in a step inside
+    backward they are used up, except a tied
     head's: autograd adds it to the embeddings' own before it reaches the parameter.
     """
-    if step.accumulates:
+    if step.lets_go:
         return _head_left(step) if step.walk.tied else []
     walk, around = step.walk, step.around
     moment = _head_left(step)
@@ -239,6 +261,14 @@ def _head_left(step: Step) -> list[tuple[Count, Bag]]:
 
 
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
+
+
+def stepped(plan: Plan) -> Stepped:
+    """How a parameter alone is stepped inside backward."""
+    assert plan.optimizer is not None
+    copies = {Implementation.FOREACH: 1, Implementation.LOOP: 2}.get(plan.optimizer.implementation, 0)
+    adam = plan.optimizer.name is OptimizerName.ADAMW
+    return Stepped(copies if adam else 0, plan.adapter.dtype if plan.adapter else plan.precision.moments)
 
 
 @formula(
@@ -265,3 +295,20 @@ def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Bag:
     return Bag.of(
         ((Component.GRADIENTS, module_of(h.path)), h.times * gradient_dtype(h, plan).nbytes(elements)) for h, elements in parameters
     )
+
+
+@formula(cites=MEGATRON_MASTER, at="_copy_model_grads_to_main_grads: a gradient is cast, then let go, one parameter after another")
+def widening(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> list[Bag]:
+    """Moments of an optimizer with copies in higher precision: each gradient beside its own copy, then all copies while they are stepped.
+
+    Tensors of layers are taken as they stand in the last one.
+    """
+    assert plan.precision.master_weights is not None
+    wide, own = plan.precision.master_weights, plan.precision.gradients
+    moments, done, repeated = list[Bag](), 0, sum((h.times - 1) * n for h, n in parameters)
+    for place, (h, n) in enumerate(parameters):
+        done, repeated = (done + repeated, 0) if h.times > 1 else (done, repeated)
+        done = done + n
+        left = [((Component.GRADIENTS, module_of(other.path)), own.nbytes(size)) for other, size in parameters[place:]]
+        moments.append(Bag.of([((Component.TEMPORARIES, "optimizer"), wide.nbytes(done)), *left]))
+    return [*moments, Bag.of([((Component.TEMPORARIES, "optimizer"), wide.nbytes(done) + step_temporaries(parameters, plan))])]

@@ -6,36 +6,57 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from memsheet.measure.environment import process_bytes
 from memsheet.sheet import Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """High-water marks of the last step's instants, in bytes. ``allocated`` in the allocator's blocks; ``device``: what the driver gave
-    away in all, other processes included.
+    """High-water marks of the last step's instants, in bytes: as ``requested``, in the allocator's blocks, in its segments.
+
+    ``device``: what the driver gave away in all, other processes included; ``process``: what NVML says is this process's, None where it
+    cannot tell.
     """
 
+    requested: dict[str, int]
     allocated: dict[str, int]
     reserved: dict[str, int]
     device: int
+    process: int | None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """As plain values, by the names that a measured answer has for them."""
+        return {
+            "instants": self.allocated, "requested": self.requested, "reserved": self.reserved, "device_bytes": self.device,
+            "process_bytes": self.process,
+        }  # fmt: skip
 
 
-def counted(run: Callable[[Callable[[Instant | None], None]], None], cuda: Any) -> Counted:
+STATS = {"requested": "requested_bytes.all.peak", "allocated": "allocated_bytes.all.peak", "reserved": "reserved_bytes.all.peak"}
+"""Ours → torch.cuda.memory_stats' (torch/cuda/memory.py)."""
+
+
+def counted(
+    run: Callable[[Callable[[Instant | None], None]], None], cuda: Any, process_bytes: Callable[[int], int | None] = process_bytes
+) -> Counted:
     """Call ``run``, which says where it is; after None nothing counts. ``cuda``: ``torch.cuda``.
 
     The allocator counts when a tensor is asked for, on the host, so the device need not be waited for.
     """
-    allocated, reserved = dict[str, int](), dict[str, int]()
+    peaks: dict[str, dict[str, int]] = {ours: {} for ours in STATS}
     now: list[Instant] = []
 
     def at(instant: Instant | None) -> None:
         if now:
-            name = now.pop().value
-            allocated[name] = max(allocated.get(name, 0), cuda.max_memory_allocated())
-            reserved[name] = max(reserved.get(name, 0), cuda.max_memory_reserved())
+            name, stats = now.pop().value, cuda.memory_stats()
+            for ours, theirs in STATS.items():
+                peaks[ours][name] = max(peaks[ours].get(name, 0), stats[theirs])
         if instant is Instant.LOAD:  # a step that begins anew forgets the one before
-            allocated.clear()
-            reserved.clear()
+            for row in peaks.values():
+                row.clear()
         if instant is not None:
             now.append(instant)
         cuda.reset_peak_memory_stats()
@@ -43,4 +64,12 @@ def counted(run: Callable[[Callable[[Instant | None], None]], None], cuda: Any) 
     run(at)
     at(None)
     free, total = cuda.mem_get_info()
-    return Counted(allocated=allocated, reserved=reserved, device=total - free)
+    return Counted(**peaks, device=total - free, process=process_bytes(cuda.current_device()))
+
+
+def emptied(cuda: Any) -> None:
+    """Nothing of an earlier run is left in the allocator: neither cached segments nor cuBLAS' workspaces."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
+    cuda.empty_cache()

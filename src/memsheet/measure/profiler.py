@@ -15,6 +15,7 @@ from memsheet.sheet import Instant
 
 _MARK, _END = "memsheet/", "end"
 _NO_OPERATION = "no operation"  # such as the generator's state, which a checkpoint keeps (torch/utils/checkpoint.py)
+_COLLECTIVE = ("c10d::", "_c10d_functional::")
 _ALLOCATES = ("aten::empty", "aten::new_empty", "aten::resize_")
 
 
@@ -31,7 +32,7 @@ def profiled(run: Callable[[Callable[[Instant | None], None]], None]) -> Real:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run(_record)
         _record(None)
-    allocations = sorted(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), ""), key=lambda found: found.at)
+    allocations = _released(list(_allocations(profiler.profiler.kineto_results.experimental_event_tree(), "")))
     return _real(allocations, _marks(profiler.profiler.kineto_results.events()))
 
 
@@ -42,21 +43,38 @@ def _record(instant: Instant | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Allocation:
-    """``bytes`` are negative for a release."""
+    """``bytes`` are negative for a release. ``until``: when the collective around it was over, 0 outside all."""
 
     at: int
     bytes: int
     address: int
     op: str
+    until: int = 0
 
 
-def _allocations(nodes: Any, op: str) -> Iterator[_Allocation]:
+def _allocations(nodes: Any, op: str, until: int = 0) -> Iterator[_Allocation]:
     """Memory records below some nodes of the profiler's tree, with the innermost operation that does more than allocate."""
     for node in nodes:
         if type(node.extra_fields).__name__ == "_ExtraFields_Allocation":
-            yield _Allocation(node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op)
+            yield _Allocation(node.start_time_ns, node.extra_fields.alloc_size, node.extra_fields.ptr, op, until)
         inner = op if not node.name.startswith("aten::") or node.name.startswith(_ALLOCATES) else node.name
-        yield from _allocations(node.children, inner)
+        yield from _allocations(node.children, inner, node.end_time_ns if node.name.startswith(_COLLECTIVE) else until)
+
+
+def _released(allocations: list[_Allocation]) -> list[_Allocation]:
+    """In order of time, with the releases that nobody heard: one of gloo's threads lets go of what a collective allocated, because it
+    comes last to it, when the profiler no longer listens to that thread (ProcessGroupGloo.cpp, runLoop). That can only be soon after the
+    collective: it counts as gone with it.
+    """
+    open_at, silent = dict[int, _Allocation](), list[_Allocation]()
+    for found in sorted(allocations, key=lambda one: one.at):
+        before = open_at.pop(found.address, None)
+        if before is not None and found.bytes > 0 and before.until:  # its place has been given away
+            silent.append(before)
+        if found.bytes > 0:
+            open_at[found.address] = found
+    silent += [one for one in open_at.values() if one.until]
+    return sorted([*allocations, *(_Allocation(one.until, -one.bytes, one.address, one.op) for one in silent)], key=lambda one: one.at)
 
 
 def _marks(events: Any) -> list[tuple[int, str]]:

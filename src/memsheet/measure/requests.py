@@ -2,70 +2,214 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, suppress
+from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from memsheet.errors import refuse
-from memsheet.measure.cuda import counted
+from memsheet.measure.cuda import counted, emptied
+from memsheet.measure.died import NO_MEMORY, died, stop_of
+from memsheet.measure.environment import environment
+from memsheet.measure.lengths import Many, over_steps
 from memsheet.measure.profiler import profiled
-from memsheet.run.step import At
+from memsheet.run.data import batches, read_text
+from memsheet.run.model import build_config
 from memsheet.run.train import trainer
 from memsheet.sheet import Instant
-from memsheet.spec.plan import Plan
+from memsheet.timeline import Timeline
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 from memsheet.trace.requests import plan_from, traced
+from memsheet.trace.resting import resting
+
+Marked = Callable[[Instant | None], None]
 
 
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-    """As ``trace.requests.answer``; the facts hold ``measured``: bytes by instant, seconds of a step, tokens a second."""
-    torch.manual_seed(0)
-    config, plan, device = request["config"], plan_from(request["plan"]), request["device"]
+    """As ``trace.requests.answer``; the facts hold ``measured``: bytes by instant, seconds of a step, tokens a second, or ``died``."""
+    device = request["device"]
     if device == "cuda" and not torch.cuda.is_available():
         raise refuse("device", device, "is not there: this torch sees no CUDA device", "cpu, or `memsheet trace`, which needs none")
-    truth = _truth(config, plan, device)
-    seconds = _timed(config, plan, device, int(request["steps"]))
-    found = traced(0, 0, lambda: trace_training(config, plan, How(device=device, fake=False, scratch=False)))
-    step_s = statistics.median(seconds)
-    tokens = int(plan.microbatch) * int(plan.seq_len) * int(plan.accumulation)
-    found["facts"]["measured"] = {
-        **truth, "device": device, "steps": len(seconds), "step_s": round(step_s, 4),
-        "fastest_s": round(min(seconds), 4), "slowest_s": round(max(seconds), 4), "tokens_per_s": round(tokens / step_s, 1),
-        "threads": torch.get_num_threads(),
-    }  # fmt: skip
+    about = {"device": device, "threads": torch.get_num_threads(), "environment": environment(device)}
+    try:
+        found = _own(request) if request.get("function") else _found(request)
+    except NO_MEMORY as error:
+        stop = stop_of(error)
+        if stop is None:
+            raise
+        found = died(stop, error, getattr(error, "step", None))
+        found["facts"]["measured"] = about
+        found["facts"]["died"].update(_room(device, request.get("memory_bytes")))
+        return {"timelines": [found]}
+    found["facts"]["measured"].update(about)
     return {"timelines": [found]}
 
 
-def _truth(config: Mapping[str, Any], plan: Plan, device: str) -> dict[str, Any]:
-    """Bytes that the device itself counted: of each instant, and on a GPU of what is reserved and taken in all."""
+def _own(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A person's own step: ``FILE.py:FUNCTION``."""
+    from memsheet.measure.custom import measure_custom
+    from memsheet.trace.custom import function_in
+
+    teller(request.get("progress"))("recording, counting and timing steps")
+    return measure_custom(function_in(request["function"]), request["device"], int(request["steps"]))
+
+
+def _found(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A model's training or generation, as its plan says."""
+    text = read_text(request["data"]) if request.get("data") else None
+    many = Many(
+        config=request["config"], plan=plan_from(request["plan"]), device=request["device"], steps=int(request["steps"]), text=text,
+        tell=teller(request.get("progress")),
+    )  # fmt: skip
+    if many.plan.task == "infer":
+        return _served(many)
+    _history(many, request.get("snapshot"))
+    return _trained(many, varied=bool(request.get("vary_length")))
+
+
+def _room(device: str, memory_bytes: int | None) -> dict[str, Any]:
+    """What there was to take: the process's limit, libraries included; of a GPU all of it, and what the allocator had of it."""
     if device == "cpu":
-        return {"instants": dict(profiled(lambda at: _steps(config, plan, device, at)).instants)}
-    found = counted(lambda at: _steps(config, plan, device, at), torch.cuda)
-    return {"instants": found.allocated, "reserved": found.reserved, "device_bytes": found.device}
+        return {"limit_bytes": memory_bytes}
+    return {"limit_bytes": torch.cuda.mem_get_info()[1], "reserved_bytes": torch.cuda.memory_reserved()}
 
 
-def _steps(config: Mapping[str, Any], plan: Plan, device: str, at: At) -> None:
-    """Two steps under watch: the first makes the optimizer's states."""
-    step = trainer(config, plan, device, at, min(int(plan.accumulation), MICRO))
-    for _ in range(STEPS):
-        step()
+def teller(name: str | None) -> Callable[[str], object]:
+    """Who is told how far it is: a file whose one line the parent shows."""
+    return str if name is None else partial(Path(name).write_text, encoding="utf-8")
 
 
-def _timed(config: Mapping[str, Any], plan: Plan, device: str, steps: int) -> list[float]:
-    """Seconds of each step after the first, which nothing watches."""
-    step, found = trainer(config, plan, device, _ignore, int(plan.accumulation)), list[float]()
-    step()
-    for _ in range(steps):
-        start = time.perf_counter()
-        step()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        found.append(time.perf_counter() - start)
+def _trained(many: Many, *, varied: bool) -> dict[str, Any]:
+    many.tell("recording two steps")
+    torch.manual_seed(0)
+    how = How(device=many.device, fake=False, scratch=False, text=many.text)
+    found = traced(0, 0, lambda: _recorded(many, how))
+    _forget(many.device)
+    many.tell("counting two steps")
+    measured = _truth(lambda at: _steps(many, at), many.device)
+    _forget(many.device)
+    if varied:
+        measured["over_steps"] = over_steps(many, torch.cuda if many.device == "cuda" else None)
+        _forget(many.device)
+    found["facts"]["measured"] = {**measured, **_speed(many, varied=varied)}
     return found
 
 
-def _ignore(_: Instant) -> None:
+def _recorded(many: Many, how: How) -> Timeline:
+    if not many.plan.on_ranks:
+        return trace_training(many.config, many.plan, how)
+    from memsheet.trace.distributed_job import record_rank
+
+    return record_rank(many.config, many.plan, how.device)
+
+
+def _history(many: Many, file: str | None) -> None:
+    """First of all, while nothing is allocated: the GPU allocator's own history of two steps."""
+    if file is None:
+        return
+    from memsheet.measure.snapshot import history, write
+
+    many.tell("recording the allocator's history of two steps")
+    torch.manual_seed(0)
+    with suppress(torch.OutOfMemoryError):  # the same step dies again below, where it is asked what was there
+        write(history(lambda: _steps(many, _ignore), torch.cuda.memory), Path(file))
+    _forget(many.device)
+
+
+def _forget(device: str) -> None:
+    """A run is over: what it left behind is no part of the next."""
+    gc.collect()
+    if device == "cuda":
+        emptied(torch.cuda)
+
+
+def _truth(run: Callable[[Marked], None], device: str) -> dict[str, Any]:
+    """Bytes that the device itself counted: of each instant, and on a GPU of what is reserved and taken in all."""
+    torch.manual_seed(0)
+    if device == "cpu":
+        return {"instants": dict(profiled(run).instants)}
+    return counted(run, torch.cuda).facts
+
+
+def _steps(many: Many, at: Marked) -> None:
+    """Two steps under watch: the first makes the optimizer's states."""
+    step = trainer(many.config, many.plan, many.device, at, min(int(many.plan.accumulation), MICRO))
+    batch = None if many.text is None else next(batches(build_config(many.config, many.plan), many.plan, many.device, text=many.text))
+    with resting() if many.plan.on_ranks else nullcontext():
+        for _ in range(STEPS):
+            step(batch)
+
+
+# ---- speed -------------------------------------------------------------------------------------------------------------------
+
+
+def _speed(many: Many, *, varied: bool) -> dict[str, Any]:
+    """Seconds of each step and tokens a second, with nothing watching."""
+    seconds, tokens = _timed(many, varied=varied)
+    whole, rows = sum(seconds), int(many.plan.accumulation)
+    return {
+        "steps": len(seconds), "step_s": round(statistics.median(seconds), 4), "fastest_s": round(min(seconds), 4),
+        "slowest_s": round(max(seconds), 4), "tokens_per_s": round(tokens * rows / (whole if varied else len(seconds) * statistics.median(seconds)), 1),
+    }  # fmt: skip
+
+
+def _timed(many: Many, *, varied: bool) -> tuple[list[float], int]:
+    """Seconds of each step after the first, and the tokens of their micro-batches."""
+    step, found, tokens = trainer(many.config, many.plan, many.device, _ignore, int(many.plan.accumulation)), list[float](), 0
+    step()
+    for number, batch in enumerate(_batches(many, varied=varied)):
+        many.tell(f"timing step {number + 1} of {many.steps}")
+        start = time.perf_counter()
+        step(batch)
+        if many.device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+        tokens += int(many.plan.microbatch) * (many.lengths[number] if varied else int(many.plan.seq_len))
+    return found, tokens
+
+
+def _batches(many: Many, *, varied: bool) -> Iterator[Mapping[str, Any] | None]:
+    """None stands for the trainer's own."""
+    if varied:
+        return iter(many.batches())
+    if many.text is None:
+        return iter([None] * many.steps)
+    return islice(batches(build_config(many.config, many.plan), many.plan, many.device, text=many.text), many.steps)
+
+
+def _served(many: Many) -> dict[str, Any]:
+    """A prompt and the tokens after it."""
+    from memsheet.measure.serving import run_once, timed
+    from memsheet.trace.serving_job import trace_serving
+
+    plan = many.plan
+    many.tell("recording a prompt and its last tokens")
+    torch.manual_seed(0)
+    found = traced(0, 0, lambda: trace_serving(many.config, plan, How(device=many.device, fake=False, scratch=False)))
+    _forget(many.device)
+    many.tell("counting them")
+    measured = _truth(lambda at: run_once(many.config, plan, many.device, at), many.device)
+    if plan.phase != "load":
+        many.tell("timing")
+        prompt = int(plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len or 0)
+        room = max(int(plan.max_model_len or 0) - prompt - 1, 0)
+        spent = timed(many.config, plan, many.device, max(min(many.steps, room), 1))
+        step_s, rows = statistics.median(spent["decode_s"]), int(plan.max_sequences or 1)
+        measured |= {
+            "steps": len(spent["decode_s"]), "prefill_s": round(spent["prefill_s"], 4), "step_s": round(step_s, 5),
+            "fastest_s": round(min(spent["decode_s"]), 5), "slowest_s": round(max(spent["decode_s"]), 5),
+            "tokens_per_s": round(rows / step_s, 1), "prompt_tokens_per_s": round(rows * prompt / spent["prefill_s"], 1),
+        }  # fmt: skip
+    found["facts"]["measured"] = measured
+    return found
+
+
+def _ignore(_: Instant | None) -> None:
     """Nobody asks where the step is."""

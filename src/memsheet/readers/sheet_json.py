@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 
 from memsheet.errors import Problem, printable, refuse, require
 from memsheet.readers.fields import Fields
-from memsheet.readers.guard import MAX_JSON_BYTES, parse_json, read_json
+from memsheet.readers.guard import MAX_JSON_BYTES, parse_json, read_bytes
+from memsheet.readers.record import parse_packed, sheet_within
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 
 SCHEMA = "memsheet/sheet/1"
@@ -39,12 +40,14 @@ class Document:
 
 
 def read_sheets(name: str) -> Document:
-    """The document in the file ``name``, or on stdin for ``-``. Raises InputError where it is none, with every problem found.
+    """The document in the file ``name``, or on stdin for ``-``; of a record (``memsheet/record/1``), its sheet.
+
+    Raises InputError where it is none, with every problem found.
 
     An item's range is known for its largest instant only and stands at those that equal it. Evidence is not read back.
     """
-    found = _stdin() if name == "-" else read_json(Path(name))
     shown = "stdin" if name == "-" else name
+    found = sheet_within(_stdin() if name == "-" else _file(Path(name)), shown)
     if found.get("schema") != SCHEMA:
         hint = "make one with `memsheet train … --json > FILE`, `memsheet infer … --json` or `memsheet trace … --json`"
         raise refuse(shown, found.get("schema"), f"is not {SCHEMA}", hint)
@@ -55,9 +58,16 @@ def read_sheets(name: str) -> Document:
 
 
 def _stdin() -> dict[str, Any]:
-    found = parse_json(sys.stdin.buffer.read(MAX_JSON_BYTES + 1), "stdin")
+    return _object(parse_json(sys.stdin.buffer.read(MAX_JSON_BYTES + 1), "stdin"), "stdin")
+
+
+def _file(path: Path) -> dict[str, Any]:
+    return _object(parse_packed(read_bytes(path, MAX_JSON_BYTES), str(path)), str(path))
+
+
+def _object(found: Any, name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise refuse("stdin", found, "holds no object of keys and values at its top level")
+        raise refuse(name, found, "holds no object of keys and values at its top level")
     return found
 
 
@@ -104,17 +114,18 @@ def _item(fields: Fields) -> Item:
     component, path = _member(fields, "component", Component), fields.text("path", default="")
     if len(path) > MAX_PATH:
         fields.wrong("path", path, f"is longer than {MAX_PATH} characters")
-    sizes = _sizes(fields.sub("at"))
-    largest = fields.count("bytes", default=max(sizes.values(), default=0), low=0, high=MAX_BYTES)
-    low = fields.count("low_bytes", default=largest, low=0, high=MAX_BYTES)
-    high = fields.count("high_bytes", default=largest, low=0, high=MAX_BYTES)
+    least = -MAX_BYTES if component is Component.UNEXPLAINED else 0  # a device may have counted less than was seen
+    sizes = _sizes(fields.sub("at"), least)
+    largest = fields.count("bytes", default=max(sizes.values(), default=0), low=least, high=MAX_BYTES)
+    low = fields.count("low_bytes", default=largest, low=least, high=MAX_BYTES)
+    high = fields.count("high_bytes", default=largest, low=least, high=MAX_BYTES)
     if not low <= largest <= high:
         fields.wrong("bytes", largest, f"is outside its own range, {low} to {high}")
     at = {instant: Bytes(low, size, high) if size == largest else Bytes.exact(size) for instant, size in sizes.items()}
     return Item(component, path, at, Derived("as the document says"))
 
 
-def _sizes(fields: Fields) -> dict[Instant, int]:
+def _sizes(fields: Fields, least: int = 0) -> dict[Instant, int]:
     """An object of instants and bytes."""
     known = {instant.value: instant for instant in Instant}
     for name, size in fields.data.items():
@@ -122,7 +133,7 @@ def _sizes(fields: Fields) -> dict[Instant, int]:
             fields.wrong(name, None, f"is no instant of a step: {', '.join(known)}")
         elif size is None:
             fields.wrong(name, None, "is not a whole number")
-    return {known[name]: fields.count(name, default=0, low=0, high=MAX_BYTES) for name in fields.data if name in known}
+    return {known[name]: fields.count(name, default=0, low=least, high=MAX_BYTES) for name in fields.data if name in known}
 
 
 def _member(fields: Fields, key: str, kind: type[E]) -> E:

@@ -91,7 +91,8 @@ def _alike(answer: Answer) -> list[list[Sheet]]:
 
 def _label(group: list[Sheet], answer: Answer) -> str:
     if len(answer.sheets) == 1:
-        return "each GPU" if group[0].same_as else "the GPU"
+        one = "CPU" if ((answer.trace or {}).get("measured") or {}).get("device") == "cpu" else "GPU"
+        return f"each {one}" if group[0].same_as else f"the {one}"
     kind, numbers = ("stage", [sheet.stage for sheet in group]) if answer.plan.mesh.pp > 1 else ("rank", [sheet.rank for sheet in group])
     if len(numbers) == 1:
         return f"{kind} {numbers[0]}"

@@ -13,7 +13,7 @@ from typing import Any
 
 from memsheet.errors import refuse
 from memsheet.readers.sheet_json import Document
-from memsheet.sheet import NOTHING, OUTSIDE_TENSORS, Bytes, Component, Difference, Instant, Sheet
+from memsheet.sheet import NOTHING, Component, Difference, Instant, Sheet, held
 
 SCHEMA = "memsheet/comparison/1"
 
@@ -101,20 +101,10 @@ def _check_instant(document: Document, sheet: Sheet, instant: Instant) -> None:
 
 def _pair(left: Sheet, right: Sheet, ranks: tuple[int, ...], instant: Instant | None, *, parts: bool) -> Pair:
     at = (instant or left.peak_instant, instant or right.peak_instant)
-    sides = [_held(sheet, when, parts=parts) for sheet, when in zip((left, right), at, strict=True)]
+    sides = [held(sheet, when, parts=parts) for sheet, when in zip((left, right), at, strict=True)]
     keys = dict.fromkeys((*sides[0], *sides[1]))
     rows = (Difference(c, path, sides[0].get((c, path), NOTHING), sides[1].get((c, path), NOTHING)) for c, path in keys)
     return Pair(left=left, right=right, ranks=ranks, at=at, rows=tuple(sorted(rows, key=lambda row: -abs(row.bytes))))
-
-
-def _held(sheet: Sheet, instant: Instant, *, parts: bool) -> dict[tuple[Component, str], Bytes]:
-    """A sheet's tensors at an instant by component and module (or part of one)."""
-    held: dict[tuple[Component, str], Bytes] = {}
-    for item in sheet.items:
-        if instant in item.at and item.component not in OUTSIDE_TENSORS:
-            key = (item.component, item.path if parts else item.path.partition("/")[0])
-            held[key] = held.get(key, NOTHING) + item.at[instant]
-    return held
 
 
 def comparison_document(found: Comparison) -> dict[str, Any]:

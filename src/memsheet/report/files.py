@@ -38,6 +38,12 @@ def write_events(timeline: Timeline, path: Path, field: str = "events") -> None:
     write_whole(path, dumps(events_document(timeline)).encode(), field)
 
 
+def check_file(path: Path, field: str) -> None:
+    """That a file could be written, before anything is run for it. Raises InputError where it could not."""
+    target = Path(os.path.realpath(path))
+    _check(path, target, _mode(target), field)
+
+
 def _mode(path: Path) -> int | None:
     """What stands under ``path`` (type and permissions), None for nothing."""
     try:

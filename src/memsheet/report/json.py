@@ -63,6 +63,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "quantization": _quantization(plan.quantization) if plan.quantization else None,
         "offload": _offload(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
         "serving": _serving(plan) if plan.task == "infer" else None,
+        **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
     }  # fmt: skip
 
 
@@ -78,7 +79,8 @@ def _precision(precision: Precision) -> dict[str, str | None]:
 def _recompute(recompute: Recompute) -> dict[str, Any]:
     """``every`` of 1 is what nobody needs to say, and beside ``layers`` or ``segments`` it would contradict them."""
     every = recompute.every if recompute.every != 1 else None
-    return {"mode": recompute.mode.value, "every": every, "layers": recompute.layers, "segments": recompute.segments}
+    named = {"modules": list(recompute.modules)} if recompute.modules else {}
+    return {"mode": recompute.mode.value, "every": every, "layers": recompute.layers, "segments": recompute.segments, **named}
 
 
 def _adapter(adapter: Adapter) -> dict[str, Any]:

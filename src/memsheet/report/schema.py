@@ -1,4 +1,4 @@
-"""The JSON Schemas of a plan and a sheet, generated. ``python -m memsheet.report.schema`` writes them into docs/reference.
+"""The JSON Schemas of a plan, a sheet and a record, generated. ``python -m memsheet.report.schema`` writes them into docs/reference.
 
 pydantic is imported here, so nothing on the way to an answer imports this module.
 """
@@ -138,14 +138,17 @@ Evidence = Annotated[Cited | FromCode | Derived | Fitted | Traced | Measured, Fi
 
 
 class Item(Strict):
-    """One row: ``bytes`` is the largest over instants, ``at`` what it holds at each instant's high-water mark."""
+    """One row: ``bytes`` is the largest over instants, ``at`` what it holds at each instant's high-water mark.
+
+    Negative for what a device counted less than was seen (unexplained).
+    """
 
     component: Component
     path: str
-    bytes: Bytes
-    low_bytes: Bytes
-    high_bytes: Bytes
-    at: dict[Instant, Bytes]
+    bytes: int
+    low_bytes: int
+    high_bytes: int
+    at: dict[Instant, int]
     evidence: Evidence
 
 
@@ -224,9 +227,21 @@ class Sheet(Strict):
     notes: list[str]
 
 
+class Record(Strict):
+    """``memsheet/record/1``: what was asked of one run, where it ran, its sheet or how it failed, and files beside it."""
+
+    schema_: Literal["memsheet/record/1"] = Field(alias="schema")
+    at: str
+    asked: dict[str, Any]
+    environment: dict[str, Any]
+    sheet: Sheet | None
+    failure: str | None = None
+    files: dict[str, str] | None = None
+
+
 def schemas() -> dict[str, str]:
     """File name → the schema's text."""
-    models = {"sheet.schema.json": Sheet, "plan.schema.json": Plan}
+    models = {"sheet.schema.json": Sheet, "plan.schema.json": Plan, "record.schema.json": Record}
     return {name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n" for name, model in models.items()}
 
 

@@ -12,9 +12,10 @@ from memsheet.budget import Answer, Fix, Result, Verdict, worst
 from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
 from memsheet.report.layout import flow, printed, row
+from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
 from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
-from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
+from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
 from memsheet.spec.device import Basis, Device
 from memsheet.spec.plan import Plan
 from memsheet.units import format_bytes, format_count
@@ -41,6 +42,7 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
     yield _asked(answer, look)
     yield bars(answer, sheet, look)
     yield _ledger(answer, sheet, look)
+    yield from over_steps(answer, look)
     yield _in_words(answer, sheet, look)
     if curve is not None:
         yield curve
@@ -56,10 +58,12 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
 
 def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     verdict, cluster = answer.verdict, answer.cluster
+    if (died := headline(answer, look)) is not None:
+        return died
     if verdict is None or cluster is None:
         peak = sheet.allocated
         tensors = f"{look.need(peak.value)} of tensors{_range(peak, look)}"
-        return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet)), look)
+        return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet), *speed(answer)), look)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
@@ -114,7 +118,7 @@ def _asked(answer: Answer, look: Look) -> Text:
 
     plan, model = answer.plan, answer.model
     if step := step_of(answer):
-        return Text.assemble("trace ", (step, "bold"))
+        return Text.assemble("measure " if measured_of(answer) else "trace ", (step, "bold"))
     size = f" ({_billions(answer.parameters)} parameters{_active(answer)})"
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     named = (printable(model.name), "bold") if model.model_type else ("", "")
@@ -182,9 +186,13 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True, header_style="bold")
     table.add_column("", no_wrap=True)
-    table.add_column(f"at the peak, in {INSTANTS[sheet.peak_instant]}", no_wrap=True)
+    when = "when it died" if "died" in (answer.trace or {}) else "at the peak"
+    table.add_column(f"{when}, in {INSTANTS[sheet.peak_instant]}", no_wrap=True)
     table.add_column(look.unit, justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
+    measured = sheet.witness is Witness.MEASURED
+    if measured:
+        table.add_column("torch's profiler", no_wrap=True)
     table.add_column("why", overflow="fold")
     marks, whole = marks_of(sheet), sheet.device.value
     rows = components(sheet)
@@ -193,17 +201,24 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         for component, size in rows:
             if (component in of) if of else component not in OUTSIDE_TENSORS:
                 reason = why(component, answer, sheet) + _spread(size, look)
-                table.add_row(Text(*marks[component]), spoken(component), look.cell(size.value), _share(size.value, whole), Text(reason))
+                name = (framework_name(component, sheet),) if measured else ()
+                size_and_share = look.cell(size.value), _share(size.value, whole)
+                table.add_row(Text(*marks[component]), spoken(component), *size_and_share, *name, Text(reason))
 
     def total_row(name: str, size: Bytes, words: str) -> None:
-        table.add_row(
-            "", Text(name, "bold"), Text(look.cell(size.value), "bold"), _share(size.value, whole), Text(words + _spread(size, look), "dim")
-        )
+        told = Text(words + _spread(size, look), "dim")
+        row_of = ("", Text(name, "bold"), Text(look.cell(size.value), "bold"), _share(size.value, whole))
+        table.add_row(*row_of, *(("",) if measured else ()), told)
 
     component_rows(None)
     outside = any(component in OUTSIDE_TENSORS for component, _ in rows)
     if not outside:
-        total_row("= allocated", sheet.allocated, "all tensors; reserved and device totals need a GPU (--gpus)")
+        ends = (
+            "all tensors; a processor reserves nothing"
+            if on_processor(answer)
+            else "all tensors; reserved and device totals need a GPU (--gpus)"
+        )
+        total_row("= allocated", sheet.allocated, ends)
         return table
     named = look.width >= WIDE
     total_row("= allocated", sheet.allocated, "tensors; torch.cuda.max_memory_allocated" if named else "all tensors")
@@ -228,13 +243,14 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
 
     names, size = states(answer, sheet)
     alone = "Model states alone" if answer.plan.task == "train" else "Weights alone"
-    first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)} a GPU ({format_bytes(size.value)})."
+    first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{'' if on_processor(answer) else ' a GPU'} ({format_bytes(size.value)})."
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
     lines = [*([first] if size.value else []), flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
     lines += _serving_lines(answer, look)
     lines += traced_lines(answer, look)
+    lines += measured_lines(answer, look)
     return Text("\n".join(lines))
 
 

@@ -26,19 +26,13 @@ def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
     if trace is None:
         return
     peak = trace["peak"]
-    if peak.get("op"):
+    if peak.get("op") and "died" not in trace:
         line = f" (line {printable(peak['line'])})" if peak["line"] else ""
         yield (
             f"The peak comes when {printable(peak['op'])} asks for {look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
             f"at {printable(peak['path'])}{line}."
         )
-    if measured := trace.get("measured"):
-        threads = f" with {measured['threads']} thread{'s' * (measured['threads'] != 1)}" if measured["device"] == "cpu" else ""
-        yield (
-            f"Measured on {measured['device']}{threads}: {measured['step_s']:.3f} s a step (median of "
-            f"{measured['steps']}, {measured['fastest_s']:.3f} to {measured['slowest_s']:.3f}), "
-            f"{measured['tokens_per_s']:,.0f} tokens/s, torch {trace['torch']}."
-        )
+    if trace.get("measured"):
         return
     if trace["tensors_bytes"] != peak["bytes"]:
         yield f"Without what CUDA kernels and libraries allocate for themselves it would be {look.need(trace['tensors_bytes'], 2)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
@@ -12,6 +13,12 @@ GRADIENT_AS_BUCKET_VIEW = False
 
 
 def apply_ddp(model: nn.Module, mesh: DeviceMesh, *, synchronize: bool = True) -> DistributedDataParallel:
-    """The model as a replica on every data-parallel rank. ``synchronize``: parameters are broadcast now, which needs the other ranks."""
+    """The model as a replica on every data-parallel rank. ``synchronize``: the first one's parameters are sent now, to ranks that are there.
+
+    One by one: the wrapper would flatten them into another copy of the model first (torch nn/parallel/distributed.py,
+    ``broadcast_bucket_size``).
+    """
     group = replicas(mesh).get_group()
-    return DistributedDataParallel(model, process_group=group, init_sync=synchronize, gradient_as_bucket_view=GRADIENT_AS_BUCKET_VIEW)
+    for tensor in (*model.parameters(), *model.buffers()) if synchronize else ():
+        dist.broadcast(tensor.detach(), group_src=0, group=group)
+    return DistributedDataParallel(model, process_group=group, init_sync=False, gradient_as_bucket_view=GRADIENT_AS_BUCKET_VIEW)

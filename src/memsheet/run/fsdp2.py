@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from memsheet.errors import refuse
 from memsheet.run.dtypes import torch_dtype
@@ -24,11 +24,11 @@ from memsheet.spec.plan import Plan
 def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> None:
     """Shard ``model`` in place over the mesh's data-parallel axes; ``root`` is what is called: the model itself, or what holds it.
 
-    Raises InputError for offload.
+    Raises InputError for an offload that torch's policy does not know, or that leaves nothing on the device it came from.
     """
-    if plan.offload.parameters or plan.offload.optimizer:
-        raise refuse("offload", plan.offload.parameters or plan.offload.optimizer, "is not run yet with fully_shard")
     given: dict[str, Any] = {"mesh": sharding(mesh), "mp_policy": _policy(plan)}
+    if offloads(plan):
+        given["offload_policy"] = _offload(plan, mesh.device_type)
     resharded = {**given, "reshard_after_forward": plan.reshard_after_forward}
     if plan.mesh.ep > 1:
         shard_experts(model, plan, given)
@@ -43,6 +43,21 @@ def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> No
         fully_shard(tail, reshard_after_forward=False, **given)
     if not isinstance(root, FSDPModule):
         fully_shard(root, **given)
+
+
+def offloads(plan: Plan) -> bool:
+    """Whether parameters, and with them gradients and the optimizer's states, live on the host."""
+    return bool(plan.offload.parameters or plan.offload.optimizer)
+
+
+def _offload(plan: Plan, device: str) -> CPUOffloadPolicy:
+    """Sharded parameters in pinned memory of the host, where gradients go and the optimizer steps (_fsdp_param.py:312-315)."""
+    for key, share in (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer)):
+        if share != 1:
+            raise refuse(key, share, "is not what fully_shard's CPUOffloadPolicy does: all, and both", "--offload optimizer,parameters")
+    if device == "cpu":
+        raise refuse("offload", "parameters", "goes to the processor, and this is it", "--device cuda")
+    return CPUOffloadPolicy()
 
 
 def _policy(plan: Plan) -> MixedPrecisionPolicy:

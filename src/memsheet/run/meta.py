@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 
-def materialize(model: nn.Module, device: str, at: Callable[[str], None] = lambda _: None) -> None:
+def materialize(model: nn.Module, device: str, at: Callable[[str], None] = lambda _: None, *, parameters: str | None = None) -> None:
     """Memory on ``device`` for everything that has none, in place: a tied tensor stays one tensor. Values are whatever was there.
 
-    ``at`` is told the module whose tensors come next, and nothing at the end.
+    ``at`` is told the module whose tensors come next, and nothing at the end. ``parameters``: another device for those.
     """
     names = {id(tensor): name.rpartition(".")[0] for name, tensor in (*model.named_parameters(), *model.named_buffers())}
     made: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # with what it was, whose address must not be another's
@@ -22,7 +22,8 @@ def materialize(model: nn.Module, device: str, at: Callable[[str], None] = lambd
             return tensor
         if id(tensor) not in made:
             at(names.get(id(tensor), ""))
-            made[id(tensor)] = (tensor, torch.empty_like(tensor, device=device))
+            place = parameters if parameters and isinstance(tensor, nn.Parameter) else device
+            made[id(tensor)] = (tensor, torch.empty_like(tensor, device=place))
         return made[id(tensor)][1]
 
     model._apply(with_memory)

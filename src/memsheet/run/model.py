@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -69,13 +70,27 @@ def without_layers(config: Any, left_out: range) -> Any:
 
 def build_model(config: Any, plan: Plan, device: str) -> nn.Module:
     """The model on ``device`` in the plan's dtype, in training mode, tied weights tied. Its values are whatever memory held."""
-    from transformers.initialization import no_init_weights
-
-    with default_dtype(torch_dtype(plan.precision.parameters, "precision.parameters")), no_init_weights(), torch.device(device):
+    with default_dtype(torch_dtype(plan.precision.parameters, "precision.parameters")), _as_it_is(), torch.device(device):
         model = _built(config, plan)
     model.tie_weights()
     result: nn.Module = model.train() if plan.task == "train" else model.eval()
     return result
+
+
+def _as_it_is() -> AbstractContextManager[None]:
+    """The library's own way to leave new tensors' values alone, which moved in 5.0."""
+    try:
+        home = import_module("transformers.initialization")
+    except ModuleNotFoundError:
+        home = import_module("transformers.modeling_utils")
+    found: AbstractContextManager[None] = home.no_init_weights()
+    return found
+
+
+def initialize(model: nn.Module) -> nn.Module:
+    """The values that the library's own classes begin with, in place."""
+    model.initialize_weights()  # type: ignore[operator]
+    return model
 
 
 def parameters_of(config: Mapping[str, Any], plan: Plan) -> int:

@@ -1,25 +1,61 @@
-"""Recompute in backward, by the model's own switch: each layer saves its input and runs its forward again."""
+"""Recompute in backward: by the model's own switch (each layer saves its input and runs its forward again), in stretches of layers, or
+of single modules.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from memsheet.errors import refuse
 from memsheet.run.model import layers_of
+from memsheet.run.stretches import apply_stretches
 from memsheet.spec.plan import Plan, RecomputeMode
 
 
 def apply_recompute(model: nn.Module, plan: Plan) -> None:
-    """Turn on what the plan asks for. Raises InputError for stretches of layers and for models without the switch."""
-    recompute = plan.recompute
-    if recompute.mode is RecomputeMode.NONE:
-        return
-    if recompute.segments or recompute.every > 1:
-        raise refuse("recompute", recompute.segments or recompute.every, "stretches of layers are not run yet", "recompute every layer")
+    """Turn on what the plan asks for. Raises InputError for models without the switch or without layers, and for names of no module."""
+    match plan.recompute.mode:
+        case RecomputeMode.SELECTIVE:
+            _modules(model, plan.recompute.modules)
+        case RecomputeMode.FULL if plan.recompute.stretched:
+            layers = layers_of(model)
+            if layers is None:
+                raise refuse("recompute", "full", f"{type(model).__name__} has no stack of layers")
+            apply_stretches(layers, plan.recompute.starts(len(layers)))
+        case RecomputeMode.FULL:
+            _own_switch(model, plan.recompute.layers)
+
+
+def _own_switch(model: nn.Module, first: int | None) -> None:
+    """Every layer by itself, or only the first so many."""
     if not getattr(model, "supports_gradient_checkpointing", False):
         raise refuse("recompute", "full", f"{type(model).__name__} cannot recompute its layers")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})  # type: ignore[operator]
     layers = layers_of(model)
-    if recompute.layers is not None and layers is not None:
-        for layer in list(layers)[recompute.layers :]:
+    if first is not None and layers is not None:
+        for layer in list(layers)[first:]:
             layer.gradient_checkpointing = False  # type: ignore[assignment]
+
+
+def _modules(model: nn.Module, names: Sequence[str]) -> None:
+    """Recompute each module whose last name is one of ``names``."""
+    found = {name: module for name, module in model.named_modules() if name.rpartition(".")[2] in names}
+    missing = set(names) - {name.rpartition(".")[2] for name in found}
+    if missing:
+        known = sorted({name for layer in layers_of(model) or () for name, _ in layer.named_children()})
+        raise refuse("recompute.modules", min(missing), f"names no module of {type(model).__name__}", f"a layer has {', '.join(known)}")
+    for module in found.values():
+        module.forward = partial(_again, module.forward)
+
+
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """A module's forward under a checkpoint, which looks for its device and for what it keeps among the arguments without names."""
+    if args:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    first = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+    return checkpoint(lambda tensor, **rest: forward(**{first: tensor}, **rest), kwargs.pop(first), use_reentrant=False, **kwargs)

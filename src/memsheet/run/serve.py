@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -79,8 +80,12 @@ class Generation:
 
 
 def begin(model: nn.Module, plan: Plan, cache: Any, device: str) -> Generation:
-    """Prompts of ``prompt_tokens`` (of ``max_model_len`` where nobody says), ready to be read."""
+    """Prompts of ``prompt_tokens`` (of ``max_model_len`` where nobody says), ready to be read.
+
+    Raises InputError for a library whose ``generate`` is not the one that is followed here.
+    """
     config: Any = model.config
+    _check_loop()
     prompt = plan.prompt_tokens if plan.prompt_tokens is not None else plan.max_model_len
     shape = (int(plan.max_sequences or 1), int(prompt or 0))
     made = Generation(model, plan, torch.randint(0, config.get_text_config().vocab_size, shape, device=device), cache)
@@ -92,6 +97,14 @@ def begin(model: nn.Module, plan: Plan, cache: Any, device: str) -> Generation:
         made.arguments["position_ids"] = _positions(shape, device)
     made.prompt = (made.ids, *(value for value in made.arguments.values() if isinstance(value, Tensor)))
     return made
+
+
+def _check_loop() -> None:
+    from transformers import GenerationMixin
+
+    if "is_first_iteration" not in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters:
+        hint = "transformers 5; training is run with 4 too"
+        raise refuse("transformers", version("transformers"), "generates in another way than the loop here", hint)
 
 
 def _positions(shape: tuple[int, int], device: str) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,12 +10,16 @@ import torch
 from torch import nn
 
 from memsheet.errors import refuse
+from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.model import layers_of
+from memsheet.run.offload import offloading
+from memsheet.run.scaler import build_scaler
 from memsheet.sheet import Instant
 from memsheet.spec.plan import Plan
 
 At = Callable[[Instant], None]
+Seen = Callable[[torch.Tensor], None]
 
 
 def tokens(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
@@ -70,16 +74,27 @@ def mark_loss(model: nn.Module, at: At) -> None:
 
 
 def train_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor], plan: Plan, at: At, *, device: str, micro: int
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch, plan: Plan, at: At, *, device: str, micro: int,
+    scaler: torch.amp.GradScaler | None = None, seen: Seen | None = None,
 ) -> None:  # fmt: skip
-    """Forward and backward over ``micro`` micro-batches, then the optimizer's step. ``at`` is told where the step is."""
-    for _ in range(micro):
+    """Forward and backward over ``micro`` micro-batches, then the optimizer's step.
+
+    ``at`` is told where the step is, ``seen`` each micro-batch's share of the step's loss. ``scaler``: of fp16, for all steps.
+    """
+    scaler = scaler or build_scaler(plan, device)
+    for part, share in micro_batches(batch, plan, micro):
         at(Instant.FORWARD)
-        with autocast(plan, device):
-            loss = model(**batch).loss
+        with offloading(model, plan), autocast(plan, device):
+            loss = model(**part).loss
+        if micro > 1:
+            loss = loss * share
+        if seen is not None:
+            seen(loss.detach())
         at(Instant.BACKWARD)
+        loss = scaler.scale(loss)
         loss.backward()
         del loss
     at(Instant.OPTIMIZER_STEP)
-    optimizer.step()
+    scaler.step(optimizer)
+    scaler.update()
     optimizer.zero_grad()

@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
+from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
-from memsheet.run.model import build_config, build_model
+from memsheet.run.loss import apply_loss
+from memsheet.run.model import build_config, build_model, initialize
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.recompute import apply_recompute
-from memsheet.run.step import At, mark_loss, tokens, train_step
+from memsheet.run.scaler import build_scaler
+from memsheet.run.step import At, Seen, mark_loss, tokens, train_step
 from memsheet.sheet import Instant
 from memsheet.spec.plan import Plan
 
+if TYPE_CHECKING:
+    from memsheet.run.ranks import RankTrainer
 
-def trainer(config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int) -> Callable[[], None]:
-    """A step to call, on random tokens. ``at`` is told where each step is; ``micro``: micro-batches before the optimizer's turn."""
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Trainer:
+    """What it takes to train: called, it takes one optimizer step.
+
+    ``at`` is told where each step is, ``seen`` each micro-batch's share of the loss; ``micro``: micro-batches before the optimizer's turn.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    tokens: Batch
+    plan: Plan
+    at: At
+    device: str
+    micro: int
+    scaler: torch.amp.GradScaler
+    seen: Seen | None = None
+
+    def __call__(self, batch: Batch | None = None) -> None:
+        """On the trainer's own tokens or on another batch: one micro-batch that serves again, or the whole step's rows."""
+        self.at(Instant.LOAD)
+        train_step(
+            self.model, self.optimizer, self.tokens if batch is None else batch, self.plan, self.at, device=self.device, micro=self.micro,
+            scaler=self.scaler, seen=self.seen,
+        )  # fmt: skip
+
+
+def trainer(config: Mapping[str, Any], plan: Plan, device: str, at: At, micro: int, seen: Seen | None = None) -> Trainer | RankTrainer:
+    """The model with random weights, its optimizer, and random tokens of a micro-batch."""
+    if plan.on_ranks:
+        from memsheet.run.ranks import rank_trainer
+
+        return rank_trainer(config, plan, device, at, micro, seen)
     settings = build_config(config, plan)
-    model = apply_adapter(apply_quantization(build_model(settings, plan, device), plan), plan)
+    model = initialize(build_model(settings, plan, device))
+    apply_loss(model, plan)
+    model = apply_adapter(apply_quantization(model, plan), plan)
     apply_recompute(model, plan)
-    optimizer = build_optimizer(model.parameters(), plan)
-    batch = tokens(settings, plan, device)
+    optimizer = build_optimizer(model.parameters(), plan, model)
+    own = tokens(settings, plan, device)
     mark_loss(model, at)
-
-    def step() -> None:
-        at(Instant.LOAD)
-        train_step(model, optimizer, batch, plan, at, device=device, micro=micro)
-
-    return step
+    return Trainer(
+        model=model, optimizer=optimizer, tokens=own, plan=plan, at=at, device=device, micro=micro, scaler=build_scaler(plan, device), seen=seen
+    )  # fmt: skip

@@ -50,8 +50,8 @@ LORA_TARGETS = {
 }  # fmt: skip
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused
 UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "compile": (False,), "optimizer_in_backward": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
-    "context_parallel_comm": (), "fp8.recipe": (), "fp8.param_storage": (), "fp8.all_gather": (), "recompute.modules": (),
+    "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
+    "context_parallel_comm": (), "fp8.recipe": (), "fp8.param_storage": (), "fp8.all_gather": (),
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (), "serving.fused_moe": (),
@@ -75,7 +75,7 @@ NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quanti
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
     "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (),
-    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",),
+    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "recompute.modules": (),
     "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
     "offload.activations": (False,),
 }  # fmt: skip

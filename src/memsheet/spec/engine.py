@@ -41,6 +41,8 @@ class Engine:
     sharding: Sharding
     default_precision: str
     precisions: tuple[str, ...]
+    takes_remainder: bool = False  # a step's last micro-batch may be smaller than the others
+    steps_in_backward: bool = False  # its optimizers can step a parameter when its gradient arrives
     autocast: bool  # parameters kept in fp32 are cast operation by operation, copies cached until forward ends
     attention: tuple[AttentionKind, ...] = (AttentionKind.SDPA, AttentionKind.EAGER, AttentionKind.FLASH)
     losses: tuple[Loss, ...] = (Loss.PLAIN, Loss.FUSED)

@@ -89,12 +89,26 @@ class Precision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """``every``: k-th layers are recomputed; ``segments``: the stack cut into k segments, each recomputed whole."""
+    """``every``: stretches of so many layers are recomputed together; ``segments``: the stack cut into so many stretches; ``layers``: only
+    the first so many are recomputed, each on its own; ``modules``: selective, every module of these names.
+    """
 
     mode: RecomputeMode = RecomputeMode.NONE
     every: int = 1
     layers: int | None = None
     segments: int | None = None
+    modules: tuple[str, ...] = ()
+
+    @property
+    def stretched(self) -> bool:
+        """Whether several layers are recomputed together."""
+        return self.mode is RecomputeMode.FULL and (self.segments is not None or self.every > 1)
+
+    def starts(self, layers: int) -> tuple[int, ...]:
+        """The first layer of each stretch; segments differ by one layer at most."""
+        if self.segments is None:
+            return tuple(range(0, layers, self.every))
+        return tuple(number * layers // self.segments for number in range(self.segments))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +175,12 @@ class Plan:
     max_sequences: Count | None = None
     prompt_tokens: Count | None = None
     phase: str | None = None
+    optimizer_in_backward: bool = False
+
+    @property
+    def on_ranks(self) -> bool:
+        """Whether it runs in a process group: on several ranks, or by an engine that is made for them."""
+        return bool(self.mesh.gpus > 1) or self.engine == "fsdp2"
 
     @property
     def accumulation(self) -> Count:
@@ -169,3 +189,10 @@ class Plan:
             return 1
         per_pass = self.microbatch * self.mesh.data_parallel
         return maximum(1, ceil_div(self.global_batch, maximum(1, per_pass)))
+
+    @property
+    def last_microbatch(self) -> Count:
+        """Sequences of the last micro-batch of a step, which is smaller where the global batch is no multiple."""
+        if self.global_batch is None:
+            return self.microbatch
+        return self.global_batch // self.mesh.data_parallel - self.microbatch * (self.accumulation - 1)

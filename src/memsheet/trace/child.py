@@ -10,16 +10,23 @@ import json
 import os
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NoReturn
 
 from memsheet.errors import InputError, Problem, printable
+from memsheet.trace import launch
 
-ANSWERS = ("memsheet.trace.requests", "memsheet.measure.requests")
+ANSWERS = ("memsheet.trace.requests", "memsheet.measure.requests", "memsheet.measure.ranks")
 """Who can answer: each has a function ``answer(request)``."""
 
 
 def main() -> NoReturn:
-    """Answer one request. Always one object: ``{"timelines": [...]}``, ``{"problems": [...]}`` or ``{"failure": {...}}``."""
+    """Answer one request. Always one object: ``{"timelines": [...]}``, ``{"problems": [...]}`` or ``{"failure": {...}}``.
+
+    With a folder as its argument it is one of several ranks: the request lies there, and the answer is left there.
+    """
+    if len(sys.argv) > 1:
+        _answer_in(Path(sys.argv[1]))
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     request = json.load(sys.stdin)
@@ -28,6 +35,17 @@ def main() -> NoReturn:
     answer.close()
     sys.stderr.flush()
     os._exit(0)  # threads that the traced code left behind are not waited for
+
+
+def _answer_in(folder: Path) -> NoReturn:
+    """Leave an answer beside those of the other ranks. A failure is also an exit code, so that torchrun ends the others."""
+    request = json.loads((folder / launch.REQUEST).read_text(encoding="utf-8"))
+    _limit(request["memory_bytes"])
+    found = _answered(request if launch.is_first() else {**request, "progress": None})
+    launch.write_answer(folder, found)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if launch.failed(found) else 0)
 
 
 def _limit(memory_bytes: int) -> None:

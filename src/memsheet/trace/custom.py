@@ -53,9 +53,9 @@ def function_in(name: str) -> Build:
 
 def trace_custom(build: Build, how: How) -> Timeline:
     """The timeline of the second call of the step that ``build`` makes."""
-    with recording(how) as recorder, torch.device(how.device), _watching(recorder) as found:
+    with recording(how) as recorder, torch.device(how.device), watching(recorder) as found:
         recorder.line = own_line
-        module, optimizer, step = _unpacked(build())
+        module, optimizer, step = unpacked(build())
         for number in range(STEPS):
             found.begin(module, optimizer, last=number == STEPS - 1)
             step()
@@ -66,7 +66,7 @@ def trace_custom(build: Build, how: How) -> Timeline:
     return timeline(recorder)
 
 
-def _unpacked(made: Any) -> tuple[nn.Module | None, Any, Callable[[], Any]]:
+def unpacked(made: Any) -> tuple[nn.Module | None, Any, Callable[[], Any]]:
     if isinstance(made, tuple) and len(made) == 3 and callable(made[2]):
         return made
     if callable(made) and not isinstance(made, nn.Module):
@@ -136,7 +136,7 @@ def _in_backward() -> bool:
 
 
 @contextmanager
-def _watching(recorder: Recorder) -> Iterator[_Found]:
+def watching(recorder: Recorder) -> Iterator[_Found]:
     """Follow modules, backward passes and optimizers wherever they are called."""
     found = _Found(recorder)
     run = torch.autograd.graph._engine_run_backward

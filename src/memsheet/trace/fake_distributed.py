@@ -82,6 +82,28 @@ def pipelining() -> tuple[Patch, ...]:
     return (Patch(schedule, "_warmup_p2p", decided, "a stage would wait for its neighbours' numbers"),)
 
 
+class _Works(list[Any]):
+    """Sends under way, and what they send."""
+
+    sent: Sequence[torch.Tensor] = ()
+
+
+def sends() -> tuple[Patch, ...]:
+    """Gloo's work of a send holds its tensor for as long as somebody holds the work (ProcessGroupGloo.cpp, SendWork), which a schedule
+    does until its next send (pipelining/schedules.py, ``send_work``); NCCL's lets go when it is waited for.
+    """
+    from torch.distributed.pipelining import schedules
+
+    start = schedules._batch_p2p
+
+    def started(operations: Sequence[Any], desc: str | None = None) -> _Works:
+        works = _Works(start(list(operations), desc))
+        works.sent = [operation.tensor for operation in operations if operation.op is torch.distributed.isend]
+        return works
+
+    return (Patch("torch.distributed.pipelining.schedules", "_batch_p2p", started, "what is being sent would be gone"),)
+
+
 # ---- DistributedDataParallel --------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +136,13 @@ def _done(bucket: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 def alone(replica: Any) -> None:
     """Let a DistributedDataParallel module do without its peers: buckets are reduced in place, at once."""
     replica.register_comm_hook(None, lambda _, bucket: _done(bucket.buffer()))
-    replica.logger, replica.reducer = _Silent(), _Settled(replica.reducer)
+    replica.logger = _Silent()
+    settled(replica)
+
+
+def settled(replica: Any) -> None:
+    """Let a DistributedDataParallel module keep the buckets that it was made with."""
+    replica.reducer = _Settled(replica.reducer)
 
 
 # ---- the process group --------------------------------------------------------------------------------------------------------
@@ -131,7 +159,8 @@ def distributed(world_size: int, rank: int, device: str = "cuda") -> Iterator[St
 
     streams = Streams()
     without_driver = device == "cuda" and not torch.cuda.is_available()
-    with applied((*(runtime(streams) if without_driver else ()), *bookkeeping(), *collectives(), *pipelining(), *balanced())):
+    driver, kept = runtime(streams) if without_driver else (), sends() if device == "cpu" else ()
+    with applied((*driver, *kept, *bookkeeping(), *collectives(), *pipelining(), *balanced())):
         _forget()
         hook = sys.excepthook  # torch prints the rank before every traceback from now on
         dist.init_process_group(backend="fake", rank=rank, world_size=world_size, store=FakeStore())
@@ -141,6 +170,13 @@ def distributed(world_size: int, rank: int, device: str = "cuda") -> Iterator[St
             dist.destroy_process_group()
             sys.excepthook = hook
             _forget()
+
+
+@contextmanager
+def among_others() -> Iterator[None]:
+    """Be recorded as one of several ranks that are there: what torch computes about ranks and shapes stays out of sight."""
+    with applied(bookkeeping()):
+        yield
 
 
 def _forget() -> None:

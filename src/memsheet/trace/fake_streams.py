@@ -85,6 +85,10 @@ def _first(*_: Any, **__: Any) -> int:
     return 0
 
 
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
 def _no_state(*_: Any, **__: Any) -> torch.Tensor:
     with _disable_current_modes():
         return torch.empty(0, dtype=torch.uint8)
@@ -103,4 +107,6 @@ def runtime(streams: Streams) -> tuple[Patch, ...]:
         Patch("torch.accelerator", "current_device_index", _first, why),
         Patch("torch.accelerator", "current_stream", streams.current, why),
         Patch("torch.Tensor", "record_stream", nothing, "it would be the CUDA allocator's"),
+        Patch("torch.Tensor", "pin_memory", torch.Tensor.clone, "the CUDA runtime pins the host's memory"),
+        Patch("torch.Tensor", "is_pinned", _no, why),
     )

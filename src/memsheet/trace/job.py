@@ -10,12 +10,16 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.run.adapters import apply_adapter, apply_quantization
-from memsheet.run.model import build_config, build_model, without_layers
+from memsheet.run.data import batches
+from memsheet.run.loss import apply_loss
+from memsheet.run.model import build_config, build_model, initialize, without_layers
 from memsheet.run.optimizer import build_optimizer
 from memsheet.run.recompute import apply_recompute
-from memsheet.run.step import mark_loss, tokens, train_step
+from memsheet.run.scaler import build_scaler
+from memsheet.run.step import mark_loss, train_step
 from memsheet.sheet import Component, Instant
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Storage, Timeline
@@ -32,11 +36,12 @@ MICRO = 2  # micro-batches after the second are like it: gradients are there
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class How:
-    """How a trace is made. ``device``: "cuda" or "cpu"; ``fake``: without memory; ``scratch``: with what kernels hide."""
+    """How a trace is made. ``device``: "cuda" or "cpu"; ``fake``: without memory; ``scratch``: with what kernels hide; ``text``: to train on."""
 
     device: str = "cuda"
     fake: bool = True
     scratch: bool = True
+    text: bytes | None = None
 
 
 @contextmanager
@@ -61,7 +66,7 @@ def recording(how: How) -> Iterator[Recorder]:
 
 def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None = None) -> Timeline:
     """The timeline of one rank that trains the model of ``config`` as ``plan`` says. ``depth``: layers that may stand for others."""
-    if depth is not None and plan.recompute.layers is None:
+    if depth is not None and plan.recompute.layers is None and not plan.recompute.stretched:
         with suppress(NotUniformError):
             return deepen(shallow(_recorded(config, plan, how, depth), depth.period), depth)
     return timeline(_recorded(config, plan, how, None))
@@ -74,13 +79,17 @@ def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | No
             without_layers(settings, depth.left_out)
         modules = Modules(recorder)
         model = build_model(settings, plan, how.device)
+        if not how.fake:
+            with _disable_current_modes():  # values alone: no step is recorded yet
+                initialize(model)
+        apply_loss(model, plan)
         model = apply_adapter(apply_quantization(model, plan), plan)
         apply_recompute(model, plan)
         modules.watch(model)
         claim_parameters(recorder, model)
         watch_gradients(recorder, model)
-        optimizer = build_optimizer(model.parameters(), plan)
-        batch = tokens(settings, plan, how.device)
+        optimizer = build_optimizer(model.parameters(), plan, model)
+        batch = next(batches(settings, plan, how.device, text=how.text))
         for name, tensor in batch.items():
             recorder.claim(tensor, Component.INPUTS, name)
         steps(recorder, modules, model, optimizer, batch, plan, how)
@@ -99,12 +108,15 @@ def steps(
             claim_states(recorder, model, optimizer)
         recorder.mark(instant)
 
+    scaler = build_scaler(plan, how.device)
     for step in range(STEPS):
         if step == STEPS - 1:
             claim_states(recorder, model, optimizer)
+            for made in (getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")):
+                recorder.claim(made, Component.OPTIMIZER_STATES, "grad_scaler")
             recorder.marks.clear()
             at(Instant.LOAD)
-        train_step(model, optimizer, batch, plan, at, device=how.device, micro=min(int(plan.accumulation), MICRO))
+        train_step(model, optimizer, batch, plan, at, device=how.device, micro=min(int(plan.accumulation), MICRO), scaler=scaler)
     modules.outside()
     recorder.stop()
 

@@ -160,6 +160,8 @@ def claim_states(recorder: Recorder, model: nn.Module, optimizer: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             recorder.claim(parameter.grad, Component.GRADIENTS, name.rpartition(".")[0])
+    for parameter, master in getattr(optimizer, "masters", {}).items():
+        recorder.claim(master, Component.MASTER_WEIGHTS, names.get(parameter, "optimizer"))
     for parameter, state in getattr(optimizer, "state", {}).items():
         for value in state.values() if isinstance(state, dict) else ():
             recorder.claim(value, Component.OPTIMIZER_STATES, names.get(parameter, "optimizer"))

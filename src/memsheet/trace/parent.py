@@ -19,7 +19,7 @@ from memsheet.units import GIB
 MEMORY_BYTES, TIME_S = 4 * GIB, 600
 """A trace of the largest models takes well under 1 GiB and a minute; beyond these something is wrong."""
 
-_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     try:
         with TemporaryFile("w+", encoding="utf-8", errors="replace") as said:  # a pipe would be waited for as long as a program holds it
             done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
-                command, input=asked, stdout=subprocess.PIPE, stderr=said, text=True, timeout=time_s, env={**os.environ, **_ENVIRONMENT},
+                command, input=asked, stdout=subprocess.PIPE, stderr=said, text=True, timeout=time_s, env={**os.environ, **ENVIRONMENT},
                 check=False,
             )  # fmt: skip
             said.seek(0)
@@ -49,8 +49,8 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     if request.get("debug"):
         sys.stderr.write(done.stderr)
     if done.returncode != 0 or not done.stdout:
-        raise _died(done)
-    return _read(json.loads(done.stdout))
+        raise died(done)
+    return read_answer(json.loads(done.stdout))
 
 
 def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> list[Traced]:
@@ -67,7 +67,7 @@ def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseExce
     _, status = os.waitpid(child, 0)
     if not text:
         raise refuse("trace", None, f"ended with {os.waitstatus_to_exitcode(status)} and said nothing")
-    return _read(json.loads(text))
+    return read_answer(json.loads(text))
 
 
 def _answer_and_leave(write: int, run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> NoReturn:
@@ -81,7 +81,7 @@ def _answer_and_leave(write: int, run: Callable[[], dict[str, Any]], explain: Ca
     os._exit(0)
 
 
-def _read(document: Mapping[str, Any]) -> list[Traced]:
+def read_answer(document: Mapping[str, Any]) -> list[Traced]:
     if problems := document.get("problems"):
         raise InputError(tuple(Problem(**problem) for problem in problems))
     if failure := document.get("failure"):
@@ -93,8 +93,8 @@ _NO_MEMORY = ("MemoryError", "bad_alloc", "Memory allocation", "Cannot allocate 
 """How Python, C++, OpenBLAS, the system and its loader say that there is none left."""
 
 
-def _died(done: subprocess.CompletedProcess[str]) -> InputError:
-    """The child is gone without an answer."""
+def died(done: subprocess.CompletedProcess[str]) -> InputError:
+    """What to say where a child, or the launcher of several, is gone without an answer."""
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")
     if any(word in done.stderr for word in _NO_MEMORY) or done.returncode == -signal.SIGKILL:
         return refuse("trace", None, "ran out of the memory it may take", "--memory-limit gives it more")

@@ -78,6 +78,11 @@ def _rewrap(self: torch.nn.Module, fn: Callable[[Any], Any], recurse: bool = Tru
     return self
 
 
+def _finite(_: Any, optimizer: torch.optim.Optimizer, __: Any, *args: Any, **kwargs: Any) -> Any:
+    """The optimizer's turn, as when no gradient overflowed (torch amp/grad_scaler.py, which asks for the value)."""
+    return optimizer.step(*args, **kwargs)
+
+
 _grouped_mm_of_bf16 = _meta_registrations._meta_grouped_mm_common
 
 
@@ -105,6 +110,7 @@ CUDA = (
 )
 FAKE = (
     Patch("torch.nn.Module", "_apply", _rewrap, "fake parameters cannot be swapped"),
+    Patch("torch.amp.GradScaler", "_maybe_opt_step", _finite, "a fake gradient does not say whether it is finite"),
     Patch("torch._meta_registrations", "_meta_grouped_mm_common", _grouped_mm, "experts would have to be bf16"),
 )
 UNPADDED = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -57,6 +58,17 @@ class Row:
             self.component = component
             if path is not None:
                 self.path, self.part, self.owner = path, "", path
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Where an operation failed: it, its module, and by number the rows that were there, of them those that wait for backward."""
+
+    recorder: Recorder
+    op: str
+    path: str
+    held: frozenset[int]
+    kept: frozenset[int]
 
 
 class Recorder(TorchDispatchMode):
@@ -186,6 +198,12 @@ class Recorder(TorchDispatchMode):
         elif before is not None:  # a fake storage does not know its device
             self._emptied[address] = weakref.ref(storage, lambda _: self._emptied.pop(address, None))
 
+    def _stopped(self, op: str) -> Stop:
+        held = frozenset(self._references)
+        forward = self.instant in (Instant.FORWARD, Instant.LOSS)
+        kept = {number for number in held if number >= self._forward_from} if forward else self._waiting & held
+        return Stop(self, op, self.where() or self._for, held, frozenset(kept))
+
     # ---- the mode -----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
@@ -195,11 +213,15 @@ class Recorder(TorchDispatchMode):
             return args[0]
         if func in _FILL and self._in_backward() and _caller(sys._getframe(1)) == _ENGINE:
             func = _FILL[func]
-        out = func(*args, **(kwargs or {}))
+        name = func._overloadpacket._qualified_op_name.replace("::", ".")
+        try:
+            out = func(*args, **(kwargs or {}))
+        except (MemoryError, RuntimeError) as error:  # whoever catches it may ask what was there
+            error.stop = self._stopped(name)  # type: ignore[union-attr]
+            raise
         if func in _SILENT:
             return out
         self.operations += 1
-        name = func._overloadpacket._qualified_op_name.replace("::", ".")
         for place, tensor in enumerate(tree_iter(out)):
             if not self.where():
                 self._for = self._owner(args, place)

@@ -48,10 +48,10 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
         modules.watch(model)
         claim_parameters(recorder, model)
         recorder.mark(Instant.LOAD)
-        slots = _Slots(recorder)
+        slots = Slots(recorder)
         if plan.phase != "load":
             with autocast(plan, how.device):
-                _generate(slots, model, plan, build_cache(settings, plan, kind), how.device)
+                generate(slots, model, plan, build_cache(settings, plan, kind), how.device)
         if recorder.end is None:
             recorder.stop()
     return slots.finished()
@@ -73,7 +73,7 @@ def _generates(model: nn.Module) -> bool:
     return able is not None and able() and not config.is_encoder_decoder
 
 
-def _generate(slots: _Slots, model: nn.Module, plan: Plan, cache: Any, device: str) -> None:
+def generate(slots: Slots, model: nn.Module, plan: Plan, cache: Any, device: str) -> None:
     """The prompt, the jump to the end, the last tokens."""
     recorder, full = slots.recorder, int(plan.max_model_len or 0)
     recorder.mark(Instant.PREFILL)
@@ -149,7 +149,7 @@ class _Fill:
 # ---- names ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Slots:
+class Slots:
     """Which storages a cache holds after each step, and which of them replaced which."""
 
     def __init__(self, recorder: Recorder) -> None:

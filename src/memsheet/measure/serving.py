@@ -1,0 +1,76 @@
+"""Prefill and decode on a real device: counted by the device itself, timed, and recorded as the trace records them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from memsheet.run.adapters import apply_quantization
+from memsheet.run.model import build_config, build_model
+from memsheet.run.serve import Generation, begin, build_cache, cache_kind, for_decode, step
+from memsheet.run.step import autocast
+from memsheet.sheet import Component, Instant
+from memsheet.spec.plan import Plan
+from memsheet.trace.serving_job import Slots, generate
+
+Marked = Callable[[Instant | None], None]
+
+
+class _Nobody:
+    """In a recorder's place: only where generation is, is told."""
+
+    def __init__(self, at: Marked) -> None:
+        self.mark = at
+
+    def row_of(self, _: Any) -> None:
+        return None
+
+    def claim(self, tensor: Any, component: Component, path: str) -> None:
+        del tensor, component, path
+
+    def stop(self) -> None:
+        self.mark(None)
+
+
+@contextmanager
+def _served(config: Mapping[str, Any], plan: Plan, device: str) -> Iterator[tuple[Any, Any]]:
+    """The model, and a cache of the plan's kind."""
+    settings = build_config(config, plan)
+    with torch.no_grad():
+        model = apply_quantization(build_model(settings, plan, device), plan)
+        with autocast(plan, device):
+            yield model, build_cache(settings, plan, cache_kind(plan, None))
+
+
+def run_once(config: Mapping[str, Any], plan: Plan, device: str, at: Marked) -> None:
+    """The prompt, the jump to the end, the last tokens, with nobody watching but whoever is told where it is."""
+    with _served(config, plan, device) as (model, cache):
+        at(Instant.LOAD)
+        if plan.phase != "load":
+            nobody: Any = _Nobody(at)
+            generate(Slots(nobody), model, plan, cache, device)
+
+
+def timed(config: Mapping[str, Any], plan: Plan, device: str, tokens: int) -> dict[str, Any]:
+    """Seconds of a prompt and of each of ``tokens`` tokens after it; the first of each is not counted."""
+    with _served(config, plan, device) as (model, cache):
+        generation = begin(model, plan, cache, device)
+        prefill_s = [_seconds(generation, device, first=True)]
+        with for_decode(model):
+            decode_s = [_seconds(generation, device) for _ in range(tokens + 1)][1:]
+    del cache, generation
+    with _served(config, plan, device) as (model, cache):
+        prefill_s.append(_seconds(begin(model, plan, cache, device), device, first=True))
+    return {"prefill_s": min(prefill_s), "decode_s": decode_s}
+
+
+def _seconds(generation: Generation, device: str, *, first: bool = False) -> float:
+    start = time.perf_counter()
+    step(generation, first=first)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -1,0 +1,14 @@
+"""fp16 autocast's gradient scaler: the loss is made larger so that small gradients are no zeros, and a step that overflowed is left out."""
+
+from __future__ import annotations
+
+import torch
+
+from memsheet.spec.dtypes import FP16
+from memsheet.spec.plan import Plan
+
+
+def build_scaler(plan: Plan, device: str) -> torch.amp.GradScaler:
+    """Torch's own scaler; one that does nothing for every precision but fp16 autocast."""
+    scales = plan.engine == "transformers" and plan.precision.casts and plan.precision.compute is FP16
+    return torch.amp.GradScaler(device, enabled=scales)

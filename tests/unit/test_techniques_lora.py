@@ -1,0 +1,66 @@
+"""Adapters on a frozen base: they alone train, and little else than their gradients and states is left of what training keeps."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("peft")
+
+from memsheet.sheet import Component, Instant  # noqa: E402
+from technique_runs import DEEP, at, corpus, falls, gradients, predicted, recorded, training  # noqa: E402
+
+LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LORA = {"lora_rank": 4}
+NEAR = 0.002  # of the peak: padded labels
+
+
+def test_a_loss_falls_and_the_base_stays():
+    step, losses = training(lora_rank=16, lora_targets=LINEAR, precision="fp32")
+    before = {name: p.detach().clone() for name, p in step.model.named_parameters()}
+    for _ in range(40):
+        step(corpus(2))
+    assert losses[-1] < losses[0] - 0.02
+    moved = {name for name, p in step.model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved
+    assert all("lora_" in name for name in moved)
+
+
+def test_the_first_loss_is_the_bases():
+    """B begins as zeros, so the branch adds nothing, and the gradient of A is none yet."""
+    (plain, expected), (adapted, found) = training(precision="fp32"), training(precision="fp32", **LORA)
+    gradients(plain, corpus(2))
+    made = gradients(adapted, corpus(2))
+    assert found == expected
+    assert made
+    assert all((gradient == 0).all() == ("lora_A" in name) for name, gradient in made.items())
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast", "bf16-pure"])
+@pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("o_proj", "down_proj"), LINEAR], ids="+".join)
+def test_every_instant_is_as_predicted(targets, precision, recompute):
+    """Also of layers whose input autocast has lowered already, which peft raises to the adapters' dtype."""
+    how = {"config": DEEP, "seq_len": 64, "lora_targets": targets, "precision": precision, "recompute": recompute, **LORA}
+    found, expected = at(recorded(**how)), at(predicted(**how))
+    assert {key: size for key, size in found.items() if abs(expected[key] - size) > NEAR * max(found.values())} == {}
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16-autocast"])
+def test_what_it_saves_is_what_is_predicted(precision):
+    how = {"config": DEEP, "seq_len": 64, "precision": precision}
+    plain = recorded(**how).peak.value
+    saved, promised = (of(**how).peak.value - of(**how, **LORA).peak.value for of in (recorded, predicted))
+    assert saved > 0.2 * plain
+    assert abs(saved - promised) <= NEAR * plain
+
+
+def test_states_are_those_of_adapters():
+    for of in (recorded, predicted):
+        items = [item for item in of(**LORA).items if item.component is Component.OPTIMIZER_STATES and item.at[Instant.LOAD].value]
+        assert items
+        assert all("lora_" in item.path for item in items)
+
+
+def test_a_loss_falls_under_recompute_and_autocast():
+    first, last = falls(40, lora_rank=16, lora_targets=LINEAR, recompute="full", precision="bf16-autocast")
+    assert last < first - 0.02

@@ -1,0 +1,199 @@
+"""A plan up the ladder: scaled down with everything else kept, three witnesses side by side, the worst term named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+from memsheet.report.bars import Look
+from memsheet.report.verification import BAR, Rung, Seen, Verification, verification_document, worst_term
+from memsheet.report.verification_table import render_verification
+from memsheet.resolve import resolve
+from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
+from memsheet.spec.names import request_from
+from memsheet.spec.plan import Schedule
+from memsheet.verify.scaled import layers_of, scaled, shallower, shrinkage
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "plans" / "llama-tiny-fsdp2.json"
+
+
+def plan_of(**options):
+    return resolve({**request_from({"seq_len": 64, **options}), "task": "train"}, None, real=True).plan
+
+
+# ---- scaling down ------------------------------------------------------------------------------------------------------------
+
+WIDE = {
+    "engine": "fsdp2",
+    "zero": 3,
+    "dp_replicate": 2,
+    "dp_shard": 8,
+    "tp": 4,
+    "pp": 2,
+    "schedule": "1f1b",
+    "microbatch": 2,
+    "global_batch": 128,
+}
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3, 4, 8, 100, 1000])
+def test_a_scaled_plan_fits_the_processes_and_is_legal(processes):
+    whole = plan_of(**WIDE)
+    small = scaled(whole, processes)
+    assert small.mesh.gpus <= max(processes, 1)
+    assert small.mesh.gpus * 2 > min(processes, whole.mesh.gpus)  # no smaller than it must be
+    kept = replace(
+        small, mesh=whole.mesh, global_batch=whole.global_batch, schedule=whole.schedule, layers_per_stage=whole.layers_per_stage
+    )
+    assert kept == whole
+    assert small.accumulation == whole.accumulation
+
+
+def test_what_an_engine_is_chosen_for_goes_last():
+    assert scaled(plan_of(**WIDE), 2).mesh.dp_shard == 2
+    assert shrinkage(plan_of(**WIDE), scaled(plan_of(**WIDE), 2)) == "dp_replicate 2 → 1, pp 2 → 1, tp 4 → 1, dp_shard 8 → 2"
+
+
+def test_a_plan_that_fits_is_left_alone():
+    whole = plan_of(**WIDE)
+    assert scaled(whole, 128) is whole
+    assert shrinkage(whole, whole) == ""
+
+
+def test_a_schedule_without_stages_goes_and_with_them_stays():
+    whole = plan_of(engine="fsdp2", zero=3, pp=4, schedule="1f1b", global_batch=16)
+    assert scaled(whole, 2).schedule is Schedule.ONE_F_ONE_B
+    assert scaled(whole, 1).schedule is None
+
+
+def test_replicas_without_others_share_nothing():
+    assert scaled(plan_of(engine="transformers", dp_shard=4, zero=1), 1).zero == 0
+
+
+def test_fewer_layers_and_what_lists_say_of_them():
+    config = {"num_hidden_layers": 4, "layer_types": ["a", "b", "a", "b"], "hidden_size": 8, "eos_token_id": [1, 2]}
+    assert shallower(config, 2) == {"num_hidden_layers": 2, "layer_types": ["a", "b"], "hidden_size": 8, "eos_token_id": [1, 2]}
+    assert (layers_of(config), layers_of({}), layers_of({"n_layer": 2, "num_layers": 2})) == (4, None, None)
+
+
+# ---- side by side ------------------------------------------------------------------------------------------------------------
+
+
+def sheet(witness, **sizes):
+    items = [
+        Item(Component(name), f"model.{name}/x", {Instant.BACKWARD: Bytes.exact(size)}, Derived("a test")) for name, size in sizes.items()
+    ]
+    return Sheet(rank=0, witness=witness, items=tuple(items))
+
+
+PREDICTED = sheet(Witness.PREDICTED, parameters=1000, gradients=500)
+MEASURED = sheet(Witness.MEASURED, parameters=1000, gradients=400, unexplained=50)
+
+
+def verification(predicted, measured):
+    seen = Seen(rank=0, stage=0, predicted=predicted, measured=measured)
+    rung = Rung(name="one process", what="", device="cpu", plan=plan_of(), ranks=(seen,))
+    return Verification(model="m", plan=plan_of(), rungs=(rung,))
+
+
+def test_the_worst_term_goes_the_way_of_the_error():
+    term = worst_term(PREDICTED, MEASURED, Instant.BACKWARD)
+    assert (term.component, term.path, term.predicted_bytes, term.found_bytes) == (Component.GRADIENTS, "model.gradients", 500, 400)
+    assert term.share == pytest.approx(100 / 1450)
+    assert worst_term(MEASURED, PREDICTED, Instant.BACKWARD).share < 0
+    assert worst_term(MEASURED, MEASURED, Instant.BACKWARD) is None
+
+
+def test_a_prediction_beyond_the_bar_is_off_and_says_why():
+    found = verification(PREDICTED, MEASURED)
+    assert found.worst[1].error == pytest.approx(50 / 1450)
+    assert not found.holds
+    screen = render_verification(found, Look(width=80))
+    assert screen.startswith("OFF")
+    assert "gradients model.gradients" in screen
+    assert "+3.45%" in screen
+
+
+def test_a_prediction_within_the_bar_holds():
+    found = verification(MEASURED, MEASURED)
+    assert found.holds
+    assert render_verification(found, Look(width=80)).startswith("VERIFIED")
+
+
+def test_a_rung_that_was_not_run_verifies_nothing():
+    empty = Verification(
+        model="m",
+        plan=plan_of(),
+        rungs=(Rung(name="one process", what="", device="cpu", plan=plan_of(), refused={"measured": "too much"}),),
+    )
+    assert not empty.holds
+    screen = render_verification(empty, Look(width=80))
+    assert screen.startswith("NOT COMPARED")
+    assert "too much" in screen
+
+
+def test_the_document_has_every_witness_and_instant():
+    document = verification_document(verification(PREDICTED, MEASURED))
+    (rung,) = document["rungs"]
+    (rank,) = rung["ranks"]
+    assert (rank["predicted_bytes"], rank["traced_bytes"], rank["measured_bytes"]) == (1500, None, 1450)
+    assert rank["instants"] == [{"instant": "backward", "predicted_bytes": 1500, "traced_bytes": None, "measured_bytes": 1450}]
+    assert rank["worst_term"]["component"] == "gradients"
+    assert json.loads(json.dumps(document)) == document
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def somewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def written(folder, document):
+    (folder / "plan.json").write_text(json.dumps(document))
+    return str(folder / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"seq_len": 64}, "model"),
+        ({"model": "llama-tiny"}, "seq_len"),
+        ({"model": "llama-tiny", "seq_len": 64, "nonsense": 1}, "nonsense"),
+        ({"model": "llama-tiny", "task": "infer", "serving": {"max_model_len": 64}}, "max_model_len"),
+    ],
+)
+def test_a_plan_that_cannot_be_verified_is_refused(somewhere, capsys, document, field):
+    assert main(["verify", written(somewhere, document)]) == 2
+    assert field in capsys.readouterr().err
+    assert not (somewhere / "records").exists()
+
+
+def test_more_than_a_processor_can_afford_is_said(somewhere, capsys):
+    pytest.importorskip("torch")
+    plan = {"model": "llama-tiny", "seq_len": 64, "schema": "memsheet/plan/1"}
+    assert main(["verify", written(somewhere, plan), "--operations", "1", "--json"]) == 0  # the trace agrees
+    document = json.loads(capsys.readouterr().out)
+    assert "more than --operations 1 allows" in document["rungs"][1]["refused"]["measured"]
+    assert document["rungs"][1]["ranks"] == []
+
+
+@pytest.mark.slow
+def test_the_example_is_verified_by_two_processes(somewhere, capsys):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    assert main(["verify", str(EXAMPLE), "--json", "--records", "found"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {json.loads(file.read_text())["schema"] for file in (somewhere / "found").iterdir()} == {"memsheet/record/1"}
+    assert len(list((somewhere / "found").iterdir())) == 2
+    trace, alone, several = document["rungs"]
+    assert [len(rung["ranks"]) for rung in (trace, alone, several)] == [1, 1, 2]
+    assert several["plan"]["mesh"]["dp_shard"] == 2
+    for rung in document["rungs"]:
+        for rank in rung["ranks"]:
+            assert abs(rank["error"]) < BAR
+            assert rung is trace or abs(rank["trace_error"]) < BAR
