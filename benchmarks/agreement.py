@@ -4,7 +4,7 @@
 
 Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs most at any instant, as
 a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them; ``--small`` shrinks the models. Nothing
-is asserted; ``--device cpu`` compares a processor's kernels on one device; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
+is asserted; ``--device cpu`` compares a processor's kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
-from memsheet.sheet import OUTSIDE_TENSORS, Component, Instant, Sheet
+from memsheet.sheet import NOTHING, Sheet, held
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
@@ -53,6 +53,7 @@ PLACES: dict[str, tuple[Options, tuple[str, ...]]] = {
     "fsdp2 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8}, ("fsdp2-mixed", "bf16-pure")),
     "fsdp2 64 tp 8": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8, "tp": 8}, ("fsdp2-mixed", "bf16-pure")),
     "fsdp2 64 tp 4": ({"engine": "fsdp2", "zero": 3, "dp_shard": 16, "tp": 4}, ("fsdp2-mixed", "bf16-pure")),
+    "fsdp2 8 lora": ({"engine": "fsdp2", "zero": 3, "dp_shard": 8, **ADAPTER}, ("fsdp2-mixed", "bf16-pure")),
     "lora": (ADAPTER, ("bf16-autocast", "bf16-pure")),
     "qlora": ({**ADAPTER, "quantize": "nf4"}, ("bf16-autocast", "bf16-pure")),
 }
@@ -137,25 +138,13 @@ def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan, device: str)
     return sheet_of(timeline_from(found["events"]))
 
 
-Held = dict[tuple[Component, str], int]
-
-
-def _held(sheet: Sheet, instant: Instant) -> Held:
-    held: Held = {}
-    for item in sheet.items:
-        if instant in item.at and item.component not in OUTSIDE_TENSORS:
-            key = item.component, item.path.partition("/")[0]
-            held[key] = held.get(key, 0) + int(item.at[instant].value)
-    return held
-
-
 def _worst(traced: Sheet, predicted: Sheet) -> Item:
     """The item that differs most, over all instants."""
     peak, found = int(traced.peak.value), Item(instant="", component="", path="", share=0.0)
     for instant in traced.instants:
-        left, right = _held(traced, instant), _held(predicted, instant)
+        left, right = held(traced, instant), held(predicted, instant)
         for key in left | right:
-            share = (right.get(key, 0) - left.get(key, 0)) / peak
+            share = (int(right.get(key, NOTHING).value) - int(left.get(key, NOTHING).value)) / peak
             if abs(share) > abs(found.share):
                 found = Item(instant=instant.value, component=key[0].value, path=key[1], share=share)
     return found
@@ -190,7 +179,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--place", nargs="*", default=tuple(PLACES), choices=tuple(PLACES))
     parser.add_argument("--every", action="store_true", help="each plan with each optimizer")
     parser.add_argument("--small", action="store_true", help="small models of the same families")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels (cpu: one device only)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels, and whose network: cpu has gloo")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
