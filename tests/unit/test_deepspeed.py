@@ -286,7 +286,6 @@ def test_fsdp2_moves_everything_to_the_host():
     assert bytes_at(moved, AT.OPTIMIZER_STEP, *STATES) == 0
     assert 16 * P // 8 <= moved.host_bytes <= 16 * P // 8 + 4 * 300  # and a step count a tensor
     assert moved.peak.value < plain.peak.value
-    assert row(moved, "model.layers.*/from_host", AT.BACKWARD) == 6 * by_hand(*SEVEN_B)["layer"] // 8
 
 
 @pytest.mark.parametrize(

@@ -118,9 +118,10 @@ def test_collectives_and_their_copies_run_on_streams_of_their_own(cases):
 
 def test_gloo_copies_what_it_gathers_and_reduces_and_nccl_does_not(cases):
     def copies(name):
-        return {path for paths in cases[name]["paths"].values() for path in paths if "gloo" in path}
+        return {path for path in cases[name]["streams"] if "gloo" in path}
 
-    assert copies("on cpu") == {path for path in copies("on cpu") if path.endswith(("gloo_all_gather", "gloo_reduce_scatter"))} != set()
+    groups = ("embeddings", "model.layers.*", "head")
+    assert copies("on cpu") == {f"{group}/gloo_{work}" for group in groups for work in ("all_gather", "reduce_scatter")}
     assert copies("fsdp") == set()
 
 

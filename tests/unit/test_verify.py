@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from memsheet.catalog import find_model
 from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.bars import Look
 from memsheet.report.verification import BAR, Rung, Seen, Verification, verification_document, worst_term
 from memsheet.report.verification_table import render_verification
@@ -15,6 +18,7 @@ from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witn
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Schedule
 from memsheet.verify.scaled import layers_of, scaled, shallower, shrinkage
+from memsheet.verify.slurm import Queue, measured_by_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plans" / "llama-tiny-fsdp2.json"
 
@@ -197,3 +201,26 @@ def test_the_example_is_verified_by_two_processes(somewhere, capsys):
         for rank in rung["ranks"]:
             assert abs(rank["error"]) < BAR
             assert rung is trace or abs(rank["trace_error"]) < BAR
+
+
+# ---- a cluster's queue -------------------------------------------------------------------------------------------------------
+
+QUEUE = {"partition": None, "per_node": 2, "time_s": 300, "kind": "local"}
+
+
+def test_ranks_that_fill_no_nodes_are_refused(tmp_path):
+    pytest.importorskip("submitit")
+    with pytest.raises(InputError, match="does not divide 3 ranks"):
+        measured_by_job({}, 3, [], tmp_path, Queue(**QUEUE))
+
+
+@pytest.mark.slow
+def test_a_job_of_a_queue_runs_the_whole_plan_and_hands_back_its_record(tmp_path):
+    pytest.importorskip("submitit")
+    pytest.importorskip("transformers")
+    plan = {"schema": "memsheet/plan/1", "engine": "fsdp2", "mesh": {"dp_shard": 2}, "seq_len": 64}
+    model = find_model("llama-tiny")["config"]
+    record = measured_by_job({"model": model, "plan": plan}, 2, ["--steps", "1"], tmp_path, Queue(**QUEUE))
+    assert sorted(rank for sheet in sheets_within(record, "a job").sheets for rank in (sheet.rank, *sheet.same_as)) == [0, 1]
+    with pytest.raises(InputError, match="the job failed: "):
+        measured_by_job({"model": model, "plan": {**plan, "nonsense": 1}}, 2, [], tmp_path / "other", Queue(**QUEUE))

@@ -40,6 +40,8 @@ def verify(
     processes: Annotated[str, _option("Ranks that run at once on this machine (2).", "N")] = "2",
     steps: Annotated[str, _option("Steps that are timed on each rung (1).", "N")] = "1",
     operations: Annotated[str, _option("Floating-point operations that a processor's step may take (3e12).", "N")] = str(CPU_OPERATIONS),
+    slurm: Annotated[str | None, _option("Run the whole plan too, on nodes of this Slurm partition.", "PARTITION")] = None,
+    per_node: Annotated[str, _option("GPUs of one of its nodes (8).", "N")] = "8",
     memory_limit: Annotated[str, _option("Memory that each process may take.", "SIZE")] = "64GiB",
     time_limit: Annotated[str, _option("Seconds that each run may take.", "S")] = "600",
     records: Annotated[str, _option("Folder for a record of each real run (records).", "DIR")] = "records",
@@ -57,7 +59,7 @@ def verify(
     how = Options(
         device=device, processes=jobs.number("processes", processes) or 1, steps=jobs.number("steps", steps) or 1,
         operations=_positive("operations", operations), memory_bytes=parse_bytes(memory_limit, "memory_limit"),
-        time_s=_positive("time_limit", time_limit), say=_say,
+        time_s=_positive("time_limit", time_limit), slurm=slurm, per_node=jobs.number("per_node", per_node) or 1, say=_say,
     )  # fmt: skip
     found = ask(jobs.read_plan(plan), how, model=model)
     _say("")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from memsheet.arith import Count, at_least, ceil_div, where
-from memsheet.formulas.evaluate import EMPTY, Bag, Key, merge
+from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.states import Held, gradient_dtype
@@ -108,6 +108,14 @@ def sharded_gradients(group: Group, plan: Plan, name: str | None = None) -> Bag:
     return _bag(Component.GRADIENTS, name or group.name, sum(pairs))
 
 
+def lingering(group: Group, plan: Plan) -> tuple[Key, Count]:
+    """The gradient of a group's last parameter, which the name of a loop still holds (_fsdp_collectives.py:580-590, several ranks)."""
+    last = next(iter(reversed(trained(group))), None)
+    size = _computed(last, plan).nbytes(last.elements) if last else 0
+    path = last.path.rpartition(".")[0] if last else group.name
+    return (Component.GRADIENTS, path), where(at_least(plan.mesh.dp_shard, 2), size, 0)
+
+
 def fsdp2_gradients(stage: Walk, plan: Plan) -> Bag:
     """All sharded gradients as they stand before the optimizer's step."""
     ends = [sharded_gradients(end, plan, ROOT if stage.tied else None) for end in (stage.embeddings, stage.head) if end]
@@ -173,12 +181,15 @@ def fsdp2(plan: Plan, embeddings: Group | None, head: Group | None, *, tied: boo
         return Bag.of([unsharded(group), fetched, reduced(after)])
 
     def leaving(before: Group | None, group: Group) -> Bag:
-        """The reduced shard beside its input: the gradients themselves, or what is cast to them."""
+        """The gradients beside the buffer they are copied into; or, when they are gone (_fsdp_collectives.py:603-608), the last of them
+        and the buffer beside the reduced shard: the gradients that stay, or what is cast to them.
+        """
         shard = ceil_div(reduced(group)[1], plan.mesh.dp_shard)
         casts = plan.precision.reduce is not plan.precision.gradients
         own = ((Component.COMMUNICATION, f"{group.name}/reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
         cast = leaves(group).held.items() if casts else ()
-        return Bag.of([arrived(None if keeps else before), reduced(group), own, *cast, *group.gradients.held.items()])
+        waits = arrived(None if keeps else before), reduced(group)
+        return largest([[(1, Bag.of([*waits, *group.gradients.held.items()]))], [(1, Bag.of([*waits, own, *cast, lingering(group, plan)]))]])
 
     def holds(group: Group) -> Bag:
         return Bag.of([unsharded(group)]) if keeps or group is head else EMPTY
@@ -213,14 +224,15 @@ def over_gloo(kept: Surroundings, plan: Plan, rooted: tuple[Group | None, ...]) 
         return merge([(1, kept.backward(before, group, after)), (1, Bag.of([copy, shards(ahead)]))])
 
     def reducing(before: Group | None, group: Group) -> Bag:
-        """The gradients themselves are gone: their copy, its clone, and the shard that comes of it; the next parameters are there."""
+        """The gradients but the last are gone: their copy, its clone, and the shard that comes of it; the next parameters are there."""
         size = sum(reduce_input_bytes(each, plan) for each in (rooted if group in rooted else (group,)) if each)
         sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, plan.mesh.dp_shard)}
         arrived = whole(before) if plan.reshard_after_forward else 0
         ahead = (Component.UNSHARDED_PARAMETERS, f"{before.name if before else 'none'}/all_gather"), arrived
         gone = sum(gathered_bytes(each, plan) for each in rooted if each and group in rooted)  # resharded, at last
         root = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -gone
-        return Bag.of([ahead, root, *(((Component.COMMUNICATION, f"{group.name}/{name}"), held) for name, held in sizes.items())])
+        last = () if group in rooted else (lingering(group, plan),)
+        return Bag.of([ahead, root, *last, *(((Component.COMMUNICATION, f"{group.name}/{name}"), held) for name, held in sizes.items())])
 
     return replace(kept, entering=cache(entering), reducing=cache(reducing), fetching=cache(fetching))
 

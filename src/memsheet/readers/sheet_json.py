@@ -47,14 +47,19 @@ def read_sheets(name: str) -> Document:
     An item's range is known for its largest instant only and stands at those that equal it. Evidence is not read back.
     """
     shown = "stdin" if name == "-" else name
-    found = sheet_within(_stdin() if name == "-" else _file(Path(name)), shown)
+    return sheets_within(_stdin() if name == "-" else _file(Path(name)), shown)
+
+
+def sheets_within(document: Mapping[str, Any], shown: str) -> Document:
+    """As ``read_sheets``, of what has been parsed; ``shown``: where it is from."""
+    found = sheet_within(document, shown)
     if found.get("schema") != SCHEMA:
         hint = "make one with `memsheet train … --json > FILE`, `memsheet infer … --json` or `memsheet trace … --json`"
         raise refuse(shown, found.get("schema"), f"is not {SCHEMA}", hint)
     fields = Fields(found)
-    document = _document(fields, shown)
+    read = _document(fields, shown)
     require([_in(shown, problem) for problem in fields.problems[:SHOWN]])
-    return document
+    return read
 
 
 def _stdin() -> dict[str, Any]:

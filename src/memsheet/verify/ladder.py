@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from memsheet.account import account
 from memsheet.api import catalogued, question
-from memsheet.budget import Answer
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, refuse
 from memsheet.formulas.params import parameter_count
@@ -20,6 +21,7 @@ from memsheet.measuring import Options as MeasureOptions
 from memsheet.measuring import measure
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
+from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.json import plan_document
 from memsheet.report.record import record_document
 from memsheet.report.verification import Rung, Seen, Verification
@@ -32,12 +34,15 @@ from memsheet.tracing import Options as TraceOptions
 from memsheet.tracing import trace
 from memsheet.units import GIB, format_bytes
 from memsheet.verify.scaled import layers_of, scaled, shallower, shrinkage
+from memsheet.verify.slurm import Queue, measured_by_job
 
 Say = Callable[[str], None]
 Answered = TypeVar("Answered")
 
 FORWARDS = {False: 3, True: 4}
 """Forward passes that a step costs, by whether everything is recomputed: backward is two (arXiv:2205.05198, section 5)."""
+MOST_TRACED = 8
+"""Ranks that are traced one by one; of more, one of each pipeline stage."""
 CPU_OPERATIONS = 3e12
 """What a processor's step may take: a minute or so on a few cores."""
 
@@ -45,7 +50,7 @@ CPU_OPERATIONS = 3e12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """How far up the ladder. ``processes``: ranks that this machine runs at once; ``operations``: floating-point ones a step may take on
-    a processor; ``say`` is told what is under way.
+    a processor; ``slurm``: the partition on whose nodes, of ``per_node`` GPUs, the whole plan is run last; ``say`` is told what is under way.
     """
 
     device: str = "cpu"
@@ -54,6 +59,8 @@ class Options:
     operations: float = CPU_OPERATIONS
     memory_bytes: int = 64 * GIB
     time_s: float = 600
+    slurm: str | None = None
+    per_node: int = 8
     say: Say = lambda _: None
 
 
@@ -76,9 +83,9 @@ def verify(plan: Any, how: Options, *, model: str | None = None) -> Verification
 
 def _climbed(found: Config, whole: Plan, how: Options) -> Iterator[Rung]:
     if started := _started(whole):
-        yield _rung(found, whole, f"torchrun, {started} processes", "the whole plan", how)
+        yield _rung(found, whole, f"torchrun, {started} processes", "the whole plan", how, run=_measured)
         return
-    yield _rung(found, whole, "trace", "the whole plan, on fake tensors", replace(how, device="cuda"), runs=False)
+    yield _rung(found, whole, "trace", "the whole plan, on fake tensors", replace(how, device="cuda"), run=None)
     steps = dict.fromkeys((1, how.processes)) if whole.mesh.gpus > 1 else (1,)
     seen = set[Plan]()
     for processes in steps:
@@ -88,6 +95,8 @@ def _climbed(found: Config, whole: Plan, how: Options) -> Iterator[Rung]:
         seen.add(plan)
         name = f"torchrun, {plan.mesh.gpus} processes" if plan.mesh.gpus > 1 else "one process"
         yield _affordable(found, plan, name, shrinkage(whole, plan), how)
+    if how.slurm is not None:
+        yield _rung(found, whole, f"Slurm, {whole.mesh.gpus} processes", "the whole plan", replace(how, device="cuda"), run=_queued)
 
 
 def _started(whole: Plan) -> int | None:
@@ -104,7 +113,7 @@ def _started(whole: Plan) -> int | None:
 def _affordable(found: Config, plan: Plan, name: str, what: str, how: Options) -> Rung:
     """The rung with as many of the model's layers as memory and time allow."""
     if how.device != "cpu":
-        return _rung(found, plan, name, what, how)
+        return _rung(found, plan, name, what, how, run=_measured)
     layers = layers_of(found.values)
     cut, left = found, layers
     while reason := _too_much(cut, plan, how):
@@ -113,7 +122,7 @@ def _affordable(found: Config, plan: Plan, name: str, what: str, how: Options) -
         left //= 2
         cut = replace(found, values=shallower(found.values, left))
     fewer = f"layers {layers} → {left}" if left != layers else ""
-    return _rung(cut, plan, name, ", ".join(filter(None, (what, fewer))), how)
+    return _rung(cut, plan, name, ", ".join(filter(None, (what, fewer))), how, run=_measured)
 
 
 def stages(plan: Plan) -> int:
@@ -141,8 +150,13 @@ def _too_much(found: Config, plan: Plan, how: Options) -> str:
 # ---- one rung ----------------------------------------------------------------------------------------------------------------
 
 
-def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, runs: bool = True) -> Rung:
-    """What the witnesses say of one plan. ``runs``: whether it is really run; else traced alone."""
+Given = Mapping[str, Any]
+Run = Callable[[Plan, Given, Options], tuple[tuple[Sheet, ...], Mapping[str, Any]]]
+"""A way to run a plan: its ranks' sheets, and the record."""
+
+
+def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run: Run | None) -> Rung:
+    """What the witnesses say of one plan. ``run``: how it is really run; None where it is traced alone."""
     start, refused = time.perf_counter(), dict[str, str]()
     given = {"model": {**found.values, "_name_or_path": found.name}, "plan": plan_document(plan)}
 
@@ -155,13 +169,14 @@ def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, runs
             return None
 
     predicted = heard("predicted", lambda: _predicted(found, plan, how.device)) or {}
-    ranks = tuple(range(int(plan.mesh.gpus))) if runs else tuple(int(s * plan.mesh.gpus // plan.mesh.pp) for s in range(plan.mesh.pp))
-    measured = heard("measured", lambda: _measured(given, how)) if runs else None  # first: other ranks go no farther
-    traced = heard("traced", lambda: _traced(given, ranks, how)) or ()
+    measured = heard("measured", lambda: run(plan, given, how)) if run else None  # first: other ranks go no farther
+    sheets, record = measured or ((), None)
+    world, one_a_stage = int(plan.mesh.gpus), tuple(int(s * plan.mesh.gpus // plan.mesh.pp) for s in range(plan.mesh.pp))
+    ranks = tuple(range(world)) if run else one_a_stage
+    traced = heard("traced", lambda: _traced(given, ranks if world <= MOST_TRACED else one_a_stage, how)) or ()
     return Rung(
         name=name, what=what, device=how.device, plan=plan, refused=refused, seconds=time.perf_counter() - start,
-        ranks=tuple(_seen(plan, ranks, predicted, traced, measured.sheets if measured else ())),
-        record=record_document(measured, asked={"config": found.values, **given, "model": found.name, "device": how.device}) if measured else None,
+        ranks=tuple(_seen(plan, ranks, predicted, traced, sheets)), record=record,
     )  # fmt: skip
 
 
@@ -176,9 +191,19 @@ def _traced(given: Mapping[str, Any], ranks: tuple[int, ...], how: Options) -> t
     return trace(given["model"], options, plan=given["plan"])[0].sheets
 
 
-def _measured(given: Mapping[str, Any], how: Options) -> Answer:
+def _measured(_: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], Mapping[str, Any]]:
     options = MeasureOptions(device=how.device, steps=how.steps, memory_bytes=how.memory_bytes, time_s=how.time_s)
-    return measure(given["model"], options, plan=given["plan"])[0]
+    answer = measure(given["model"], options, plan=given["plan"])[0]
+    asked = {**given, "model": answer.model.name, "config": given["model"], "device": how.device}
+    return answer.sheets, record_document(answer, asked=asked)
+
+
+def _queued(plan: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], Mapping[str, Any]]:
+    words = ["--device", how.device, "--steps", str(how.steps), "--time-limit", str(int(how.time_s))]
+    with TemporaryDirectory(prefix="memsheet-", dir=".") as folder:  # where every node looks, as a home on a cluster is
+        queue = Queue(partition=how.slurm, per_node=how.per_node, time_s=how.time_s)
+        record = measured_by_job(given, int(plan.mesh.gpus), words, Path(folder), queue)
+    return sheets_within(record, "the job").sheets, record
 
 
 def _seen(

@@ -1,0 +1,76 @@
+"""The whole plan as a job of a cluster's own queue: submitit asks Slurm for nodes, and torchrun starts the ranks on each of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memsheet.errors import refuse
+from memsheet.readers.guard import read_json
+from memsheet.units import GIB
+
+PORT = 29500
+"""torch.distributed's own default (torch/distributed/run.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Where a job goes. ``per_node``: ranks of one node. ``kind``: "slurm", or "local" for this machine, which submitit has for trials."""
+
+    partition: str | None
+    per_node: int
+    time_s: float
+    kind: str = "slurm"
+
+
+def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], folder: Path, queue: Queue) -> dict[str, Any]:
+    """The record (``memsheet/record/1``) of a plan that ran on a cluster. ``given``: ``model`` as a config and ``plan``; ``words``: further
+    flags of ``memsheet measure``; ``folder``: one that every node sees.
+
+    Raises InputError where the queue's library is missing, ranks do not fill nodes, or the job failed, with the end of what it said.
+    """
+    try:
+        import submitit
+    except ImportError:
+        raise refuse("slurm", queue.partition, "needs an extra", "pip install 'memsheet[slurm]'") from None
+    if ranks % min(queue.per_node, ranks):
+        raise refuse("per_node", queue.per_node, f"does not divide {ranks} ranks", "whole nodes")
+    here = min(queue.per_node, ranks)
+    folder.mkdir(parents=True, exist_ok=True)
+    model, plan, record = (folder.resolve() / name for name in ("model.json", "plan.json", "record.json"))
+    model.write_text(json.dumps(given["model"]), encoding="utf-8")
+    plan.write_text(json.dumps(given["plan"]), encoding="utf-8")
+    executor = submitit.AutoExecutor(folder=folder / "logs", cluster=queue.kind)
+    executor.update_parameters(nodes=ranks // here, tasks_per_node=1, timeout_min=-(-int(queue.time_s) // 60), name="memsheet")
+    if queue.kind == "slurm":
+        executor.update_parameters(gpus_per_node=here, slurm_partition=queue.partition, slurm_mem=0)
+    job = executor.submit(node, here, ["measure", str(model), "--plan", str(plan), "--record", str(record), *words])
+    try:
+        job.results()
+    except Exception as error:  # noqa: BLE001 - whatever the queue raises: the job did not run
+        raise refuse(
+            "slurm", queue.partition, f"the job failed: {_end(str(job.stderr() or error))}", f"its logs are in {folder / 'logs'}"
+        ) from None
+    return read_json(record, max_bytes=GIB)
+
+
+def node(ranks: int, words: Sequence[str]) -> None:
+    """On one node of the job: start its ranks, which find the others by the first node's name."""
+    import submitit
+
+    place = submitit.JobEnvironment()
+    launch = [
+        "--nnodes", place.num_nodes, "--node-rank", place.node, "--nproc-per-node", ranks, "--master-addr", place.hostnames[0],
+        "--master-port", PORT,
+    ]  # fmt: skip
+    subprocess.run([sys.executable, "-m", "torch.distributed.run", *map(str, launch), "-m", "memsheet", *words], check=True)  # noqa: S603 - ours
+
+
+def _end(text: str) -> str:
+    """The last line that says something."""
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it said nothing")[:300]
