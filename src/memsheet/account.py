@@ -5,7 +5,7 @@ What only one engine or task needs is imported where it is needed, so that a col
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -29,7 +29,7 @@ from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import INT64
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
+from memsheet.spec.plan import Implementation, Plan
 
 EVIDENCE: dict[Component, Evidence] = {
     **dict.fromkeys(
@@ -131,13 +131,20 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     kept = Kept(
         states=_states(model, plan, engine, parameters, shards), around=surroundings(engine, plan, parameters, stage),
         resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
-        ranges=unsynced, notes=(UNSYNCED_NOTE,) if unsynced else (), host=Host(pinned=stage.hosted()),
+        ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()),
     )  # fmt: skip
     if not (plan.offload.parameters or plan.offload.optimizer):
         return stage, kept
     from memsheet.formulas.fsdp2_offload import offloaded
 
     return stage, offloaded(kept, plan, parameters)
+
+
+def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
+    if unsynced:
+        yield UNSYNCED_NOTE
+    if plan.optimizer and plan.optimizer.implementation is Implementation.TORCHAO:
+        yield "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter at a time, are not counted"
 
 
 def _at_step(shards: tuple[tuple[Held, Count], ...], gradients: Bag, plan: Plan, engine: Engine) -> Bag:

@@ -32,6 +32,7 @@ LIGER = Reference("Liger Kernel: Efficient Triton Kernels for LLM Training", "ar
 DERIVATIVES = Reference("PyTorch 2.13 derivatives.yaml", "pytorch/pytorch tools/autograd/derivatives.yaml")
 TORCH_OPTIM = Reference("PyTorch 2.13 torch.optim.AdamW", "pytorch/pytorch torch/optim/adam.py")
 MEGATRON_MASTER = Reference("Megatron-LM mixed-precision optimizer", "NVIDIA/Megatron-LM 71371b4 megatron/core/optimizer/optimizer.py")
+TORCHAO = Reference("torchao 0.18.0 low-bit optimizers", "pytorch/ao torchao/optim")
 TORCH_SCALER = Reference("PyTorch 2.13 torch.amp.GradScaler", "pytorch/pytorch torch/amp/grad_scaler.py")
 TORCH_FSDP2 = Reference("PyTorch 2.13 fully_shard", "pytorch/pytorch torch/distributed/fsdp/_fully_shard")
 TORCH_ALLOCATOR = Reference("PyTorch 2.13 CUDA caching allocator", "pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp")

@@ -271,7 +271,7 @@ def _optimizer(gaps: Gaps, engine: Engine) -> Optimizer:
 def _implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
     """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
     if name is OptimizerName.ADAMW_8BIT:
-        return (Implementation.BNB,)
+        return (Implementation.BNB, Implementation.TORCHAO) if engine.sharding is Sharding.REPLICATED else (Implementation.BNB,)
     if engine.sharding is Sharding.FSDP2 and name in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM):
         return Implementation.FOREACH, Implementation.LOOP
     return Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP

@@ -21,7 +21,7 @@ from memsheet.sheet import Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP16
 from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
-from memsheet.spec.plan import Loss, Plan
+from memsheet.spec.plan import Implementation, Loss, Plan
 from memsheet.timeline import Timeline, peak, sheet_of, without_hidden
 from memsheet.trace.child import explain
 from memsheet.trace.fold import depth_of
@@ -85,6 +85,7 @@ def check_runs(plan: Plan) -> None:
         "precision.master_weights": ("fp32", plan.precision.master_weights is None or _alone(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
         "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scaled(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
         "offload.activations": (True, not plan.offload.activations or _alone(plan), "are not moved over several ranks or by fsdp2", "leave it out, or one GPU with engine transformers"),
+        "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
     }  # fmt: skip
     require(Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs)

@@ -64,3 +64,23 @@ def test_states_are_those_of_adapters():
 def test_a_loss_falls_under_recompute_and_autocast():
     first, last = falls(40, lora_rank=16, lora_targets=LINEAR, recompute="full", precision="bf16-autocast")
     assert last < first - 0.02
+
+
+@pytest.mark.parametrize("precision", ["bf16-pure", "bf16-autocast"])
+def test_adapters_on_a_base_of_four_bits_train_and_it_is_as_small_as_predicted(precision):
+    """bitsandbytes' own layers. Scales of scales are in groups of 256 a tensor, so that the last one is not full."""
+    pytest.importorskip("bitsandbytes")
+    from memsheet.run.four_bit import stored_bytes
+
+    how = {"config": DEEP, "quantize": "nf4", "lora_rank": 16, "lora_targets": LINEAR, "precision": precision}
+    step, losses = training(**how)
+    for _ in range(40):
+        step(corpus(2))
+    assert losses[-1] < losses[0] - 0.02
+    layers = [layer for layer in step.model.modules() if type(layer).__name__ == "Linear4bit" and hasattr(layer, "quant_state")]
+    assert len(layers) == 7 * DEEP["num_hidden_layers"]
+    kept = sum(
+        item.at[Instant.LOAD].value for item in predicted(device="cuda", **how).items
+        if item.component is Component.PARAMETERS and item.path.endswith("_proj")
+    )  # fmt: skip
+    assert sum(stored_bytes(layer) for layer in layers) == pytest.approx(kept, rel=0.005)

@@ -30,6 +30,31 @@ def test_gradients_are_those_of_a_step_that_keeps_everything(way):
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+WINDOWED = {
+    **DEEP, "model_type": "gemma3_text", "num_hidden_layers": 4, "head_dim": 16, "sliding_window": 8,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
+JOINT = {
+    "model_type": "gpt2",
+    "vocab_size": 256,
+    "n_embd": 64,
+    "n_layer": 4,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+"""Layers that are each called with a mask of their own, and layers of another make."""
+
+
+@pytest.mark.parametrize("config", [WINDOWED, JOINT], ids=["windows", "gpt2"])
+@pytest.mark.parametrize("way", [{"recompute_every": 3}, {"recompute_segments": 2}], ids=str)
+def test_layers_that_differ_are_run_again_as_they_were(config, way):
+    (plain, _), (again, _) = training(config), training(config, **way)
+    expected, found = (gradients(step, corpus(2)) for step in (plain, again))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 @pytest.mark.parametrize("way", [{"recompute_every": 3}, {"recompute_segments": 2}, {"recompute_modules": ("mlp",)}], ids=str)
 def test_a_loss_falls(way):
     first, last = falls(20, DEEP, **way)

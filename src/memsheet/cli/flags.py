@@ -45,7 +45,7 @@ HELP: dict[str, tuple[Group, str, str]] = {
     "dropout": (STEP, "SHARE", "Dropout of the hidden states, 0 to 1."),
     "precision": (PRECISION, "NAME", "fp32, bf16-autocast, fp16-autocast, bf16-master, bf16-pure or fsdp2-mixed."),
     "optimizer": (PRECISION, "NAME", "adamw, adamw_8bit, sgd, sgd_momentum."),
-    "optimizer_implementation": (PRECISION, "KIND", "foreach, fused, loop or bnb."),
+    "optimizer_implementation": (PRECISION, "KIND", "foreach, fused or loop; of adamw_8bit bnb or torchao."),
     "optimizer_in_backward": (PRECISION, "", "Step each parameter as soon as its gradient is there."),
     "lora_rank": (PRECISION, "N", "Train LoRA adapters of this rank on a frozen base."),
     "lora_targets": (PRECISION, "NAME,…", "Linear layers that get an adapter: q_proj,v_proj, or all-linear."),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.params import buffers, tensors
 from memsheet.formulas.sharding import dim0_shard, elements_of, held_shape
-from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCH_OPTIM, ZERO, formula
+from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCH_OPTIM, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import FP32, INT8, INT8_ADAM, DType, dtype_named
 from memsheet.spec.engine import Sharding
@@ -138,7 +138,8 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     moments = plan.adapter.dtype if plan.adapter else plan.precision.moments
     count = {OptimizerName.ADAMW: 2, OptimizerName.SGD_MOMENTUM: 1, OptimizerName.LION: 1, OptimizerName.SGD: 0}
     if plan.optimizer.name is OptimizerName.ADAMW_8BIT:
-        return eight_bit_states(held, elements)
+        own = plan.optimizer.implementation is Implementation.TORCHAO
+        return torchao_states(elements, moments) if own else eight_bit_states(held, elements)
     size = count[plan.optimizer.name] * moments.nbytes(elements)
     step_on_device = plan.optimizer.name is OptimizerName.ADAMW and plan.optimizer.implementation is Implementation.FUSED
     return size + (FP32.nbytes(1) if step_on_device else 0)
@@ -151,3 +152,18 @@ def eight_bit_states(held: Held, elements: Count) -> Count:
     if held.role is Role.EMBEDDING:
         return 2 * whole
     return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), INT8_ADAM.nbytes(elements), whole)
+
+
+TORCHAO_BLOCK, TORCHAO_TABLE = 256, 256
+"""Elements that share a maximum, and fp32 values of the table that every state has for itself."""
+
+
+@formula(
+    cites=TORCHAO, at="adam.py _new_buffer, subclass_8bit.py zeros: 8 bits and a maximum a block; smaller tensors and odd ones as they are"
+)
+def torchao_states(elements: Count, dtype: DType) -> Count:
+    """Two moments of a tensor, embeddings included. ``dtype``: of what is not quantized, the parameter's."""
+    odd = elements - elements // TORCHAO_BLOCK * TORCHAO_BLOCK
+    whole = dtype.nbytes(elements)
+    low = INT8.nbytes(elements) + FP32.nbytes(elements // TORCHAO_BLOCK) + FP32.nbytes(TORCHAO_TABLE)
+    return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), where(at_least(0, odd), low, whole), whole)

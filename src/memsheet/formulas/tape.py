@@ -51,9 +51,9 @@ class Tape:
     outputs: frozenset[int]  # handed to the part after
     handed: frozenset[int]  # made by the part before
     hosted: tuple[int, ...] = ()  # copied to host memory for backward, each as often as it is saved
-    waiting: frozenset[int] = (
-        frozenset()
-    )  # gradients that are there when backward first reads something saved, which is when recompute starts
+    recomputed_saved: frozenset[int] = frozenset()  # made again in backward and saved for it
+    waiting: frozenset[int] = frozenset()
+    """Gradients that are there when backward first reads something saved, which is when recompute starts."""
 
     @property
     def inputs(self) -> frozenset[int]:

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
 from memsheet.run.dtypes import torch_dtype
+from memsheet.run.four_bit import can_quantize, four_bit
 from memsheet.spec.plan import Plan, Quantization, RecomputeMode
 
 _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
@@ -42,7 +43,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
 
 
 def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
-    """Linear layers with 4-bit weights, in place; the output projection stays as it is (transformers quantizers/base.py:39-63
+    """Linear layers with 4-bit weights, in place: bitsandbytes' own where they can be, else a stand-in; the output projection stays as it is (transformers quantizers/base.py:39-63
     get_keys_to_not_convert). Raises InputError for formats that have no stand-in.
     """
     how = plan.quantization
@@ -50,13 +51,15 @@ def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
         return model
     if not how.weights.name.startswith(("nf4", "fp4")):
         raise refuse("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4 or fp4")
-    head = model.get_output_embeddings()  # type: ignore[operator]
+    head, real = model.get_output_embeddings(), can_quantize(model)  # type: ignore[operator]
+    compute = torch_dtype(plan.precision.compute, "precision.compute")
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and not _skipped(name, how):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, Linear4bit(module, how, torch_dtype(plan.precision.compute, "precision.compute")))
+            setattr(model.get_submodule(parent), last, four_bit(module, how, plan) if real else Linear4bit(module, how, compute))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
+    model.is_loaded_in_4bit = real  # type: ignore[assignment]  # by which peft knows its own layers for them
     return model
 
 

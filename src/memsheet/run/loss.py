@@ -33,6 +33,8 @@ def apply_loss(model: nn.Module, plan: Plan) -> None:
     base, head = getattr(found, "base_model", None), found.get_output_embeddings()
     parts = list(model.children())
     scaled = [name for name in _CHANGES_LOGITS if getattr(found.config, name, None) not in (None, 1, 1.0)]
+    if getattr(found.config, "output_router_logits", False):
+        raise refuse("loss", plan.loss.value, "leaves out the routers' own loss, which output_router_logits asks for", "plain")
     if len(parts) != 2 or base not in parts or head not in parts or type(head) is not nn.Linear or head.bias is not None or scaled:
         why = f"is not known for {type(model).__name__}, whose logits are more than one matrix product"
         raise refuse("loss", plan.loss.value, why, "plain")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -51,7 +51,7 @@ def _made(trained: list[nn.Parameter], *, plan: Plan, embeddings: list[torch.Ten
         case OptimizerName.SGD_MOMENTUM:
             return torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, **switches)
         case OptimizerName.ADAMW_8BIT:
-            return _eight_bit(trained, embeddings)
+            return _torchao(trained) if plan.optimizer.implementation is Implementation.TORCHAO else _eight_bit(trained, embeddings)
         case OptimizerName.LION:
             raise refuse("optimizer", "lion", "is in no library that is run here")
 
@@ -69,3 +69,20 @@ def _eight_bit(trained: list[nn.Parameter], embeddings: list[torch.Tensor]) -> t
         manager.register_parameters(trained)
         made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
     return made
+
+
+def _torchao(trained: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Its step is compiled for a GPU; a processor, which may have no compiler, takes it operation by operation."""
+    try:
+        from torchao.optim import AdamW8bit
+    except ImportError:
+        raise refuse("optimizer.implementation", "torchao", "is not installed", "pip install torchao") from None
+    made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
+    if trained[0].device.type != "cuda":
+        made.step = partial(_eagerly, made.step)  # type: ignore[method-assign]
+    return made
+
+
+def _eagerly(step: Callable[..., Any], *args: Any) -> Any:
+    with torch.compiler.set_stance("force_eager"):
+        return step(*args)

@@ -24,8 +24,9 @@ def apply_recompute(model: nn.Module, plan: Plan) -> None:
             _modules(model, plan.recompute.modules)
         case RecomputeMode.FULL if plan.recompute.stretched:
             layers = layers_of(model)
-            if layers is None:
-                raise refuse("recompute", "full", f"{type(model).__name__} has no stack of layers")
+            if layers is None or getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+                why = f"stretches need one stack of layers, which {type(model).__name__} has not"
+                raise refuse("recompute", "full", why, "recompute every layer")
             apply_stretches(layers, plan.recompute.starts(len(layers)))
         case RecomputeMode.FULL:
             _own_switch(model, plan.recompute.layers)

@@ -56,7 +56,7 @@ RULES: dict[str, Rule] = {
     "precision.parameters": _DTYPE, "precision.compute": _DTYPE, "precision.gradients": _DTYPE, "precision.reduce": _DTYPE,
     "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice(*PRECISIONS),
     "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "optimizer.name": _TEXT,
-    "optimizer.implementation": _choice("foreach", "fused", "loop", "apex", "distributed", "bnb"), "optimizer_in_backward": _FLAG,
+    "optimizer.implementation": _choice("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao"), "optimizer_in_backward": _FLAG,
     "recompute.mode": _choice("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count(high=10_000),
     "recompute.layers": _count(high=10_000), "recompute.segments": _count(high=10_000),
     "attention": _choice("eager", "sdpa", "flash", "cudnn"), "loss": _choice("plain", "fused", "chunked", "vocab_parallel"),

@@ -40,6 +40,7 @@ class Implementation(Enum):
     FUSED = "fused"
     LOOP = "loop"
     BNB = "bnb"
+    TORCHAO = "torchao"
 
 
 class Schedule(Enum):
