@@ -1,10 +1,10 @@
-"""A trace beside a real step of the same model on this machine's processor, under PyTorch's profiler. Printed, nothing asserted.
+"""Formulas and trace beside a real step of the same model on this machine's processor, under PyTorch's profiler. Nothing is asserted.
 
     python benchmarks/against_cpu.py [--only WORDS] [--every N] [--json]
 
 Each configuration is trained three times for two steps: traced on fake tensors; traced on real ones, to be compared event by event;
 and run without memsheet under torch.profiler, whose allocation records also hold what kernels take for themselves. Where those differ
-from the trace, the operations that took it are named.
+from the trace, the operations that took it are named. Where the formulas model it, they predict it too, with a processor's kernels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from typing import Any
 
 import torch
 
+from memsheet.account import account
+from memsheet.errors import InputError
 from memsheet.measure.profiler import profiled
+from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.step import At
 from memsheet.run.train import trainer
@@ -59,6 +62,16 @@ FAMILIES: dict[str, Config] = {
 
 NOTEWORTHY = 0.001
 
+TECHNIQUES: tuple[Mapping[str, Any], ...] = (
+    {"precision": "fp16-autocast"}, {"precision": "bf16-master"}, {"precision": "bf16-pure", "recompute_every": 2},
+    {"precision": "bf16-pure", "recompute_segments": 3}, {"precision": "bf16-pure", "recompute_layers": 2},
+    {"precision": "bf16-pure", "recompute_modules": ("mlp",)},
+    {"precision": "bf16-pure", "loss": "chunked"}, {"precision": "bf16-pure", "loss": "fused"}, {"precision": "fp32", "loss": "fused"},
+    {"precision": "bf16-pure", "optimizer_in_backward": True}, {"precision": "bf16-pure", "optimizer": "sgd", "optimizer_in_backward": True},
+    {"precision": "fp32", "global_batch": 7}, {"precision": "bf16-autocast", "recompute": "full", "loss": "chunked"},
+)  # fmt: skip
+"""What is done to a step besides, one at a time."""
+
 _FOREACH, _LOOP, _FUSED = ({"optimizer_implementation": name} for name in ("foreach", "loop", "fused"))
 _STEPS = (_FOREACH, _LOOP, _FUSED, {"optimizer": "sgd"}, {"optimizer": "sgd_momentum"})
 _BASE = {"seq_len": 256, "microbatch": 2}
@@ -93,10 +106,13 @@ def cases() -> Iterator[Case]:
         yield _case("dense", dense, more)
     yield _case("gpt2", FAMILIES["gpt2"], {"precision": "fp32", "attention": "eager", "dropout": 0.1, **_FOREACH})
     yield _case("dense lora", dense, {"precision": "bf16-pure", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), **_FOREACH})
+    for technique in TECHNIQUES:
+        yield _case("deep", {**dense, "num_hidden_layers": 6}, technique)
 
 
 def _case(family: str, config: Config, request: Mapping[str, Any]) -> Case:
-    return Case(name=" ".join((family, *(str(value) for value in request.values()))), config=config, request={**_BASE, **request})
+    words = (value if isinstance(value, str) else f"{key}={value}" for key, value in request.items())
+    return Case(name=" ".join((family, *words)), config=config, request={**_BASE, **request})
 
 
 def _train(config: Config, plan: Plan, at: At) -> None:
@@ -111,11 +127,12 @@ def _train(config: Config, plan: Plan, at: At) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One configuration. ``differs``: the first event in which fake and real tensors differ; ``unseen``: what was there at
+    """One configuration. ``predicted_bytes``: None where the formulas do not model it; ``differs``: the first event in which fake and real tensors differ; ``unseen``: what was there at
     each instant's real high-water mark and not at the traced one, by operation; ``failure``: why there is no answer.
     """
 
     name: str
+    predicted_bytes: int | None = None
     traced_bytes: int = 0
     real_bytes: int = 0
     events: int = 0
@@ -129,6 +146,15 @@ class Row:
         """(traced - real) / real."""
         return (self.traced_bytes - self.real_bytes) / self.real_bytes if self.real_bytes else 0.0
 
+    @property
+    def off(self) -> float | None:
+        """(predicted - traced) / traced."""
+        return (
+            None
+            if self.predicted_bytes is None or not self.traced_bytes
+            else (self.predicted_bytes - self.traced_bytes) / self.traced_bytes
+        )
+
 
 def compare(case: Case) -> Row:
     """The three runs of one configuration. A failure of any is the row's."""
@@ -141,10 +167,18 @@ def compare(case: Case) -> Row:
     tops = {instant.value: top for instant, top in peaks(fake).items()}
     instants = {at: (tops[at].bytes if at in tops else 0, size) for at, size in found.instants.items()}
     return Row(
-        name=case.name, traced_bytes=peak(fake).bytes, real_bytes=max(found.instants.values()), events=len(fake.events),
+        name=case.name, predicted_bytes=predicted(case), traced_bytes=peak(fake).bytes, real_bytes=max(found.instants.values()), events=len(fake.events),
         differs=difference(fake, real, any_order=plan.precision.casts), instants=instants,
         unseen={at: unseen(fake, top, found.tops.get(at, ())) for at, top in tops.items()},
     )  # fmt: skip
+
+
+def predicted(case: Case) -> int | None:
+    """The formulas' peak with a processor's kernels; None for what they do not model."""
+    try:
+        return int(account(read_hf_config(case.config, name=case.name), case.plan, device="cpu").peak.value)
+    except InputError:
+        return None
 
 
 def unseen(traced: Timeline, top: Peak, real: tuple[tuple[str, int], ...]) -> dict[str, int]:
@@ -191,19 +225,25 @@ def _events(timeline: Timeline, *, any_order: bool) -> Iterator[_Event]:
 
 def screen(rows: list[Row]) -> str:
     """The table, failures included."""
-    lines = [f"{'configuration':58} {'traced':>13} {'real':>13} {'error':>9} {'events':>7}  fake = real"]
+    lines = [
+        f"{'configuration':58} {'predicted':>13} {'traced':>13} {'real':>13} {'predicted':>10} {'traced':>9} {'events':>7}  fake = real"
+    ]
     for row in rows:
         if row.failure:
             lines.append(f"{row.name:58} failed: {row.failure}")
             continue
         same = row.differs or "every event"
-        lines.append(f"{row.name:58} {row.traced_bytes:13,} {row.real_bytes:13,} {row.error:+9.4%} {row.events:7}  {same}{_more(row)}")
+        guess = f"{'-':>13}" if row.predicted_bytes is None else f"{row.predicted_bytes:13,}"
+        off = f"{'-':>10}" if row.off is None else f"{row.off:+10.4%}"
+        sizes = f"{guess} {row.traced_bytes:13,} {row.real_bytes:13,} {off} {row.error:+9.4%}"
+        lines.append(f"{row.name:58} {sizes} {row.events:7}  {same}{_more(row)}")
     done = [row for row in rows if not row.failure]
     worst = max((abs(row.error) for row in done), default=0.0)
+    guessed = [row.off for row in done if row.off is not None]
     equal = sum(not row.differs for row in done)
-    return "\n".join(
-        [*lines, f"{len(rows)} configurations, {len(rows) - len(done)} failed; worst {worst:.4%}; {equal} equal event by event"]
-    )
+    kept = f"{len(rows)} configurations, {len(rows) - len(done)} failed; trace: worst {worst:.4%}, {equal} equal event by event"
+    named = f"formulas: {len(guessed)} configurations, worst {max(map(abs, guessed), default=0.0):.4%} of the traced peak"
+    return "\n".join([*lines, kept, named])
 
 
 def _more(row: Row) -> str:
@@ -228,7 +268,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(1)  # some kernels take scratch for each thread
     torch.manual_seed(0)
     rows = [compare(case) for case in list(cases())[:: given.every] if all(word in case.name.split() for word in given.only.split())]
-    print(json.dumps([{**asdict(row), "error": row.error} for row in rows]) if given.json else screen(rows))
+    print(json.dumps([{**asdict(row), "error": row.error, "off": row.off} for row in rows]) if given.json else screen(rows))
     return 0
 
 
