@@ -14,6 +14,8 @@ from memsheet.engines import find_engine
 from memsheet.errors import refuse
 from memsheet.formulas.activations import check_modelled, keeps_masks, masks, numerics, shared_tables
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.formulas.fsdp2_around import fsdp2
+from memsheet.formulas.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.pipeline import stage_model
@@ -21,7 +23,7 @@ from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.scaler import scaler_states, unscaling
 from memsheet.formulas.states import Held, held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
 from memsheet.formulas.stretches import stretches
-from memsheet.formulas.surroundings import fsdp2_gradients, surroundings, unsynced_gradient_bytes
+from memsheet.formulas.surroundings import Surroundings, replicated
 from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries, stepped, widening
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
@@ -129,7 +131,7 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, 0) for key in unsynced)
     kept = Kept(
-        states=_states(model, plan, engine, parameters, shards), around=surroundings(engine, plan, parameters, stage),
+        states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
         resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
         ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()),
     )  # fmt: skip
@@ -138,6 +140,11 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
     from memsheet.formulas.fsdp2_offload import offloaded
 
     return stage, offloaded(kept, plan, parameters)
+
+
+def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
+    """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
+    return fsdp2(plan, stage, gloo=engine.processor) if engine.sharding is Sharding.FSDP2 else replicated(plan, parameters)
 
 
 def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:

@@ -135,7 +135,7 @@ def cases() -> dict[str, Cases]:
             "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
         },
         "surroundings.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
-        **{f"surroundings.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
+        **{f"fsdp2_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
         "activations.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
         "states.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
         "serving_work._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},

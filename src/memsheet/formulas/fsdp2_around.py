@@ -1,0 +1,179 @@
+"""What fully_shard keeps around the layers: parameters that are gathered, on their way or whole, and gradients that are reduced.
+
+Every layer is a group, resharded after its forward (zero 3); so are the embeddings; final norm and head are a group that stays gathered.
+Tied embeddings and head are one group that stays gathered through forward and backward (accelerate fsdp_utils.py:857-885).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+
+from memsheet.arith import Count, at_least, ceil_div, where
+from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.formulas.fsdp2_sizes import ROOT, gathered_bytes, lingering, reduce_input_bytes, sharded_gradients
+from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.surroundings import Surroundings, row
+from memsheet.sheet import Component
+from memsheet.spec.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The groups of a stage under a plan; a step asks for the sizes of the same few again and again."""
+
+    plan: Plan
+    embeddings: Group | None
+    head: Group | None
+    tied: bool
+
+    @property
+    def rooted(self) -> tuple[Group | None, ...]:
+        """Those that are gathered once, first of all."""
+        return (self.embeddings, self.head) if self.tied else ()
+
+    @property
+    def keeps(self) -> bool:
+        return not self.plan.reshard_after_forward
+
+    @cached_property
+    def root(self) -> Count:
+        """Bytes of what is gathered once."""
+        return sum(gathered_bytes(group, self.plan) for group in self.rooted if group)
+
+    @cached_property
+    def whole(self) -> Callable[[Group | None], Count]:
+        """Bytes of a group's parameters when they are gathered."""
+        return cache(lambda group: 0 if group is None or group in self.rooted else gathered_bytes(group, self.plan))
+
+    @cached_property
+    def reduced(self) -> Callable[[Group | None], tuple[Key, Count]]:
+        """The buffer that a group's gradients are copied into, which waits for the next group's."""
+        return cache(lambda group: (_key(Component.COMMUNICATION, group, "reduce_scatter"), self._waits(group)))
+
+    def _waits(self, group: Group | None) -> Count:
+        return reduce_input_bytes(group, self.plan) if group and group not in self.rooted else 0
+
+    @cached_property
+    def leaves(self) -> Callable[[Group], Bag]:
+        """Gradients that stay until the optimizer's step."""
+        return cache(self._leaves)
+
+    def _leaves(self, group: Group) -> Bag:
+        if self.tied and group is self.head:
+            return group.gradients
+        return sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
+
+    def unsharded(self, group: Group) -> tuple[Key, Count]:
+        return _key(Component.UNSHARDED_PARAMETERS, group, "unsharded"), self.whole(group)
+
+    def arrived(self, group: Group | None) -> tuple[Key, Count]:
+        """The all-gather's output."""
+        return _key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self._sent(self.whole(group))
+
+    def came(self, group: Group | None) -> tuple[Key, Count]:
+        """The all-gather's output in forward, where a tied root group is gathered first of all."""
+        if self.tied and group is self.embeddings:
+            return (Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), self._sent(self.root)
+        return self.arrived(group)
+
+    def _sent(self, size: Count) -> Count:
+        """A rank alone copies its shards into the parameters and needs no buffer (_fsdp_param_group.py:392-402, 437-461)."""
+        return where(at_least(self.plan.mesh.dp_shard, 2), size, 0)
+
+
+def _key(component: Component, group: Group | None, what: str) -> Key:
+    return component, f"{group.name if group else 'none'}/{what}"
+
+
+def fsdp2(plan: Plan, walk: Walk, *, gloo: bool) -> Surroundings:
+    """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
+    of = Groups(plan, walk.embeddings, walk.head, walk.tied)
+    through = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.tied else EMPTY
+    kept = Surroundings(
+        through=through, entering=partial(_entering, of), forward=cache(partial(_forward, of)), holds=cache(partial(_holds, of)),
+        backward=cache(partial(_backward, of)), leaving=cache(partial(_leaving, of)), leaves=of.leaves,
+    )  # fmt: skip
+    if not gloo or at_least(plan.mesh.dp_shard, 2) is False:
+        return kept
+    copied = Copies(of)
+    return replace(
+        kept, entering=cache(copied.entering), reducing=cache(copied.reducing), fetching=cache(partial(copied.fetching, kept.backward))
+    )  # fmt: skip
+
+
+def _entering(of: Groups, before: Group | None, group: Group) -> Bag:
+    """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local name
+    still refers to it).
+    """
+    return Bag.of([of.came(before), of.arrived(group), of.unsharded(group)])
+
+
+def _forward(of: Groups, before: Group | None, group: Group) -> Bag:
+    """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
+    return Bag.of([of.unsharded(group), of.came(before if group in of.rooted and before else group)])
+
+
+def _holds(of: Groups, group: Group) -> Bag:
+    return Bag.of([of.unsharded(group)]) if of.keeps or group is of.head else EMPTY
+
+
+def _backward(of: Groups, before: Group | None, group: Group, after: Group | None) -> Bag:
+    fetched = of.arrived(None if of.keeps and before is not of.embeddings else before)
+    return Bag.of([of.unsharded(group), fetched, of.reduced(after)])
+
+
+def _leaving(of: Groups, before: Group | None, group: Group) -> Bag:
+    """The gradients beside the buffer they are copied into; or, when they are gone (_fsdp_collectives.py:603-608), the last of them and
+    the buffer beside the reduced shard: the gradients that stay, or what is cast to them.
+    """
+    plan = of.plan
+    shard = ceil_div(of.reduced(group)[1], plan.mesh.dp_shard)
+    casts = plan.precision.reduce is not plan.precision.gradients
+    own = (_key(Component.COMMUNICATION, group, "reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
+    cast = of.leaves(group).held.items() if casts else ()
+    waits = of.arrived(None if of.keeps else before), of.reduced(group)
+    copied, gone = Bag.of([*waits, *group.gradients.held.items()]), Bag.of([*waits, own, *cast, lingering(group, plan)])
+    return largest([[(1, copied)], [(1, gone)]])
+
+
+# ---- over gloo ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Gloo works on copies (ProcessGroupGloo.cpp of torch 2.4, :1968-1975 for a reduce-scatter, which all-reduces a clone; AllgatherWork
+    for a gather, whose parts arrive in one flat tensor).
+    """
+
+    of: Groups
+
+    def _shards(self, group: Group | None) -> tuple[Key, Count]:
+        """What a rank sends: its own, cast."""
+        plan = self.of.plan
+        return _key(Component.TEMPORARIES, group, "shards"), ceil_div(self.of.whole(group) * plan.precision.casts, plan.mesh.dp_shard)
+
+    def _copy(self, group: Group | None) -> tuple[Key, Count]:
+        return _key(Component.COMMUNICATION, group, "gloo_all_gather"), self.of.whole(group)
+
+    def entering(self, before: Group | None, group: Group) -> Bag:
+        """While it is gathered: the copy is there, and the parameters, which are as large, are not yet."""
+        return Bag.of([self.of.came(before), self.of.arrived(group), self._copy(group), self._shards(group)])
+
+    def fetching(
+        self, backward: Callable[[Group | None, Group, Group | None], Bag], before: Group | None, group: Group, after: Group | None
+    ) -> Bag:
+        ahead = None if self.of.keeps else before
+        return merge([(1, backward(before, group, after)), (1, Bag.of([self._copy(ahead), self._shards(ahead)]))])
+
+    def reducing(self, before: Group | None, group: Group) -> Bag:
+        """The gradients but the last are gone: their copy, its clone, and the shard that comes of it; the next parameters are there. A
+        root group is resharded by then.
+        """
+        of, is_root = self.of, group in self.of.rooted
+        size = sum(reduce_input_bytes(each, of.plan) for each in (of.rooted if is_root else (group,)) if each)
+        sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, of.plan.mesh.dp_shard)}
+        held = [(_key(Component.COMMUNICATION, group, name), size) for name, size in sizes.items()]
+        gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root if is_root else 0
+        return Bag.of([of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (lingering(group, of.plan),))])
