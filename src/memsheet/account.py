@@ -30,8 +30,8 @@ from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, 
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import INT64
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Implementation, Plan
+from memsheet.spec.model import LatentAttention, ModelSpec
+from memsheet.spec.plan import AttentionKind, Implementation, Plan
 
 EVIDENCE: dict[Component, Evidence] = {
     **dict.fromkeys(
@@ -56,8 +56,7 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     engine = find_engine(plan.engine)
     assert engine is not None
     if device == "cpu":
-        if plan.offload.activations:
-            raise refuse("offload.activations", True, "moves nothing on a processor, where host and device are one memory", "leave it out")
+        _check_processor(model, plan)
         engine = replace(engine, processor=True)
     part = stage_model(model, plan, stage)
     host, notes = Host(), tuple[str, ...]()
@@ -76,6 +75,18 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     return Sheet(
         rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
     )  # fmt: skip
+
+
+def _check_processor(model: ModelSpec, plan: Plan) -> None:
+    """Raises InputError for what only a GPU does, and for what a processor does otherwise than is modelled: latent attention is computed by
+    plain operations there (aten sdp_utils_cpp.cpp, check_head_dim_size_cpp).
+    """
+    if plan.offload.activations:
+        raise refuse("offload.activations", True, "moves nothing on a processor, where host and device are one memory", "leave it out")
+    mixers = (mixer for stack in model.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
+    if plan.attention is AttentionKind.SDPA and any(isinstance(mixer, LatentAttention) for mixer in mixers):
+        why = "has no kernel on a processor for heads of two sizes, and its plain operations are not modelled"
+        raise refuse("attention", "sdpa", why, "eager; `memsheet trace --device cpu` runs it")
 
 
 def _ranks(plan: Plan, stage: int) -> tuple[int, int]:
