@@ -31,6 +31,12 @@ def test_formulas_and_trace_agree_on_one_gpu_sharded_and_cut():
     check(found)
 
 
+def test_formulas_and_trace_agree_on_routed_experts():
+    found = rows("--model", "qwen3-30b-a3b", "--place", "1 gpu", "fsdp2 8")
+    assert len(found) == 12 + 8
+    check(found)
+
+
 @pytest.mark.parametrize(("model", "place", "count"), [("gemma-3-1b", "1 gpu", 12), ("llama-3.1-8b", "fsdp2 8", 8)])
 def test_formulas_and_trace_agree_on_a_processor(model, place, count):
     found = rows("--model", model, "--place", place, "--device", "cpu")

@@ -251,7 +251,6 @@ def test_26_gb_is_not_gib_and_a_card_gives_less_than_its_box_says() -> None:
         {"compile": True},
         {"engine": "megatron"},
         {"sequence_parallel": True},
-        {"recompute_modules": ("mlp",)},
         {"optimizer": "shampoo"},
         {"cp": 2},
     ],

@@ -23,7 +23,7 @@ from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BOOL, FP32
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec, Stack
+from memsheet.spec.model import Attention, Block, Dense, ModelSpec, Moe, Stack
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 FLASH_MAX_HEAD = 256
@@ -151,10 +151,12 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a dense block's tensors are named by."""
     at, ff = block.mixers[0], block.feed_forward
     assert isinstance(at, Attention)
-    assert isinstance(ff, Dense)
+    experts = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate} if isinstance(ff, Moe) else {}
+    width = ff.intermediate if isinstance(ff, Dense) else 0
     return with_products({
+        **experts,
         "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
-        "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "f": ceil_div(ff.intermediate, plan.mesh.tp),
+        "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "f": ceil_div(width, plan.mesh.tp),
         "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
     })  # fmt: skip
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memsheet.formulas.attention import attention
+from memsheet.formulas.experts import moe
 from memsheet.formulas.families import habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Pass, Tensor
@@ -17,7 +18,10 @@ from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Tape
-from memsheet.spec.model import Arrangement, Attention, Block, Dense
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe
+
+EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe"})
+"""Families whose routed experts are a linear router, softmax and the library's grouped product, with nothing beside them."""
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
@@ -32,7 +36,7 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
     """The parts of a block by its arrangement of norms and residuals."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
-    assert isinstance(ff, Dense)
+    assert ff is not None
     own = habits(block.kind)
 
     def attend(y: Tensor) -> Tensor:
@@ -45,7 +49,7 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
         return _branch(r, checkpointed(r, attend, y, at.path, how), block, at.path, how)
 
     def feed(y: Tensor) -> Tensor:
-        return _branch(r, checkpointed(r, lambda z: dense(r, z, ff, how), y, ff.path, how), block, ff.path, how)
+        return _branch(r, checkpointed(r, lambda z: moe(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense(r, z, ff, how), y, ff.path, how), block, ff.path, how)
 
     match block.arrangement:
         case Arrangement.PRE:
@@ -100,7 +104,7 @@ def unmodelled(block: Block) -> str | None:
     at = block.mixers[0]
     if at.sinks or at.gated_output or at.position_bias or at.chunk:
         return "its attention has sinks, gates or biases"
-    if not isinstance(block.feed_forward, Dense):
+    if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in EXPERTS):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
     if block.feed_forward.activation not in ACTIVATIONS:
         return f"its activation {block.feed_forward.activation} is not listed"
