@@ -16,7 +16,7 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     **dict.fromkeys(("phi", "phi3", "stablelm", "starcoder2", "nemotron", "glm", "glm4", "cohere", "cohere2", "gemma", "gemma3_text"), _BOTH),
     **dict.fromkeys(("gpt2", "gpt_neox", "gpt_bigcode", "opt"), _BOTH),
     **dict.fromkeys(("gemma2", "gpt_neo", "gptj"), _EAGER),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe"), _BOTH),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe"), _BOTH),
 }  # fmt: skip
 
 NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"})

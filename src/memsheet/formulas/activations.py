@@ -151,8 +151,10 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a dense block's tensors are named by."""
     at, ff = block.mixers[0], block.feed_forward
     assert isinstance(at, Attention)
+    assert isinstance(ff, Dense | Moe)
     experts = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate} if isinstance(ff, Moe) else {}
-    width = ff.intermediate if isinstance(ff, Dense) else 0
+    through = ff if isinstance(ff, Dense) else ff.shared
+    width = through.intermediate if through else 0
     return with_products({
         **experts,
         "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from memsheet.formulas.attention import attention
-from memsheet.formulas.experts import moe
+from memsheet.formulas.experts import ROUTERS, moe
 from memsheet.formulas.families import habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Pass, Tensor
@@ -19,10 +19,6 @@ from memsheet.formulas.numerics import Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Tape
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe
-
-EXPERTS = frozenset({"mixtral", "qwen3_moe", "olmoe"})
-"""Families whose routed experts are a linear router, softmax and the library's grouped product, with nothing beside them."""
-
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     """One dense decoder block. Eager attention's probabilities stay to its end."""
@@ -104,7 +100,7 @@ def unmodelled(block: Block) -> str | None:
     at = block.mixers[0]
     if at.sinks or at.gated_output or at.position_bias or at.chunk:
         return "its attention has sinks, gates or biases"
-    if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in EXPERTS):
+    if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in ROUTERS):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
     if block.feed_forward.activation not in ACTIVATIONS:
         return f"its activation {block.feed_forward.activation} is not listed"

@@ -12,7 +12,7 @@ from memsheet.formulas.kept import Kept
 from memsheet.formulas.states import held_tensors, parameter_bytes
 from memsheet.formulas.zero_around import BUCKET, FLUSH, GATHERED, around, bucket_bytes
 from memsheet.formulas.zero_flow import gathered, persists, tensor_shard
-from memsheet.formulas.zero_states import Zero, at_step, host_memory, states, whole_gradients, zero_of
+from memsheet.formulas.zero_states import Zero, at_step, host_memory, of_parts, states, whole_gradients, zero_of
 from memsheet.sheet import Component
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
@@ -64,4 +64,4 @@ def _ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
     open_ = [h for h in zero.parameters if not persists(h, zero.buckets)]
     all_ = sum(h.times * zero.ranks * tensor_shard(h, zero.ranks) for h in open_)
     size = gathered(all_, max((h.elements for h in open_), default=0), zero.buckets)
-    return {GATHERED: (zero.width * size.low, zero.width * size.high), FLUSH: (0, 2 * copy)}
+    return {GATHERED: (of_parts(zero, zero.width * size.low), of_parts(zero, zero.width * size.high)), FLUSH: (0, 2 * copy)}

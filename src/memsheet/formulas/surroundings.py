@@ -26,7 +26,8 @@ def _nothing(*_: object) -> Bag:
 class Surroundings:
     """What the engine adds, asked for group by group. ``before`` and ``after`` are the neighbours in order of execution.
 
-    ``always``: resident through the whole step. ``through``: from the start of forward to the end of backward.
+    ``always``: resident through the whole step. ``through``: from the start of forward to the end of backward. ``between``: all the time
+    but while the optimizer steps.
     ``entering``: when a group's forward is about to run; ``forward``: while it runs; ``holds``: from its forward to its backward.
     ``backward``: while its backward runs; ``leaving``: right after it; ``leaves``: gradients that stay until the optimizer's step.
     ``fetching``: when a group's backward is about to run and the one before is gathered ahead; ``reducing``: when its gradients are on
@@ -37,6 +38,7 @@ class Surroundings:
 
     always: Bag = EMPTY
     through: Bag = EMPTY
+    between: Bag = EMPTY
     entering: Callable[[Group | None, Group], Bag] = _nothing
     forward: Callable[[Group | None, Group], Bag] = _nothing
     holds: Callable[[Group], Bag] = _nothing

@@ -53,9 +53,10 @@ class Step:
 
 def moments(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
-    base: Moment = [(1, step.states), (1, step.around.always), (1, step.around.through), (1, step.resident_gradients)]
+    resting: Moment = [(1, step.states), (1, step.around.always), (1, step.around.between)]
+    base: Moment = [*resting, (1, step.around.through), (1, step.resident_gradients)]
     return {
-        Instant.LOAD: [[(1, step.states), (1, step.around.always)]],
+        Instant.LOAD: [resting],
         Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
         Instant.LOSS: [[*base, (1, step.kept_tables), *_all_kept(step), *moment] for moment in _loss(step)],
         Instant.BACKWARD: [[*base, *moment] for moment in _backward(step)],

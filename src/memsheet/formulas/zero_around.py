@@ -11,7 +11,7 @@ from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.surroundings import Surroundings
 from memsheet.formulas.zero_flow import Flush, Place, flushes, gatherable, gathered, later, persists, places, stops
-from memsheet.formulas.zero_states import PARTITION, Zero, whole_gradients
+from memsheet.formulas.zero_states import PARTITION, Zero, of_parts, persistent, whole_gradients
 from memsheet.references import DEEPSPEED, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import FP32
@@ -89,9 +89,22 @@ def _around_two(zero: Zero, stage: Walk) -> Surroundings:
     late = _late_gradients(zero, stage)
 
     def during(run: int, repetition: int) -> Bag:
-        return merge([(1, reduced(zero, (run, repetition), made, partition)), (1, late(run, repetition))])
+        return merge([(1, reduced(zero, (run, repetition), made[:-1], partition)), (1, late(run, repetition))])
 
-    return Surroundings(always=_offload_buffers(zero), backward=lambda *_: bucket, during=during, stops=stops(made))
+    end = merge([(1, bucket), (1, _last_flush(zero, made, partition))])
+    return Surroundings(always=_offload_buffers(zero), backward=lambda *_: bucket, during=during, stops=stops(made), end=end)
+
+
+@formula(
+    cites=DEEPSPEED, at="stage_1_and_2.py:951-953 (independent_gradient_partition_epilogue): what is left is reduced when backward is over"
+)
+def _last_flush(zero: Zero, made: list[Flush], partition: Bag) -> Bag:
+    """The bucket's rest, reduced after the last gradient was made; one that is wider than the bucket is itself there still."""
+    last = made[-1]
+    wide = zero.width * last.elements if last.elements > zero.buckets.reduce_bucket else 0
+    copy = Bag.of([(FLUSH, zero.width * last.copied), ((C.GRADIENTS, "zero/extra_large"), wide)])
+    copying = [(1, copy), (1, partition if len(made) > 1 else EMPTY), (1, _offload_scratch(zero))]
+    return largest([copying, [(1, partition)]])
 
 
 def reduced(zero: Zero, place: Place, made: list[Flush], partition: Bag) -> Bag:
@@ -115,8 +128,6 @@ def _around_three(zero: Zero, stage: Walk) -> Surroundings:
         left[place] = (left[steps[len(left) - 1][0]] if left else 0) + gatherable(groups, buckets, zero.ranks)
     everything = left[steps[-1][0]]
     biggest = max((h.elements for h in zero.parameters if not persists(h, buckets)), default=0)
-    persistent = sum(h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if persists(h, buckets))
-    always = Bag.of([(BUCKET, bucket_bytes(zero)), ((C.UNSHARDED_PARAMETERS, "zero/persistent"), persistent)])
     late = _late_gradients(zero, stage)
 
     def fetched(remaining: Count) -> Bag:
@@ -128,7 +139,7 @@ def _around_three(zero: Zero, stage: Walk) -> Surroundings:
 
     whole = fetched(everything)
     return Surroundings(
-        always=always, entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
+        always=Bag.of([(BUCKET, bucket_bytes(zero))]), between=persistent(zero), entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
         during=during, stops=stops(made),
     )  # fmt: skip
 
@@ -136,7 +147,7 @@ def _around_three(zero: Zero, stage: Walk) -> Surroundings:
 def gathered_bag(zero: Zero, remaining: Count, biggest: Count) -> Bag:
     """Gathered parameters, and with parameters on the host their rank's part on its way up (partition_parameters.py:1331-1333)."""
     size = gathered(remaining, biggest, zero.buckets)
-    bag = [(GATHERED, zero.width * size.value)]
+    bag = [(GATHERED, of_parts(zero, zero.width * size.value))]
     if zero.plan.offload.parameters:
         bag.append(
             ((C.UNSHARDED_PARAMETERS, "zero/from_host"), zero.width * (minimum(remaining, zero.buckets.prefetch + biggest) // zero.ranks))

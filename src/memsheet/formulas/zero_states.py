@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memsheet.arith import Count, agreed, maximum, minimum, round_up
+from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, where
 from memsheet.engines.deepspeed import ALIGNMENT, BUCKETS, Buckets
 from memsheet.errors import Problem, require
 from memsheet.formulas.evaluate import EMPTY, Bag, Key
@@ -202,6 +202,21 @@ def whole_gradients(zero: Zero) -> list[tuple[Key, Count]]:
     return [((C.GRADIENTS, module_of(h.path)), zero.width * h.times * h.elements) for h in zero.parameters if h.trains]
 
 
+@formula(cites=DEEPSPEED, at="partition_parameters.py:1531-1532, 73-74: the only rank's part is the parameter, and nothing is gathered")
+def of_parts(zero: Zero, size: Count) -> Count:
+    """``size`` of whole parameters beside their parts, where those are something else: of another rank too, or on the host."""
+    return size if zero.plan.offload.parameters else where(at_least(zero.ranks, 2), size, 0)
+
+
+@formula(
+    cites=DEEPSPEED, at="parameter_offload.py:311-329; stage3.py:2609, 2571-2572: they are let go of before the step, and gathered after it"
+)
+def persistent(zero: Zero) -> Bag:
+    """Small parameters that stay gathered between steps."""
+    size = sum(h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if persists(h, zero.buckets))
+    return Bag.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), of_parts(zero, size))])
+
+
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
 
 
@@ -257,7 +272,7 @@ def at_step(zero: Zero) -> Bag:
     if zero.keeps_fp32_gradients:  # the step works on a view of them
         return Bag.of([(key, optimizer_scratch(zero.shard, plan))])
     if plan.zero == 3:
-        return EMPTY if plan.offload.optimizer == 1 else Bag.of([(key, sub_group_scratch(zero))])
+        return persistent(zero) if plan.offload.optimizer == 1 else Bag.of([(key, sub_group_scratch(zero))])
     if plan.offload.optimizer:
         return EMPTY  # the gradients are on the host by then
     return Bag.of([(PARTITION, zero.width * zero.shard), (key, partition_scratch(zero))])
