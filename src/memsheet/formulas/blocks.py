@@ -20,6 +20,7 @@ from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Tape
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe
 
+
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     """One dense decoder block. Eager attention's probabilities stay to its end."""
     kept: list[Tensor | None] = []
@@ -45,7 +46,13 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
         return _branch(r, checkpointed(r, attend, y, at.path, how), block, at.path, how)
 
     def feed(y: Tensor) -> Tensor:
-        return _branch(r, checkpointed(r, lambda z: moe(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense(r, z, ff, how), y, ff.path, how), block, ff.path, how)
+        return _branch(
+            r,
+            checkpointed(r, lambda z: moe(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense(r, z, ff, how), y, ff.path, how),
+            block,
+            ff.path,
+            how,
+        )
 
     match block.arrangement:
         case Arrangement.PRE:
