@@ -139,6 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     form.add_argument("--json", action="store_true")
     form.add_argument("--markdown", action="store_true", help="the page docs/concepts/accuracy.md")
     chosen = parser.parse_args(arguments)
+    if chosen.records and not chosen.records.is_dir():
+        parser.error(f"--records {chosen.records} is not a folder")
     ours = records(chosen.records) if chosen.records else []
     theirs = load(chosen.data or DATA / "cases.json") if chosen.data or not chosen.records else []
     asked = [(run_record, ours), (run_case, theirs)]

@@ -68,7 +68,7 @@ def _table(result: Result, width: int) -> Iterator[str]:
         yield ""
     yield from textwrap.wrap(
         "signed, mean, worst: (predicted - measured) / measured, signed mean, mean magnitude and largest magnitude. inside: rows inside the "
-        "predicted range. verdicts: right:wrong, uncertain ones in neither. A, B, C: quality of the source.", width,
+        "predicted range, which is a point where nothing is uncertain. verdicts: right:wrong, uncertain ones in neither. A, B, C: quality of the source.", width,
     )  # fmt: skip
     yield ""
 
@@ -99,7 +99,7 @@ def _peers(result: Result, width: int) -> Iterator[str]:
 
 def _beyond(result: Result, groups: Mapping[str, str], width: int, *, full: bool) -> Iterator[str]:
     rows = result["beyond_bar"]
-    yield f"{len(rows)} of {len(result['rows'])} rows more than 3 % off, each with where to look first"
+    yield f"{len(rows)} of {len(result['rows'])} rows more than 3 % off{', each with where to look first' * bool(rows)}"
     for group, members in groupby(sorted(rows, key=lambda r: groups[r["id"]]), key=lambda r: groups[r["id"]]):
         listed = list(members)
         yield f"  {group}"

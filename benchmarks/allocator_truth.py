@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
+    if not given.folder.is_dir():
+        parser.error(f"{given.folder} is not a folder")
     found = list(rows(given.folder))
     if given.json:
         print(json.dumps(found))

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,10 +116,10 @@ def _chosen(device: str, only: str) -> list[Case]:
 def line(case: Case, record: Mapping[str, Any]) -> str:
     """A record as text."""
     if record.get("failure") is not None:
-        return f"{case.name:100} failed: {str(record['failure']).splitlines()[0]}"
+        return f"{case.name} failed: {str(record['failure']).splitlines()[0]}"
     ranks, trace = record["sheet"]["ranks"], record["sheet"]["trace"]
     word = "ran out of memory" if "died" in trace else "allocated"
-    return f"{case.name:100} {max(rank['allocated_bytes'] for rank in ranks):>15,} bytes {word} {record.get('seconds', 0):6.1f} s"
+    return f"{max(rank['allocated_bytes'] for rank in ranks):>16,} bytes {word} {record.get('seconds', 0):6.1f} s  {case.name}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -130,16 +132,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="what would be run, in order")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(argv)
-    device = given.device or _device()
+    device = given.device or ("cuda" if _cuda() else "cpu")
+    if not 0 < given.minutes < math.inf:
+        parser.error(f"--minutes {given.minutes:g} is not a positive number")
+    if given.out.exists() and not given.out.is_dir():
+        parser.error(f"--out {given.out} is not a folder")
     if given.list:
         print("\n".join(case.name for case in _chosen(device, given.only)))
         return 0
+    if device == "cuda" and not _cuda():  # else every case would leave a record of that
+        parser.error("--device cuda: this torch sees no CUDA device")
     if given.retry:
         print(f"{forget_failures(given.out)} failures are run again", file=sys.stderr)
-    done = []
-    for case, record in run(given.minutes, given.out, device, given.only):
-        done.append(record)
-        print(json.dumps(record) if given.json else line(case, record), flush=True)
+    done: list[dict[str, Any]] = []
+    with suppress(KeyboardInterrupt):  # what is done is kept
+        for case, record in run(given.minutes, given.out, device, given.only):
+            done.append(record)
+            print(json.dumps(record) if given.json else line(case, record), flush=True)
     if not given.json:
         print(summary(done, device, given.only, given.out))
     return 0
@@ -156,10 +165,10 @@ def summary(done: Sequence[Mapping[str, Any]], device: str, only: str, out: Path
     return "\n".join([*lines, *(UNMEASURED if device == "cpu" else ())])
 
 
-def _device() -> str:
+def _cuda() -> bool:
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.cuda.is_available()
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 from memsheet.api import catalogued, question
 from memsheet.budget import Answer, Result, Verdict, largest_components
 from memsheet.catalog import model_names
-from memsheet.errors import refuse
+from memsheet.errors import InputError, refuse
 from memsheet.formulas.params import active_parameter_count, parameter_count
+from memsheet.formulas.zero_states import check_deepspeed
 from memsheet.measure.categories import ALWAYS, categories
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config
@@ -21,14 +25,16 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, sheet_of
 from memsheet.trace.launch import answers_together
-from memsheet.trace.parent import TIME_S, Traced, read_answer, trace_in_child
+from memsheet.trace.parent import TIME_S, Traced, available_bytes, read_answer, trace_in_child
 from memsheet.tracing import Options as TraceOptions
 from memsheet.tracing import check_runs, facts, own_answer, serving_assumed, task_of
-from memsheet.units import GIB
+from memsheet.units import GIB, format_bytes
 
 MEMORY_BYTES = 64 * GIB
-"""Real tensors take real memory; the machine's own end comes first on most."""
+"""Where nobody says how much: real tensors take real memory. On a processor it is no more than there is, lest the machine be the end."""
 STEPS, VARIED_STEPS = 5, 20
+DEVICES = ("cpu", "cuda")
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,8 @@ class Options:
     """How a step is measured. ``steps``: how many are timed besides the two whose memory is watched; None: 5, or 20 of varied lengths.
 
     ``data``: a text file to train on, else random tokens. ``vary_length``: steps from a quarter of seq_len to all of it, and what the
-    allocator makes of them. ``progress``: a file in which one line says how far it is; ``snapshot``: one for the GPU allocator's history.
+    allocator makes of them. ``memory_bytes``: what each process may take; None: 64 GiB, on a processor no more than is free.
+    ``progress``: a file in which one line says how far it is; ``snapshot``: one for the GPU allocator's history.
     """
 
     device: str = "cpu"
@@ -45,7 +52,7 @@ class Options:
     vary_length: bool = False
     progress: str | None = None
     snapshot: str | None = None
-    memory_bytes: int = MEMORY_BYTES
+    memory_bytes: int | None = None
     time_s: float = TIME_S
     debug: bool = False
 
@@ -57,8 +64,7 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     has started this process among, else it is started for them. Raises InputError for what cannot be measured here, and
     ``trace.launch.ElsewhereError`` in a process that is not the first of several, which has the answer.
     """
-    if how.device not in ("cpu", "cuda"):
-        raise refuse("device", how.device, "is not measured", "cpu or cuda")
+    check_device(how.device)
     name, request, cluster, _ = question(task_of(options), model, options)
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
@@ -74,9 +80,10 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     asked = {
         "answers": "memsheet.measure.ranks" if resolved.plan.on_ranks else "memsheet.measure.requests", "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan),
         "device": how.device, "steps": steps, "debug": how.debug, "data": how.data, "vary_length": how.vary_length, "progress": how.progress,
-        "snapshot": how.snapshot,
+        "snapshot": how.snapshot, "environment": _allocator_settings(resolved.plan, how.device),
     }  # fmt: skip
-    runs = answers_together(asked, resolved.plan, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    with _measures_words():
+        runs = answers_together(asked, resolved.plan, memory_bytes=_memory_bytes(how), time_s=how.time_s)
     sheets = folded([measured_sheet(each) for each in runs])
     sheet = max(sheets, key=lambda each: each.peak.value)
     run = next(each for each in runs if each.rank == sheet.rank)
@@ -84,9 +91,43 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     answer = Answer(
         model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
         assumed=(*assumed, *_granted(how)), cluster=None, sheets=sheets, verdict=_verdict(run, sheet), trace=_facts(run, sheet),
-        notes=found.source.notes,
+        notes=(*found.source.notes, *_notes(resolved.plan, how)),
     )  # fmt: skip
     return answer, run.timeline
+
+
+def check_device(device: str) -> None:
+    """That a device is one that can be measured. Raises InputError where it is not."""
+    if device not in DEVICES:
+        raise refuse("device", device, "is not measured", " or ".join(DEVICES))
+
+
+@contextmanager
+def _measures_words() -> Iterator[None]:
+    """What goes wrong in a child that a trace has too, said of a measurement."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError([replace(one, field="measure") if one.field == "trace" else one for one in error.problems]) from None
+
+
+def _memory_bytes(how: Options) -> int:
+    free = available_bytes() if how.device == "cpu" else None
+    return min(MEMORY_BYTES, free or MEMORY_BYTES) if how.memory_bytes is None else how.memory_bytes
+
+
+def _allocator_settings(plan: Plan, device: str) -> dict[str, str]:
+    """What a GPU's allocator is told besides what it is told already, under its name and the one it had before torch 2.9."""
+    if device != "cuda" or not plan.expandable_segments:
+        return {}
+    told = next((os.environ[name] for name in ALLOCATOR if os.environ.get(name)), "")
+    return dict.fromkeys(ALLOCATOR, ",".join(filter(None, (told, "expandable_segments:True"))))
+
+
+def _notes(plan: Plan, how: Options) -> tuple[str, ...]:
+    """What a plan says and this device has none of."""
+    idle = plan.expandable_segments and how.device == "cpu" and not how.vary_length
+    return ("expandable_segments changes nothing here: a processor has no caching allocator",) if idle else ()
 
 
 def _granted(how: Options) -> tuple[str, ...]:
@@ -137,9 +178,9 @@ def _check(plan: Plan, how: Options) -> None:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 512")
     if plan.on_ranks and (plan.task == "infer" or how.vary_length):
         raise refuse("mesh", plan.mesh.gpus, "ranks are measured in training, with steps of one length", "one rank of engine transformers")
-    check_runs(plan)
-    if plan.engine not in ("transformers", "fsdp2"):
-        raise refuse("engine", plan.engine, "is not run here", "transformers or fsdp2")
+    check_runs(plan, real=True)
+    if plan.engine == "deepspeed":
+        _check_deepspeed(plan)
     if plan.quantization is not None:
         raise refuse(
             "quantize",
@@ -147,6 +188,13 @@ def _check(plan: Plan, how: Options) -> None:
             "is a stand-in here, which is no measurement",
             "`memsheet trace` says so and runs it",
         )
+
+
+def _check_deepspeed(plan: Plan) -> None:
+    """Raises InputError where it is not installed, and for a plan that it has no form of."""
+    if find_spec("deepspeed") is None:
+        raise refuse("engine", "deepspeed", "is not installed", "pip install deepspeed")
+    check_deepspeed(plan)
 
 
 def folded(sheets: Sequence[Sheet]) -> tuple[Sheet, ...]:
@@ -164,6 +212,12 @@ def folded(sheets: Sequence[Sheet]) -> tuple[Sheet, ...]:
 def measured_sheet(run: Traced) -> Sheet:
     """The tensors of a real step by what they are, and at each instant what the device counted besides."""
     sheet = sheet_of(run.timeline, rank=run.rank, stage=run.stage)
+    if "died" in run.facts and not sheet.items:
+        found = run.facts["died"]
+        asked = "" if found["request_bytes"] is None else f" asked for {format_bytes(found['request_bytes'])} and"
+        raise refuse(
+            "memory_limit", None, f"is too little for anything: {found['op']}{asked} was the first tensor", "--memory-limit gives it more"
+        )
     record = f"torch {run.facts['torch']}, {run.facts['measured']['device']}: tensors seen in a real step"
     items = tuple(replace(item, evidence=Measured(record)) for item in sheet.items)
     besides = () if "died" in run.facts else _besides(sheet, run.facts["measured"])
@@ -194,8 +248,7 @@ def _besides(sheet: Sheet, measured: Mapping[str, Any]) -> list[Item]:
 
 def measure_file(name: str, how: Options) -> tuple[Answer, Timeline]:
     """``FILE.py:FUNCTION``: the step that a person's own function makes, really run, in a child. As ``measure_step`` besides."""
-    if how.device not in ("cpu", "cuda"):
-        raise refuse("device", how.device, "is not measured", "cpu or cuda")
+    check_device(how.device)
     for field, value in (("data", how.data), ("vary_length", how.vary_length or None), ("snapshot", how.snapshot)):
         if value is not None:
             raise refuse(field, value, "has no meaning for a step of one's own", "say it in the step's code")
@@ -203,7 +256,8 @@ def measure_file(name: str, how: Options) -> tuple[Answer, Timeline]:
         "answers": "memsheet.measure.requests", "name": name, "function": name, "device": how.device, "steps": how.steps or STEPS,
         "debug": how.debug, "progress": how.progress,
     }  # fmt: skip
-    (run,) = trace_in_child(asked, memory_bytes=how.memory_bytes, time_s=how.time_s)
+    with _measures_words():
+        (run,) = trace_in_child(asked, memory_bytes=_memory_bytes(how), time_s=how.time_s)
     return _own(name, run), run.timeline
 
 
@@ -221,8 +275,7 @@ def measure_step(build: Callable[[], Any], *, device: str = "cpu", steps: int = 
     """
     if steps < 1:
         raise refuse("steps", steps, "is not a positive whole number")
-    if device not in ("cpu", "cuda"):
-        raise refuse("device", device, "is not measured", "cpu or cuda")
+    check_device(device)
     from memsheet.measure.custom import measure_custom
 
     (run,) = read_answer({"timelines": [measure_custom(build, device, steps)]})

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.report.files import write_events, write_whole
+from memsheet.report.files import check_folder, write_events, write_whole
 from memsheet.timeline import timeline_from
 from timelines import training
 
@@ -91,3 +91,13 @@ def test_events_read_back_as_the_same_timeline(tmp_path):
     document = json.loads((tmp_path / "events.json").read_text())
     assert document["schema"] == "memsheet/events/1"
     assert timeline_from(document) == training()
+
+
+def test_a_folder_may_be_there_or_be_made_but_not_inside_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    check_folder(tmp_path, "records")
+    check_folder(tmp_path / "a" / "b", "records")
+    for name, why in (("file", "is not a folder"), ("file/x/y", "cannot be made: file is not a folder")):
+        with pytest.raises(InputError, match=why):
+            check_folder(tmp_path / name, "records")
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "file"]

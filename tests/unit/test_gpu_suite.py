@@ -74,6 +74,28 @@ def test_a_suite_goes_on_where_it_was_left_and_keeps_failures(tmp_path, monkeypa
     assert "still unmeasured" not in gpu_suite.summary([], "cuda", "", tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["--minutes", "-1"], "is not a positive number"), (["--minutes", "nan"], "is not a positive number"),
+     (["--device", "cuda"], "sees no CUDA device")],
+)  # fmt: skip
+def test_what_could_only_leave_failures_is_refused(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.setattr(gpu_suite, "_cuda", lambda: False)
+    with pytest.raises(SystemExit):
+        gpu_suite.main(["--out", str(tmp_path / "records"), *words])
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "records").exists()
+
+
+def test_a_suite_that_is_interrupted_keeps_what_is_done(tmp_path, monkeypatch, capsys):
+    def run(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu_suite.subprocess, "run", run)
+    assert gpu_suite.main(["--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert "0 cases now, 0 failed" in capsys.readouterr().out
+
+
 def test_a_case_too_slow_is_a_failure(tmp_path, monkeypatch):
     def run(command, **how):
         raise subprocess.TimeoutExpired(command, how["timeout"])

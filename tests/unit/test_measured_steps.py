@@ -12,10 +12,12 @@ import torch
 from torch import nn
 
 import memsheet
+from memsheet import measuring
 from memsheet.allocator import Settings, replay
 from memsheet.allocator.steps import replay_steps
 from memsheet.cli import main
 from memsheet.errors import InputError
+from memsheet.measure import requests
 from memsheet.measure.categories import categories, category
 from memsheet.measure.custom import measure_custom
 from memsheet.measure.died import died, request_bytes, stop_of
@@ -27,6 +29,7 @@ from memsheet.sheet import Component, Instant
 from memsheet.spec.names import request_from
 from memsheet.timeline import Storage, Timeline, timeline_from
 from memsheet.trace.job import How, recording
+from memsheet.trace.parent import environment_of
 
 MIB = 2**20
 TINY = {
@@ -136,7 +139,7 @@ def test_varied_lengths_on_text_are_measured_and_shown(tmp_path, capsys):
     assert main(given) == 0
     shown = capsys.readouterr()
     assert "worst step" in shown.out
-    assert "max_split_size_mb:20" in shown.out
+    assert "max_split_size_mb:21" in shown.out
     assert shown.err.count("\n") == 1
     from memsheet.readers.record import read_record
 
@@ -262,7 +265,7 @@ def test_a_step_in_a_file_is_measured_in_a_child(tmp_path, capsys):
     file = tmp_path / "mine.py"
     file.write_text(OWN.replace("ROWS", "32"))
     assert main(["measure", f"{file}:build", "--steps", "2", "--record", str(tmp_path / "r.json")]) == 0
-    assert f"measure {file}:build" in capsys.readouterr().out.replace("\n", "")
+    assert f"measure{file}:build" in "".join(capsys.readouterr().out.split())  # a long path wraps
     from memsheet.readers.record import read_record
 
     found = read_record(tmp_path / "r.json")
@@ -346,3 +349,40 @@ def test_generation_is_measured(capsys, tmp_path):
 def test_what_is_not_measured_is_refused(capsys, more, field):
     assert main(["measure", "llama-tiny", *more]) == 2
     assert f"{field} = " in capsys.readouterr().err
+
+
+def test_without_a_limit_of_memory_a_processor_gives_no_more_than_is_free(monkeypatch):
+    monkeypatch.setattr(measuring, "available_bytes", lambda: 5 * MIB)
+    assert measuring._memory_bytes(measuring.Options()) == 5 * MIB
+    assert measuring._memory_bytes(measuring.Options(memory_bytes=7 * MIB)) == 7 * MIB
+    assert measuring._memory_bytes(measuring.Options(device="cuda")) == measuring.MEMORY_BYTES
+    monkeypatch.setattr(measuring, "available_bytes", lambda: None)
+    assert measuring._memory_bytes(measuring.Options()) == measuring.MEMORY_BYTES
+
+
+def test_no_memory_at_all_is_no_limit(capsys):
+    assert main(["measure", "llama-tiny", "--seq-len", "8", "--memory-limit", "0GiB"]) == 2
+    assert "memory_limit = 0GiB: is nothing" in capsys.readouterr().err
+
+
+def test_what_a_plan_says_of_the_allocator_reaches_a_gpus_and_is_said_to_change_nothing_on_a_processor(monkeypatch):
+    asked = plan_of(seq_len=64, expandable_segments=True)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:64")
+    settings = measuring._allocator_settings(asked, "cuda")
+    assert settings["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert environment_of({"environment": settings})["PYTORCH_CUDA_ALLOC_CONF"] == settings["PYTORCH_ALLOC_CONF"]
+    assert measuring._allocator_settings(asked, "cpu") == measuring._allocator_settings(plan_of(seq_len=64), "cuda") == {}
+    assert "changes nothing here" in measuring._notes(asked, measuring.Options())[0]
+    assert measuring._notes(asked, measuring.Options(vary_length=True)) == ()
+
+
+def test_memory_that_runs_out_after_the_recorded_step_is_said_as_such(monkeypatch):
+    def starved(_):
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 2097152 bytes.")
+
+    monkeypatch.setattr(requests, "_found", starved)
+    with pytest.raises(InputError, match=r"ran out after a step was recorded.*for 2\.00 MiB more"):
+        requests.answer({"device": "cpu"})
+    monkeypatch.setattr(requests, "_found", lambda _: (_ for _ in ()).throw(RuntimeError("another")))
+    with pytest.raises(RuntimeError, match="another"):
+        requests.answer({"device": "cpu"})

@@ -39,6 +39,14 @@ def test_no_line_is_wider_than_the_screen(width, full):
         assert max(map(len, screen(made, width=width, full=full).splitlines())) <= width
 
 
+def test_columns_of_a_small_job_are_in_a_unit_that_shows_it():
+    small = Look().fitted(3 * 2**20)
+    assert (small.unit, small.cell(3 * 2**20), small.cell(1)) == ("MiB", "3.00", "0.01")
+    assert Look(decimal=True).fitted(10**9 - 1).unit == "MB"
+    assert Look().fitted(GIB).unit == "GiB"
+    assert small.fitted(GIB).cell(GIB) == "1.00"
+
+
 def test_the_verdict_comes_first_in_words_with_its_headroom():
     first = " ".join(screen(answers.answer(), width=80).split("\n\n")[0].split())
     assert first.startswith("DOES NOT FIT needs 303.4 GiB of 79.2 GiB per GPU")

@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+import memsheet
 from memsheet.catalog import find_model
 from memsheet.cli import main
 from memsheet.errors import InputError
@@ -157,6 +159,10 @@ def somewhere(tmp_path, monkeypatch):
     return tmp_path
 
 
+def catalogue_answer():
+    return memsheet.train("llama-tiny", seq_len=64)
+
+
 def written(folder, document):
     (folder / "plan.json").write_text(json.dumps(document))
     return str(folder / "plan.json")
@@ -177,12 +183,68 @@ def test_a_plan_that_cannot_be_verified_is_refused(somewhere, capsys, document, 
     assert not (somewhere / "records").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [(["--device", "tpu"], "device = tpu"), (["--records", "plan.json"], "plan.json: is not a folder"),
+     (["--records", "plan.json/x"], "cannot be made"), (["--processes", "0"], "processes = 0")],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused_before_anything_is_run(somewhere, capsys, words, field):
+    assert main(["verify", written(somewhere, {"model": "llama-tiny", "seq_len": 64}), *words]) == 2
+    assert field in capsys.readouterr().err
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="it does run here")
+def test_an_engine_that_does_not_run_is_predicted_rank_by_rank_and_says_why_whole(somewhere, capsys):
+    plan = {"model": "llama-tiny", "seq_len": 64, "engine": "deepspeed", "zero": 2, "mesh": {"dp_shard": 4}, "precision": "bf16-master"}
+    assert main(["verify", written(somewhere, plan)]) == 11
+    screen = capsys.readouterr().out
+    assert [line.split("  ")[0] for line in screen.splitlines() if line[:1].isdigit()] == ["0 to 3", "0", "0", "1"]
+    assert "(fsdp2 or transformers; memsheet train predicts it" in " ".join(screen.split())
+    assert "…" not in screen
+
+
+def test_a_run_that_failed_leaves_the_rest_verified_in_part():
+    found = verification(MEASURED, MEASURED)
+    lost = Rung(
+        name="torchrun", what="", device="cpu", plan=plan_of(), refused={"measured": "it died"},
+        ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
+    )  # fmt: skip
+    assert not found.failed
+    assert replace(found, rungs=(*found.rungs, lost)).failed
+    assert render_verification(replace(found, rungs=(*found.rungs, lost)), Look(width=80)).startswith("VERIFIED IN PART")
+    assert render_verification(replace(found, rungs=(lost,)), Look(width=80)).startswith("TRACED")
+
+
+def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monkeypatch):
+    pytest.importorskip("torch")
+
+    def starved(*_, **__):
+        (rung,) = verification(MEASURED, MEASURED).rungs
+        died = {"died": {"instant": "load", "step": 1, "resident_bytes": 2**20}}
+        return replace(catalogue_answer(), sheets=(rung.ranks[0].measured,), trace=died), None
+
+    monkeypatch.setattr("memsheet.verify.ladder.measure", starved)
+    assert main(["verify", written(somewhere, {"model": "llama-tiny", "seq_len": 64}), "--json"]) == 11
+    rung = json.loads(capsys.readouterr().out)["rungs"][1]
+    assert "ran out in load of step 1, 1.00 MiB of tensors were there" in rung["refused"]["measured"]
+    assert not (somewhere / "records").exists()
+
+
+def test_the_headline_says_how_many_rungs_were_measured():
+    traced = replace(verification(MEASURED, None).rungs[0], ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),))
+    found = verification(MEASURED, MEASURED)
+    words = " ".join(render_verification(replace(found, rungs=(traced, *found.rungs)), Look(width=200)).split())
+    assert "within 1% on 2 of 2 rungs · 1 of them measured" in words
+    assert "none of them measured" in render_verification(replace(found, rungs=(traced,)), Look(width=200))
+
+
 def test_more_than_a_processor_can_afford_is_said(somewhere, capsys):
     pytest.importorskip("torch")
     plan = {"model": "llama-tiny", "seq_len": 64, "schema": "memsheet/plan/1"}
-    assert main(["verify", written(somewhere, plan), "--operations", "1", "--json"]) == 0  # the trace agrees
+    assert main(["verify", written(somewhere, plan), "--operations", "1", "--json"]) == 11  # the trace agrees, and nothing was measured
     document = json.loads(capsys.readouterr().out)
-    assert "more than --operations 1 allows" in document["rungs"][1]["refused"]["measured"]
+    assert "more than the 1 of --operations" in document["rungs"][1]["refused"]["measured"]
+    assert document["rungs"][1]["refused"]["measured"].startswith("with 2 of 4 layers ")
     assert document["rungs"][1]["ranks"] == []
 
 

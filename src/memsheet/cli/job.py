@@ -13,6 +13,7 @@ from memsheet.cli import screen
 from memsheet.cli.flags import JobFlags, OutputFlags, values, whole
 from memsheet.errors import Problem, refuse, require
 from memsheet.readers.guard import MAX_JSON_BYTES, parse_json, read_json
+from memsheet.units import parse_bytes
 
 _FUNCTION = re.compile(r".+\.py:\w+")
 EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
@@ -88,4 +89,12 @@ def number(field: str, text: str | None) -> int | None:
     found = whole(text)
     if isinstance(found, str) or found < 1:
         raise refuse(field, text, "is not a positive whole number")
+    return found
+
+
+def size(field: str, text: str | None) -> int | None:
+    """Bytes, where any were said; none at all are refused."""
+    found = None if text is None else parse_bytes(text, field)
+    if found == 0:
+        raise refuse(field, text, "is nothing")
     return found

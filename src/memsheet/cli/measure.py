@@ -24,7 +24,6 @@ from memsheet.report.files import check_file
 from memsheet.report.record import record_document, write_events_beside, write_record
 from memsheet.report.sparkline import sparkline
 from memsheet.timeline import Timeline
-from memsheet.units import parse_bytes
 
 MEASURE = Group("Measure", sort_key=8)
 WRITTEN = ("record", "events", "snapshot")
@@ -45,7 +44,7 @@ class MeasureFlags:
     record: Annotated[str | None, _measure("Write a record (memsheet/record/1).", "FILE")] = None
     events: Annotated[str | None, _measure("Every allocation and release (memsheet/events/1; .gz is compressed).", "FILE")] = None
     snapshot: Annotated[str | None, _measure("The GPU allocator's own history of two steps, as JSON.", "FILE")] = None
-    memory_limit: Annotated[str, _measure("Memory that it may take.", "SIZE")] = "64GiB"
+    memory_limit: Annotated[str | None, _measure("Memory that it may take (what is free, 64GiB at most).", "SIZE")] = None
     time_limit: Annotated[str, _measure("Seconds that it may take.", "S")] = "600"
 
 
@@ -72,7 +71,7 @@ def measure(
     with line(f"measuring {printable(name or 'a plan')} on {flags.device}") as progress:
         how = Options(
             device=flags.device, steps=jobs.number("steps", flags.steps), data=flags.data, vary_length=flags.vary_length,
-            snapshot=flags.snapshot and os.path.realpath(flags.snapshot), progress=progress, debug=debug, memory_bytes=parse_bytes(flags.memory_limit, "memory_limit"),
+            snapshot=flags.snapshot and os.path.realpath(flags.snapshot), progress=progress, debug=debug, memory_bytes=jobs.size("memory_limit", flags.memory_limit),
             time_s=float(jobs.number("time_limit", flags.time_limit) or 0),
         )  # fmt: skip
         answer, timeline = measure_file(name, how) if own else ask(name, how, **asked)

@@ -14,8 +14,8 @@ from memsheet.cli import screen
 from memsheet.cli.flags import Debug, Json
 from memsheet.cli.voice import one_voice
 from memsheet.errors import refuse
+from memsheet.report.files import check_folder
 from memsheet.report.record import write_record
-from memsheet.units import parse_bytes
 from memsheet.verify.ladder import CPU_OPERATIONS, Options
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def verify(
     operations: Annotated[str, _option("Floating-point operations that a processor's step may take (3e12).", "N")] = str(CPU_OPERATIONS),
     slurm: Annotated[str | None, _option("Run the whole plan too, on nodes of this Slurm partition.", "PARTITION")] = None,
     per_node: Annotated[str, _option("GPUs of one of its nodes (8).", "N")] = "8",
-    memory_limit: Annotated[str, _option("Memory that each process may take.", "SIZE")] = "64GiB",
+    memory_limit: Annotated[str | None, _option("Memory that each process may take (what is free, 64GiB at most).", "SIZE")] = None,
     time_limit: Annotated[str, _option("Seconds that each run may take.", "S")] = "600",
     records: Annotated[str, _option("Folder for a record of each real run (records).", "DIR")] = "records",
     full: Annotated[bool, _option("Every instant of every rank.")] = False,
@@ -58,10 +58,12 @@ def verify(
     decimal = screen.decimal(units)
     how = Options(
         device=device, processes=jobs.number("processes", processes) or 1, steps=jobs.number("steps", steps) or 1,
-        operations=_positive("operations", operations), memory_bytes=parse_bytes(memory_limit, "memory_limit"),
+        operations=_positive("operations", operations), memory_bytes=jobs.size("memory_limit", memory_limit),
         time_s=_positive("time_limit", time_limit), slurm=slurm, per_node=jobs.number("per_node", per_node) or 1, say=_say,
     )  # fmt: skip
-    found = ask(jobs.read_plan(plan), how, model=model)
+    asked = jobs.read_plan(plan)
+    check_folder(Path(records), "records")
+    found = ask(asked, how, model=model)
     _say("")
     _write(found, Path(records), Path(plan).stem if plan != "-" else found.model)
     if json:
@@ -72,7 +74,9 @@ def verify(
 
         look = Look(width=screen.width(), decimal=decimal, full=full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_verification(found, look))
-    return NOT_COMPARED if found.worst is None else AGREES if found.holds else DIFFERS
+    if found.worst is not None and not found.holds:
+        return DIFFERS
+    return AGREES if found.measured and not found.failed else NOT_COMPARED
 
 
 def _positive(field: str, text: str) -> float:
@@ -95,7 +99,10 @@ def _write(found: Verification, folder: Path, name: str) -> None:
     """A file for each real run."""
     for rung in found.rungs:
         if rung.record is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise refuse("records", str(folder), f"cannot be made: {error.strerror}") from None
             file = folder / f"{name}-{re.sub('[^a-z0-9]+', '-', rung.name)}.json"
             write_record(rung.record, file)
             print(f"record: {file}", file=sys.stderr)

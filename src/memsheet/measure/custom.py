@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from memsheet.measure.cuda import counted, emptied
-from memsheet.measure.environment import environment
+from memsheet.measure.environment import check_there, environment
 from memsheet.measure.profiler import profiled
 from memsheet.sheet import Instant
 from memsheet.timeline import peak, timeline_from
@@ -24,6 +24,7 @@ Marked = Callable[[Instant | None], None]
 
 def measure_custom(build: Build, device: str, steps: int) -> dict[str, Any]:
     """A rank as a child tells of it. ``build`` is called three times: recorded, counted, timed."""
+    check_there(device)
     found = traced(0, 0, lambda: trace_custom(build, How(device=device, fake=False, scratch=False)))
     top = peak(timeline_from(found["events"])).instant.value
     gc.collect()

@@ -25,12 +25,16 @@ _STATES = ("aten.zeros_like", "aten.zeros", "aten.empty_like")
 LARGEST = 8
 
 
+def ran_out(error: BaseException) -> bool:
+    """Whether an error says that there was no memory left."""
+    says = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or says == _ONEDNN or any(words in says for words in _SAYS)
+
+
 def stop_of(error: BaseException) -> Stop | None:
     """Where memory ran out, if that is what happened and it was seen."""
-    says = str(error).lower()
-    out = isinstance(error, MemoryError | torch.OutOfMemoryError) or says == _ONEDNN or any(words in says for words in _SAYS)
     found = getattr(error, "stop", None)
-    return found if out and isinstance(found, Stop) else None
+    return found if ran_out(error) and isinstance(found, Stop) else None
 
 
 def request_bytes(error: BaseException) -> int | None:

@@ -10,9 +10,17 @@ from typing import Any
 
 import torch
 
+from memsheet.errors import refuse
+
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "bitsandbytes", "torchao", "deepspeed", "flash_attn", "memsheet")
 SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 """The second is the first's name before torch 2.9 (c10/core/AllocatorConfig.cpp); the third turns the caching allocator off."""
+
+
+def check_there(device: str) -> None:
+    """Raises InputError for a GPU where torch sees none."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise refuse("device", device, "is not there: this torch sees no CUDA device", "cpu, or `memsheet trace`, which needs none")
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -26,7 +26,8 @@ from memsheet.trace.job import MICRO, How, recording, timeline
 from memsheet.units import MIB
 
 SPLIT_BYTES = 128 * MIB
-"""A split limit that people set; where no block reaches it, the least that torch takes (20 MiB) is tried, for the first does nothing."""
+"""A split limit that people set. It does nothing where no block reaches it: there one just above the usual segment (20 MiB) is tried, at
+which itself every such segment would count as too large to share."""
 COUNTERS = {
     "allocated_bytes": "allocated_bytes.all.peak",
     "reserved_bytes": "reserved_bytes.all.peak",
@@ -61,7 +62,7 @@ def over_steps(many: Many, cuda: Any = None) -> dict[str, Any]:
     """
     made, starts, counted = _recorded(many, cuda)
     largest = max((storage.bytes for storage in made.storages), default=0)
-    limit = SPLIT_BYTES if largest >= SPLIT_BYTES else LARGE_SEGMENT
+    limit = SPLIT_BYTES if largest >= SPLIT_BYTES else LARGE_SEGMENT + MIB
     kinds = {
         "as it is": (_settings(many.plan), False), "expandable segments": (Settings(expandable_segments=True), False),
         f"max_split_size_mb:{limit // MIB}": (Settings(max_split_size_bytes=limit), False), "cache emptied each step": (_settings(many.plan), True),

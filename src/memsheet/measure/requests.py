@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from memsheet.errors import refuse
+from memsheet.errors import InputError, refuse
 from memsheet.measure.cuda import counted, emptied
-from memsheet.measure.died import NO_MEMORY, died, stop_of
-from memsheet.measure.environment import environment
+from memsheet.measure.died import NO_MEMORY, died, ran_out, request_bytes, stop_of
+from memsheet.measure.environment import check_there, environment
 from memsheet.measure.lengths import Many, over_steps
 from memsheet.measure.profiler import profiled
 from memsheet.run.data import batches, read_text
@@ -28,6 +28,7 @@ from memsheet.timeline import Timeline
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 from memsheet.trace.requests import plan_from, traced
 from memsheet.trace.resting import resting
+from memsheet.units import format_bytes
 
 Marked = Callable[[Instant | None], None]
 
@@ -35,13 +36,14 @@ Marked = Callable[[Instant | None], None]
 def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     """As ``trace.requests.answer``; the facts hold ``measured``: bytes by instant, seconds of a step, tokens a second, or ``died``."""
     device = request["device"]
-    if device == "cuda" and not torch.cuda.is_available():
-        raise refuse("device", device, "is not there: this torch sees no CUDA device", "cpu, or `memsheet trace`, which needs none")
+    check_there(device)
     about = {"device": device, "threads": torch.get_num_threads(), "environment": environment(device)}
     try:
         found = _own(request) if request.get("function") else _found(request)
     except NO_MEMORY as error:
         stop = stop_of(error)
+        if stop is None and ran_out(error):
+            raise _unseen(error) from error
         if stop is None:
             raise
         found = died(stop, error, getattr(error, "step", None))
@@ -50,6 +52,13 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"timelines": [found]}
     found["facts"]["measured"].update(about)
     return {"timelines": [found]}
+
+
+def _unseen(error: BaseException) -> InputError:
+    """Memory that no recorder saw run out: what a recorded step had enough of is too little for the profiler beside it, or a timed one."""
+    asked = request_bytes(error)
+    why = f"ran out after a step was recorded, as it was counted or timed{f', for {format_bytes(asked)} more' if asked else ''}"
+    return refuse("memory_limit", None, why, "--memory-limit gives it more")
 
 
 def _own(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,9 +149,9 @@ def _truth(run: Callable[[Marked], None], device: str) -> dict[str, Any]:
 
 def _steps(many: Many, at: Marked) -> None:
     """Two steps under watch: the first makes the optimizer's states."""
-    step = trainer(many.config, many.plan, many.device, at, min(int(many.plan.accumulation), MICRO))
     batch = None if many.text is None else next(batches(build_config(many.config, many.plan), many.plan, many.device, text=many.text))
     with resting() if many.plan.on_ranks else nullcontext():
+        step = trainer(many.config, many.plan, many.device, at, min(int(many.plan.accumulation), MICRO))
         for _ in range(STEPS):
             step(batch)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Answer
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
-from memsheet.units import format_bytes, format_giga
+from memsheet.units import GIB, format_bytes, format_giga
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,17 +21,23 @@ COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII."""
+    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII; ``fine``: columns in MiB or MB."""
 
     width: int = 80
     decimal: bool = False
     full: bool = False
     colour: bool = False
     ascii: bool = False
+    fine: bool = False
 
     @property
     def unit(self) -> str:
-        return "GB" if self.decimal else "GiB"
+        """What columns are in."""
+        return (("GB", "MB") if self.decimal else ("GiB", "MiB"))[self.fine]
+
+    def fitted(self, largest: int) -> Look:
+        """The same, with columns in which ``largest`` bytes and their parts can be read."""
+        return replace(self, fine=largest < (10**9 if self.decimal else GIB))
 
     def need(self, size: int, digits: int = 1) -> str:
         """A need, rounded up."""
@@ -43,7 +49,8 @@ class Look:
 
     def cell(self, size: int) -> str:
         """A need in a column that names the unit."""
-        return format_giga(size, decimal=self.decimal)
+        factor = (1000 if self.decimal else 1024) if self.fine else 1
+        return format_giga(size * factor, decimal=self.decimal)
 
 
 def components(sheet: Sheet) -> list[tuple[Component, Bytes]]:

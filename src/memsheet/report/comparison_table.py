@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SHOWN_ROWS, SHOWN_COMPONENTS, SHOWN_PAIRS = 20, 3, 8
-STEPS = (("GiB", "MiB", 1024), ("GB", "MB", 1000))
 
 
 def render_comparison(found: Comparison, look: Look) -> str:
@@ -109,16 +108,16 @@ def _rows(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    unit, scale = _scale(pair, look)
+    look = look.fitted(max(pair.sizes))
     table.add_column("component", no_wrap=True)
-    table.add_column(f"{'path' if look.full else 'module'} (sizes in {unit})", overflow="fold")
+    table.add_column(f"{'path' if look.full else 'module'} (sizes in {look.unit})", overflow="fold")
     for name in (*names, "difference"):
         table.add_column(name, justify="right", no_wrap=True)
     differing = [each for each in pair.rows if each.bytes]
     shown = pair.rows if look.full else differing[:SHOWN_ROWS]
 
     def add(component: str, path: str, left: int, right: int, style: str = "") -> None:
-        sizes = (look.cell(size * scale) if size else "" for size in (left, right))
+        sizes = (look.cell(size) if size else "" for size in (left, right))
         cells = (component, path, *sizes, signed(right - left, look) if right != left else "=")
         table.add_row(*(Text(cell, style) for cell in cells))
 
@@ -138,14 +137,14 @@ def _instants(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    unit, scale = _scale(pair, look)
-    table.add_column(f"tensors at each peak, {unit}", no_wrap=True)
+    look = look.fitted(max(pair.sizes))
+    table.add_column(f"tensors at each peak, {look.unit}", no_wrap=True)
     for name in (*names, "difference", ""):
         table.add_column(name, justify="right", no_wrap=True)
     for instant in pair.instants:
         left, right = int(pair.left.at(instant).value), int(pair.right.at(instant).value)
         present = [instant in sheet.instants for sheet in (pair.left, pair.right)]
-        sizes = [look.cell(size * scale) if there else "" for size, there in zip((left, right), present, strict=True)]
+        sizes = [look.cell(size) if there else "" for size, there in zip((left, right), present, strict=True)]
         change = (
             [signed(right - left, look), percent(right - left, left)]
             if all(present) and right != left
@@ -172,12 +171,6 @@ def _others(found: Comparison, names: tuple[str, str], look: Look) -> Renderable
 
 def _alike(pair: Pair) -> str:
     return f" and {len(pair.ranks) - 1} like it" if len(pair.ranks) > 1 else ""
-
-
-def _scale(pair: Pair, look: Look) -> tuple[str, int]:
-    """The unit of a column of sizes and how many of it are a giga: a thousandth where everything is small."""
-    giga, mega, step = STEPS[look.decimal]
-    return (giga, 1) if max(pair.sizes) >= step**3 else (mega, step)
 
 
 def signed(size: int, look: Look) -> str:

@@ -44,6 +44,15 @@ def check_file(path: Path, field: str) -> None:
     _check(path, target, _mode(target), field)
 
 
+def check_folder(path: Path, field: str) -> None:
+    """That files could be written into a folder, there or still to be made. Raises InputError where they could not."""
+    found = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists() or not each.name)
+    if not found.is_dir():
+        raise refuse(field, str(path), "is not a folder" if found == path.absolute() else f"cannot be made: {found.name} is not a folder")
+    if not os.access(found, os.W_OK | os.X_OK):
+        raise refuse(field, str(path), "cannot be written")
+
+
 def _mode(path: Path) -> int | None:
     """What stands under ``path`` (type and permissions), None for nothing."""
     try:

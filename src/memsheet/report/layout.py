@@ -11,6 +11,7 @@ from memsheet.report.bars import GLYPHS, Look
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+LONGEST_NOTE = 1000
 ASCII = str.maketrans(
     {**dict(zip(GLYPHS, "#%+=xo", strict=True)), "·": "-", "│": "|", "└": "`", "┘": "'", "×": "x", "→": "->", "…": "...", "�": "?"}
 )
@@ -56,3 +57,8 @@ def row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: s
     grid.add_column(overflow="fold")
     grid.add_row(Text(word, style), Text(flow(phrases, look.width - len(word) - 2, between=between)))
     return grid
+
+
+def one_line(text: str) -> str:
+    """``text`` without control characters; a sentence may be longer than the names that ``printable`` shortens."""
+    return "".join(c if c.isprintable() else "�" for c in text[:LONGEST_NOTE])

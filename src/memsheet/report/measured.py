@@ -78,8 +78,9 @@ def measured_lines(answer: Answer, look: Look) -> Iterator[str]:
             whose = "The process may take" if on_processor(answer) else "The device has"
             yield f"{whose} {look.room(died['limit_bytes'])}{', libraries included' if on_processor(answer) else ''}."
     if "step_s" in found:
-        each = "tokens" if answer.plan.task == "infer" else "steps"
-        yield f"Median of {found['steps']} {each}, {_seconds(found['fastest_s'])} to {_seconds(found['slowest_s'])}." + _prompt(found)
+        each, many = "token" if answer.plan.task == "infer" else "step", found["steps"]
+        spread = f"Median of {many} {each}s, {_seconds(found['fastest_s'])} to {_seconds(found['slowest_s'])}."
+        yield (spread if many > 1 else f"One {each} was timed.") + _prompt(found)
     if about := found.get("environment"):
         threads = f"{about['threads']} thread{'s' * (about['threads'] != 1)}"
         names = (f"{name} {printable(str(about[name]))}" for name in _NAMED if about.get(name))
@@ -142,7 +143,7 @@ def _verdict(found: Mapping[str, Any], look: Look) -> str:
     first, worst = plain["reserved_bytes"][0], max(plain["reserved_bytes"])
     best = min(found["settings"], key=lambda kind: max(kind["reserved_bytes"]))
     least = max(best["reserved_bytes"])
-    grown = f"Step {plain['worst_step']} reserves {look.need(worst - first)} more than step 1: what lives at step 1 may die later."
+    grown = f"Step {plain['worst_step']} reserves {look.need(worst - first)} more than step 1: a job that gets through step 1 may still run out later."
     same = "No step reserves more than step 1."
     helps = f" Least with {best['name']}: {look.need(least)}." if least < worst else ""
     return (grown if worst > first else same) + helps

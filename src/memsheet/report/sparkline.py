@@ -32,7 +32,7 @@ def sparkline(timeline: Timeline, look: Look, *, height: int = HEIGHT) -> Text:
 
     window(timeline)  # there is a steady step
     top = peak(timeline)
-    scale = (look.need(top.bytes), f"0 {look.unit}")
+    scale = (look.need(top.bytes), f"0 {look.fitted(top.bytes).unit}")
     left = max(map(len, scale)) + 1
     shown = columns(timeline, max(look.width - left, 1))
     at = next(number for number, column in enumerate(shown) if top.at < column.end)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Fix, Result, Verdict, worst
 from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
-from memsheet.report.layout import flow, printed, row
+from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
 from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDE = 100
-LONGEST_NOTE = 1000
 VERDICTS = {
     Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
 }  # fmt: skip
@@ -38,6 +37,7 @@ def render(answer: Answer, look: Look, curve: RenderableType | None = None) -> s
 
 def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
     sheet = worst(answer.sheets)
+    look = look.fitted(sheet.device.high)
     yield _headline(answer, sheet, look)
     yield _asked(answer, look)
     yield bars(answer, sheet, look)
@@ -51,7 +51,7 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
     if answer.verdict is not None and (help_ := _fixes(answer.verdict, answer, look)) is not None:
         yield help_
     if answer.assumed:
-        yield row("Assumed", "bold", map(_one_line, answer.assumed), look, between="; ")
+        yield row("Assumed", "bold", map(one_line, answer.assumed), look, between="; ")
     if notes := tuple(_notes(answer, look)):
         yield row("Notes", "bold", ("\n".join(notes),), look)
 
@@ -190,8 +190,9 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     table.add_column(f"{when}, in {INSTANTS[sheet.peak_instant]}", no_wrap=True)
     table.add_column(look.unit, justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    measured = sheet.witness is Witness.MEASURED
-    if measured:
+    named = look.width >= WIDE
+    profiled = named and sheet.witness is Witness.MEASURED and answer.plan.task == "train"
+    if profiled:
         table.add_column("torch's profiler", no_wrap=True)
     table.add_column("why", overflow="fold")
     marks, whole = marks_of(sheet), sheet.device.value
@@ -201,14 +202,14 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         for component, size in rows:
             if (component in of) if of else component not in OUTSIDE_TENSORS:
                 reason = why(component, answer, sheet) + _spread(size, look)
-                name = (framework_name(component, sheet),) if measured else ()
+                name = (framework_name(component, sheet),) if profiled else ()
                 size_and_share = look.cell(size.value), _share(size.value, whole)
                 table.add_row(Text(*marks[component]), spoken(component), *size_and_share, *name, Text(reason))
 
     def total_row(name: str, size: Bytes, words: str) -> None:
         told = Text(words + _spread(size, look), "dim")
         row_of = ("", Text(name, "bold"), Text(look.cell(size.value), "bold"), _share(size.value, whole))
-        table.add_row(*row_of, *(("",) if measured else ()), told)
+        table.add_row(*row_of, *(("",) if profiled else ()), told)
 
     component_rows(None)
     outside = any(component in OUTSIDE_TENSORS for component, _ in rows)
@@ -220,7 +221,6 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         )
         total_row("= allocated", sheet.allocated, ends)
         return table
-    named = look.width >= WIDE
     total_row("= allocated", sheet.allocated, "tensors; torch.cuda.max_memory_allocated" if named else "all tensors")
     component_rows((Component.ALLOCATOR_SLACK,))
     total_row("= reserved", sheet.reserved, "segments; torch.cuda.max_memory_reserved" if named else "allocator's segments")
@@ -331,9 +331,4 @@ def _notes(answer: Answer, look: Look) -> Iterator[str]:
         known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
         yield f"a framework gets {look.room(device.framework_bytes, 2)} of each {device.name} (sold as {box}){known}"
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
-    yield from dict.fromkeys(_one_line(note) for note in notes)
-
-
-def _one_line(text: str) -> str:
-    """``text`` without control characters; a sentence may be longer than the names that ``printable`` shortens."""
-    return "".join(c if c.isprintable() else "�" for c in text[:LONGEST_NOTE])
+    yield from dict.fromkeys(one_line(note) for note in notes)

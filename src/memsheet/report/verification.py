@@ -106,6 +106,16 @@ class Rung:
     record: Mapping[str, Any] | None = None
 
     @property
+    def measured(self) -> bool:
+        """Whether it was really run."""
+        return any(seen.measured for seen in self.ranks)
+
+    @property
+    def failed(self) -> bool:
+        """Whether it was to be run, within what can be afforded, and did not come to an end."""
+        return "measured" in self.refused and bool(self.ranks)
+
+    @property
     def worst(self) -> Seen | None:
         """The rank whose prediction is farthest off; None where nothing was compared."""
         return max((seen for seen in self.ranks if seen.error is not None), key=lambda seen: abs(seen.error or 0.0), default=None)
@@ -128,7 +138,12 @@ class Verification:
     @property
     def measured(self) -> bool:
         """Whether anything was really run."""
-        return any(seen.measured for rung in self.rungs for seen in rung.ranks)
+        return any(rung.measured for rung in self.rungs)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a run did not come to its end: what agrees then has not been seen whole."""
+        return any(rung.failed for rung in self.rungs)
 
     @property
     def holds(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.errors import printable
 from memsheet.report.bars import Look
-from memsheet.report.layout import printed, row
+from memsheet.report.layout import one_line, printed, row
 from memsheet.report.verification import BAR, Rung, Seen, Term, Verification, instants
 from memsheet.report.words import INSTANTS, spoken
 from memsheet.sheet import Witness
@@ -31,21 +31,18 @@ def _parts(found: Verification, look: Look) -> Iterator[RenderableType]:
 
 def _headline(found: Verification, look: Look) -> RenderableType:
     word, style = ("VERIFIED", "bold green") if found.holds else ("OFF", "bold red") if found.worst else ("NOT COMPARED", "bold yellow")
-    if found.holds and not found.measured:
-        word, style = "TRACED", "bold yellow"
+    if found.holds and (found.failed or not found.measured):
+        word, style = "VERIFIED IN PART" if found.measured else "TRACED", "bold yellow"
     if found.worst is None:
         return row(word, style, (printable(found.model), "no rung has both a prediction and a run to hold it against"), look)
     rung, seen = found.worst
-    compared = sum(rung.worst is not None for rung in found.rungs)
-    within = (
-        f"{'within' if found.holds else 'beyond'} {BAR:.0%} on {compared} of {len(found.rungs)} rungs"
-        if found.holds
-        else f"beyond {BAR:.0%}"
-    )
+    compared, measured = (sum(map(bool, each)) for each in zip(*((rung.worst, rung.measured) for rung in found.rungs), strict=True))
+    within = f"within {BAR:.0%} on {compared} of {len(found.rungs)} rungs" if found.holds else f"beyond {BAR:.0%}"
+    real = f"{measured or 'none'} of them measured" if found.holds else ""
     ranks = f", rank {seen.rank}" if len(rung.ranks) > 1 else ""
     worst = f"farthest off {percent(seen.error)} ({rung.name}{ranks})"
     named = () if found.holds else _term(seen.worst, look)
-    return row(word, style, (printable(found.model), f"prediction {within}", worst, *named), look)
+    return row(word, style, (printable(found.model), f"prediction {within}", real, worst, *named), look)
 
 
 def _term(term: Term | None, look: Look) -> Iterator[str]:
@@ -60,7 +57,7 @@ def _rung(rung: Rung, look: Look) -> RenderableType:
 
     title = Text.assemble((rung.name, "bold"), f" on {rung.device}" if rung.name != "trace" else "", f": {rung.what}" if rung.what else "")
     title.append(f"  {rung.seconds:.0f} s" if rung.seconds else "", "dim")
-    lines = [Text(f"{witness}: {printable(reason)}", "yellow") for witness, reason in rung.refused.items()]
+    lines = [Text(f"{witness}: {one_line(reason)}", "yellow") for witness, reason in rung.refused.items()]
     return Group(title, *([_table(rung, look)] if any(seen.truth or seen.predicted for seen in rung.ranks) else []), *lines)
 
 

@@ -58,7 +58,7 @@ def explained(error: BaseException, name: str) -> dict[str, str]:
         return {"where": where, "reason": f"{reason}{line} ({type(error).__name__}: {_first_line(error)})", "hint": hint}
     return {
         "where": where, "reason": f"raised {type(error).__name__}: {_first_line(error)}{line}",
-        "hint": f"does it run outside a trace? --debug shows where (Python {sys.version_info[0]}.{sys.version_info[1]})",
+        "hint": f"does it run by itself, outside memsheet? --debug shows where (Python {sys.version_info[0]}.{sys.version_info[1]})",
     }  # fmt: skip
 
 

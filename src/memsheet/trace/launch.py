@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from memsheet.errors import InputError, refuse
 from memsheet.spec.plan import Plan
-from memsheet.trace.parent import ENVIRONMENT, Traced, died, read_answer, trace_in_child
+from memsheet.trace.parent import Traced, died, environment_of, read_answer, trace_in_child
 
 REQUEST, ANSWER = "request.json", "answer-{rank}.json"
 _ENDED = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
@@ -29,7 +29,12 @@ class ElsewhereError(Exception):
 
 def launched() -> int | None:
     """How many ranks were started together with this process, by torchrun or by whoever sets the same variables; None alone."""
-    return int(os.environ["WORLD_SIZE"]) if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else None
+    if not {"RANK", "WORLD_SIZE"} <= os.environ.keys():
+        return None
+    told = os.environ["WORLD_SIZE"]
+    if not told.isdecimal():
+        raise refuse("WORLD_SIZE", told, "is set in the environment and is no number of ranks", "unset it, or start with torchrun")
+    return int(told)
 
 
 def is_first() -> bool:
@@ -78,7 +83,7 @@ def _torchrun(asked: Mapping[str, Any], ranks: int, memory_bytes: int, time_s: f
     with TemporaryDirectory() as name, TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps({**asked, "memory_bytes": memory_bytes}), encoding="utf-8")
-        code = _ended([*command, name], said, time_s)
+        code = _ended([*command, name], said, time_s, environment_of(asked))
         said.seek(0)
         heard = said.read()
         if asked.get("debug"):
@@ -92,10 +97,10 @@ def _torchrun(asked: Mapping[str, Any], ranks: int, memory_bytes: int, time_s: f
     return read_answer(told)
 
 
-def _ended(command: list[str], said: IO[str], time_s: float) -> int:
+def _ended(command: list[str], said: IO[str], time_s: float, environment: Mapping[str, str]) -> int:
     """Run a command to its end, or to the end of its time."""
     with subprocess.Popen(  # noqa: S603 - our own interpreter, torch's own launcher, our own module
-        command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env={**os.environ, **ENVIRONMENT}
+        command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment
     ) as running:
         try:
             return running.wait(time_s)

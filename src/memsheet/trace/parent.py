@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
@@ -22,6 +24,11 @@ MEMORY_BYTES, TIME_S = 4 * GIB, 600
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+def environment_of(request: Mapping[str, Any]) -> dict[str, str]:
+    """The environment of a child: this process's, with what a request adds (``environment``)."""
+    return {**os.environ, **ENVIRONMENT, **request.get("environment", {})}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traced:
     """What a child found out about one rank."""
@@ -32,6 +39,16 @@ class Traced:
     facts: Mapping[str, Any]
 
 
+def available_bytes() -> int | None:
+    """What this machine could give a process now, its page cache included; None where it does not say (Linux does: proc(5), meminfo)."""
+    try:
+        told = Path("/proc/meminfo").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", told, re.MULTILINE)
+    return int(found[1]) * 1024 if found else None
+
+
 def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYTES, time_s: float = TIME_S) -> list[Traced]:
     """Ask a child. Raises InputError with what was wrong with the question, the code or the limits."""
     asked = json.dumps({**request, "memory_bytes": memory_bytes})
@@ -39,8 +56,8 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     try:
         with TemporaryFile("w+", encoding="utf-8", errors="replace") as said:  # a pipe would be waited for as long as a program holds it
             done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
-                command, input=asked, stdout=subprocess.PIPE, stderr=said, text=True, timeout=time_s, env={**os.environ, **ENVIRONMENT},
-                check=False,
+                command, input=asked, stdout=subprocess.PIPE, stderr=said, text=True, timeout=time_s,
+                env=environment_of(request), check=False,
             )  # fmt: skip
             said.seek(0)
             done.stderr = said.read()

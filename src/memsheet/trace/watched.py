@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,10 @@ class Recorded(Watch):
             claim_sharded(self._recorder, root, model)
         else:
             watch_gradients(self._recorder, model)
+
+    def keeps(self, tensors: Iterable[tuple[torch.Tensor, Component, str]]) -> None:
+        for tensor, component, path in tensors:
+            self._recorder.claim(tensor, component, path)
 
     @contextmanager
     def replicating(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ under torchrun, with the plan's shape scaled down; the whole plan, where torchru
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -15,10 +14,10 @@ from typing import Any, TypeVar
 from memsheet.account import account
 from memsheet.api import catalogued, question
 from memsheet.catalog import model_names
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, Problem, refuse
 from memsheet.formulas.params import parameter_count
 from memsheet.measuring import Options as MeasureOptions
-from memsheet.measuring import measure
+from memsheet.measuring import check_device, measure
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.readers.sheet_json import sheets_within
@@ -27,12 +26,14 @@ from memsheet.report.record import record_document
 from memsheet.report.verification import Rung, Seen, Verification
 from memsheet.resolve import resolve
 from memsheet.sheet import Sheet
+from memsheet.spec.check import flatten
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan, RecomputeMode
 from memsheet.trace.launch import launched
+from memsheet.trace.parent import available_bytes
 from memsheet.tracing import Options as TraceOptions
 from memsheet.tracing import trace
-from memsheet.units import GIB, format_bytes
+from memsheet.units import format_bytes
 from memsheet.verify.scaled import layers_of, scaled, shallower, shrinkage
 from memsheet.verify.slurm import Queue, measured_by_job
 
@@ -57,7 +58,7 @@ class Options:
     processes: int = 2
     steps: int = 1
     operations: float = CPU_OPERATIONS
-    memory_bytes: int = 64 * GIB
+    memory_bytes: int | None = None
     time_s: float = 600
     slurm: str | None = None
     per_node: int = 8
@@ -69,6 +70,7 @@ def verify(plan: Any, how: Options, *, model: str | None = None) -> Verification
 
     ``plan``: a file or object of ``memsheet/plan/1`` for training, which may name the model. Raises InputError for a plan that is none.
     """
+    check_device(how.device)
     name, request, _, _ = question("train", model, {"plan": plan})
     if name is None:
         raise refuse("model", None, "is not named by the plan", "--model NAME")
@@ -118,7 +120,8 @@ def _affordable(found: Config, plan: Plan, name: str, what: str, how: Options) -
     cut, left = found, layers
     while reason := _too_much(cut, plan, how):
         if left is None or left // 2 < max(2, stages(plan)):
-            return Rung(name=name, what=what, device=how.device, plan=plan, refused={"measured": reason})
+            of = f"with {left} of {layers} layers " if left != layers else ""
+            return Rung(name=name, what=what, device=how.device, plan=plan, refused={"measured": of + reason})
         left //= 2
         cut = replace(found, values=shallower(found.values, left))
     fewer = f"layers {layers} → {left}" if left != layers else ""
@@ -136,15 +139,15 @@ def _too_much(found: Config, plan: Plan, how: Options) -> str:
     tokens = int(plan.microbatch * plan.seq_len * plan.accumulation * plan.mesh.data_parallel)
     work = 2 * FORWARDS[plan.recompute.mode is RecomputeMode.FULL] * parameter_count(spec) * tokens
     if work > how.operations:
-        return f"a step takes {work / 1e12:.1f} TFLOP, more than --operations {how.operations:.2g} allows"
+        return f"a step takes {work:.2g} floating-point operations, more than the {how.operations:.2g} of --operations"
     try:
         need = max(int(account(spec, plan, stage=stage, device=how.device).peak.value) for stage in range(plan.mesh.pp)) * int(
             plan.mesh.gpus
         )
     except InputError:  # nobody knows beforehand; the limit on the child's memory is what is left
         return ""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else how.memory_bytes
-    return f"it needs {format_bytes(need)} of {format_bytes(free, headroom=True)} free memory" if need > free else ""
+    free = available_bytes()
+    return f"it needs {format_bytes(need)} of {format_bytes(free, headroom=True)} free memory" if free and need > free else ""
 
 
 # ---- one rung ----------------------------------------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run:
         try:
             return ask()
         except InputError as error:
-            refused[witness] = " ".join(str(error).split())
+            refused[witness] = "; ".join(map(_in_a_line, error.problems))
             return None
 
     predicted = heard("predicted", lambda: _predicted(found, plan, how.device)) or {}
@@ -180,9 +183,16 @@ def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run:
     )  # fmt: skip
 
 
+def _in_a_line(problem: Problem) -> str:
+    hint = f" ({problem.hint})" if problem.hint else ""
+    return " ".join(f"{replace(problem, hint='')}{hint}".split())
+
+
 def _predicted(found: Config, plan: Plan, device: str) -> dict[int, Sheet]:
-    """By stage."""
+    """By stage. Raises InputError for what runs and is not modelled."""
     spec = read_hf_config(found.values, name=found.name, source=found.source)
+    described = ("schema", "model", "gpus")
+    resolve({key: value for key, value in flatten(plan_document(plan)).items() if key not in described}, spec, None)
     return {stage: account(spec, plan, stage=stage, device=device) for stage in range(plan.mesh.pp)}
 
 
@@ -194,6 +204,7 @@ def _traced(given: Mapping[str, Any], ranks: tuple[int, ...], how: Options) -> t
 def _measured(_: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], Mapping[str, Any]]:
     options = MeasureOptions(device=how.device, steps=how.steps, memory_bytes=how.memory_bytes, time_s=how.time_s)
     answer = measure(given["model"], options, plan=given["plan"])[0]
+    _check_alive(answer.trace)
     asked = {**given, "model": answer.model.name, "config": given["model"], "device": how.device}
     return answer.sheets, record_document(answer, asked=asked)
 
@@ -203,7 +214,15 @@ def _queued(plan: Plan, given: Given, how: Options) -> tuple[tuple[Sheet, ...], 
     with TemporaryDirectory(prefix="memsheet-", dir=".") as folder:  # where every node looks, as a home on a cluster is
         queue = Queue(partition=how.slurm, per_node=how.per_node, time_s=how.time_s)
         record = measured_by_job(given, int(plan.mesh.gpus), words, Path(folder), queue)
+    _check_alive((record.get("sheet") or {}).get("trace"))
     return sheets_within(record, "the job").sheets, record
+
+
+def _check_alive(facts: Mapping[str, Any] | None) -> None:
+    """Raises InputError where a step ran out of memory: what was there then is no step's peak."""
+    if died := (facts or {}).get("died"):
+        held = format_bytes(died["resident_bytes"])
+        raise refuse("memory", None, f"ran out in {died['instant']} of step {died['step']}, {held} of tensors were there", "--memory-limit")
 
 
 def _seen(
@@ -211,9 +230,10 @@ def _seen(
 ) -> Iterator[Seen]:  # fmt: skip
     """Every rank that was asked about, with its sheets."""
     by_rank = [{rank: sheet for sheet in sheets for rank in (sheet.rank, *sheet.same_as)} for sheets in (traced, measured)]
+    one_a_stage = len(ranks) < plan.mesh.gpus
     for rank in ranks:
         stage = int(rank * plan.mesh.pp // plan.mesh.gpus)
         yield Seen(
             rank=rank, stage=stage, predicted=predicted.get(stage), traced=by_rank[0].get(rank), measured=by_rank[1].get(rank),
-            same_as=tuple(range(rank + 1, int((stage + 1) * plan.mesh.gpus // plan.mesh.pp))) if not measured else (),
+            same_as=tuple(range(rank + 1, int((stage + 1) * plan.mesh.gpus // plan.mesh.pp))) if one_a_stage else (),
         )  # fmt: skip

@@ -45,7 +45,10 @@ def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], 
     model, plan, record = (folder.resolve() / name for name in ("model.json", "plan.json", "record.json"))
     model.write_text(json.dumps(given["model"]), encoding="utf-8")
     plan.write_text(json.dumps(given["plan"]), encoding="utf-8")
-    executor = submitit.AutoExecutor(folder=folder / "logs", cluster=queue.kind)
+    try:
+        executor = submitit.AutoExecutor(folder=folder / "logs", cluster=queue.kind)
+    except RuntimeError as error:  # no srun on this machine
+        raise refuse("slurm", queue.partition, f"cannot be asked: {_end(str(error))}", "a login node of a cluster") from None
     executor.update_parameters(nodes=ranks // here, tasks_per_node=1, timeout_min=-(-int(queue.time_s) // 60), name="memsheet")
     if queue.kind == "slurm":
         executor.update_parameters(gpus_per_node=here, slurm_partition=queue.partition, slurm_mem=0)
