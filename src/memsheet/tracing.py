@@ -76,13 +76,20 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
     return _answer(found, spec, resolved.plan, assumed, cluster, traced), tuple(t.timeline for t in traced)
 
 
-def check_runs(plan: Plan) -> None:
-    """Raises InputError with all that a plan may say and the real code here would not do."""
+RUN = ("transformers", "fsdp2")
+"""Engines that are run here, on fake tensors too; DeepSpeed on real ones alone."""
+
+
+def check_runs(plan: Plan, *, real: bool = False) -> None:
+    """Raises InputError with all that a plan may say and the real code here would not do. ``real``: on real tensors, among real ranks."""
+    deepspeed = real and plan.engine == "deepspeed"  # which keeps its own copies
+    if plan.engine not in RUN and not deepspeed:
+        hint = "fsdp2 or transformers; memsheet train predicts it, memsheet measure runs it"
+        raise refuse("engine", plan.engine, "does not run on fake tensors", hint)
     found = {
-        "engine": (plan.engine, plan.engine != "deepspeed", "does not run without its own cluster", "fsdp2 or transformers; memsheet train predicts it"),
         "loss": (plan.loss.value, plan.loss is Loss.PLAIN or _alone(plan), "is not run over several ranks or by fsdp2", "plain; memsheet train predicts it"),
         "recompute": ("stretches", not plan.recompute.stretched or _alone(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
-        "precision.master_weights": ("fp32", plan.precision.master_weights is None or _alone(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
+        "precision.master_weights": ("fp32", plan.precision.master_weights is None or deepspeed or _alone(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
         "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scaled(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
         "offload.activations": (True, not plan.offload.activations or _alone(plan), "are not moved over several ranks or by fsdp2", "leave it out, or one GPU with engine transformers"),
         "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),

@@ -164,7 +164,9 @@ def test_a_part_smaller_than_a_tensor_is_checked_whole():
 
 def test_fp32_gradients_at_stage_1_are_whole_beside_the_bf16_ones():
     found = api.train("llama-2-7b", gpus=GPUS, fix=False, plan=plan_document(zero=1, gradients="fp32")).sheets[0]
-    assert bytes_at(found, AT.LOAD, C.GRADIENTS) == 4 * padded(8) * 8 + 2 * P
+    assert bytes_at(found, AT.LOAD, C.GRADIENTS) == 4 * padded(8) * 8
+    assert bytes_at(found, AT.BACKWARD, C.GRADIENTS) == bytes_at(found, AT.OPTIMIZER_STEP, C.GRADIENTS) == 4 * padded(8) * 8 + 2 * P
+    assert bytes_at(found, AT.BACKWARD, C.COMMUNICATION) == 2 * padded(8) * 8
     assert bytes_at(found, AT.LOAD, C.MASTER_WEIGHTS, C.OPTIMIZER_STATES) == 12 * padded(8)
     assert bytes_at(found, AT.OPTIMIZER_STEP, C.TEMPORARIES) == 0
 

@@ -44,7 +44,7 @@ ALIGNMENT = 2
 
 ENGINE = Engine(
     name="deepspeed",
-    tested="0.19.6",
+    tested="0.19.8",
     tasks=("train",),
     axes=("dp_replicate", "dp_shard"),
     bare_axes=("tp", "pp"),

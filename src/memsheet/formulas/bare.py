@@ -73,7 +73,7 @@ def _deepspeed(zero: Zero) -> Steps:
 
 def _gradients(zero: Zero) -> Bag:
     """Gradients at the end of a backward, beside those that are among the states."""
-    if zero.plan.zero == 3 or zero.keeps_fp32_gradients or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
+    if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
         return EMPTY
     if zero.plan.zero == 2:
         return Bag.of([(PARTITION, zero.width * zero.shard)])

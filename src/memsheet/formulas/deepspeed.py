@@ -27,7 +27,7 @@ AUTO = (
 
 def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> Walk:
     """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it is wider than that."""
-    added = agreed(plan.accumulation > 1) or zero_of(plan, ()).keeps_fp32_gradients  # to gradients that are there already
+    added = agreed(plan.accumulation > 1)  # to gradients that are there already
     stage = walk(spec, plan, engine, release=plan.zero > 1 or added)
     if plan.zero > 1 and stage.head and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters)):
         return replace(stage, head=walk(spec, plan, engine, release=False).head)
@@ -46,8 +46,10 @@ def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: Walk, buckets: Buckets = 
 
 def resident(zero: Zero) -> Bag:
     """What earlier micro-batches have left when the next one starts."""
-    if not zero.accumulates or zero.plan.zero == 3 or zero.keeps_fp32_gradients:
+    if not zero.accumulates or zero.plan.zero == 3:
         return EMPTY
+    if zero.keeps_fp32_gradients:  # zeroed before each backward, freed after the step (bf16_optimizer.py:348-349, engine.py:3362-3363)
+        return Bag.of(whole_gradients(zero))
     if zero.plan.zero == 2:
         return EMPTY if zero.plan.offload.optimizer else Bag.of([((C.GRADIENTS, "zero/all_grad_tensors"), zero.width * zero.shard)])
     bucket = [(BUCKET, bucket_bytes(zero))] if zero.plan.zero == 1 else []

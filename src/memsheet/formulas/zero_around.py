@@ -74,10 +74,16 @@ def _around_one(zero: Zero) -> Surroundings:
     return replace(_around_whole(end, bucket), always=_offload_buffers(zero))
 
 
-@formula(cites=DEEPSPEED, at="bf16_optimizer.py:371: each gradient in fp32 before it is added")
+@formula(
+    cites=DEEPSPEED,
+    at="bf16_optimizer.py:371: each gradient in fp32 before it is added; engine.py:3658-3664: all of them in the model's dtype, to be reduced",
+)
 def _around_fp32_gradients(zero: Zero) -> Surroundings:
+    """BF16_Optimizer: its flat fp32 gradients are one tensor, which is cast whole for the all-reduce."""
     cast = Bag.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest))])
-    return Surroundings(end=cast)
+    reduced = Bag.of([((C.COMMUNICATION, "allreduce/flat"), zero.width * zero.shard * zero.ranks)])
+    whole = Bag.of(_unless_resident(zero))
+    return _around_whole(merge([(1, whole), (1, largest([[(1, cast)], [(1, reduced)]]))]))
 
 
 def _around_two(zero: Zero, stage: Walk) -> Surroundings:
@@ -96,7 +102,7 @@ def _around_two(zero: Zero, stage: Walk) -> Surroundings:
 
 
 @formula(
-    cites=DEEPSPEED, at="stage_1_and_2.py:951-953 (independent_gradient_partition_epilogue): what is left is reduced when backward is over"
+    cites=DEEPSPEED, at="stage_1_and_2.py:919-921 (independent_gradient_partition_epilogue): what is left is reduced when backward is over"
 )
 def _last_flush(zero: Zero, made: list[Flush], partition: Bag) -> Bag:
     """The bucket's rest, reduced after the last gradient was made; one that is wider than the bucket is itself there still."""

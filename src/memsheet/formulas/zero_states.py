@@ -17,7 +17,7 @@ from memsheet.formulas.states import Held, module_of
 from memsheet.formulas.zero_flow import persists, tensor_shard
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP32
+from memsheet.spec.dtypes import BF16, FP16, FP32
 from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 C = Component
@@ -188,9 +188,8 @@ def states(zero: Zero) -> Bag:
     ]
     if plan.zero == 3 and not plan.offload.optimizer:  # stage3.py:740-752, made once and kept
         pairs.append(((C.GRADIENTS, "zero/grad_partitions_flat_buffer"), plan.precision.gradients.nbytes(zero.shard)))
-    if zero.keeps_fp32_gradients:  # bf16_optimizer.py:175-177, and the bf16 ones that are zeroed, never freed (348-349)
+    if zero.keeps_fp32_gradients:  # bf16_optimizer.py:175-177
         pairs.append(((C.GRADIENTS, "zero/fp32_groups_gradients_flat"), FP32.nbytes(zero.shard * zero.ranks)))
-        pairs += whole_gradients(zero)
     return Bag.of((key, size) for key, size in pairs if not _nothing(size))
 
 
@@ -214,7 +213,8 @@ def of_parts(zero: Zero, size: Count) -> Count:
 def persistent(zero: Zero) -> Bag:
     """Small parameters that stay gathered between steps."""
     size = sum(h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if persists(h, zero.buckets))
-    return Bag.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), of_parts(zero, size))])
+    kept = of_parts(zero, size)
+    return EMPTY if _nothing(kept) else Bag.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), kept)])
 
 
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
@@ -243,14 +243,14 @@ def partition_scratch(zero: Zero) -> Count:
 
 @formula(
     cites=DEEPSPEED,
-    at="stage3.py:2397-2417, 2629-2644: a sub-group's gradients flat, then in fp32; 2726-2731: checks over the whole buffer",
+    at="stage3.py:2397-2417, 2629-2644: a sub-group's gradients flat, then in fp32; 2550, 2726-2731: in fp16 checks over the whole buffer",
 )
 def sub_group_scratch(zero: Zero) -> Count:
     """Stage 3, beside the flat gradient buffer."""
     gradients = zero.plan.precision.gradients
     group = minimum(zero.shard, zero.buckets.sub_group)
     flat = gradients.nbytes(group) + (0 if gradients is FP32 else FP32.nbytes(group))
-    check = (1 + gradients.nbytes(1)) * zero.shard
+    check = (1 + gradients.nbytes(1)) * zero.shard if zero.plan.precision.parameters is FP16 else 0
     return maximum(maximum(flat, FP32.nbytes(group) + optimizer_scratch(group, zero.plan)), check)
 
 
@@ -269,8 +269,8 @@ def at_step(zero: Zero) -> Bag:
     key: Key = (C.TEMPORARIES, "optimizer")
     if plan.zero == 0:
         return Bag.of([*whole_gradients(zero), (key, unsharded_scratch(zero))])
-    if zero.keeps_fp32_gradients:  # the step works on a view of them
-        return Bag.of([(key, optimizer_scratch(zero.shard, plan))])
+    if zero.keeps_fp32_gradients:  # the step works on a view of them; the bf16 ones are freed after it (engine.py:3362-3363)
+        return Bag.of([*whole_gradients(zero), (key, optimizer_scratch(zero.shard, plan))])
     if plan.zero == 3:
         return persistent(zero) if plan.offload.optimizer == 1 else Bag.of([(key, sub_group_scratch(zero))])
     if plan.offload.optimizer:

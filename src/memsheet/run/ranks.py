@@ -18,6 +18,7 @@ from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.context_parallel import apply_context_parallel
 from memsheet.run.ddp import apply_ddp
+from memsheet.run.deepspeed import DeepSpeedStep, check_deepspeed_run, prepare
 from memsheet.run.expert_parallel import apply_expert_parallel
 from memsheet.run.fsdp2 import apply_fsdp2, offloads
 from memsheet.run.mesh import build_mesh
@@ -58,7 +59,7 @@ def rank_job(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Wa
     ``micro``: micro-batches before the optimizer's turn; a pipeline takes all that the plan has. Parameters hold whatever memory held.
     Raises InputError for what cannot be run: see ``check``, ``run.mesh``, ``run.fsdp2``, ``run.tensor_parallel``, ``run.pipeline``.
     """
-    make = _stages if plan.mesh.pp > 1 else _whole
+    make = _deepspeed if plan.engine == "deepspeed" else _stages if plan.mesh.pp > 1 else _whole
     return make(settings, plan, mesh, device, watch, micro)
 
 
@@ -83,8 +84,10 @@ def rank_trainer(config: Mapping[str, Any], plan: Plan, device: str, at: At, mic
 
 def check(plan: Plan) -> None:
     """Raises InputError for a plan that no engine here takes to several ranks."""
-    if plan.engine not in ("fsdp2", "transformers"):
-        raise refuse("engine", plan.engine, "does not run without its own cluster", "fsdp2 or transformers")
+    if plan.engine not in ("fsdp2", "transformers", "deepspeed"):
+        raise refuse("engine", plan.engine, "is not run here", "fsdp2, transformers or deepspeed")
+    if plan.engine == "deepspeed":
+        check_deepspeed_run(plan)
     if plan.engine == "transformers" and plan.mesh.dp_shard > 1 and plan.zero != 1:
         raise refuse("mesh.dp_shard", plan.mesh.dp_shard, "is fully_shard's", "--engine fsdp2, or --zero 1")
     assert plan.optimizer is not None
@@ -106,7 +109,7 @@ def check(plan: Plan) -> None:
 def _one_rank_only(plan: Plan) -> Iterator[tuple[str, Any, str, bool]]:
     """What is applied to one rank of engine transformers, and how a plan asks for it here: field, value, why not, whether it does."""
     several, scales = "is run on one rank of engine transformers alone", plan.engine == "transformers" and plan.precision.compute is FP16
-    master = plan.precision.master_weights
+    master = None if plan.engine == "deepspeed" else plan.precision.master_weights
     yield "optimizer_in_backward", True, several, plan.optimizer_in_backward
     yield "offload.activations", True, several, plan.offload.activations
     yield "loss", plan.loss.value, several, plan.loss is not Loss.PLAIN
@@ -163,6 +166,25 @@ def _optimizer(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> torch.optim.Op
     if plan.zero != 1:
         return build_optimizer(model.parameters(), plan)
     return build_zero1(model.parameters(), plan, mesh)
+
+
+def _deepspeed(settings: Any, plan: Plan, mesh: DeviceMesh, device: str, watch: Watch, micro: int) -> Job:  # noqa: ARG001
+    """By DeepSpeed's engine, whose ranks are all there are."""
+    model: Any = apply_adapter(apply_quantization(build_model(settings, plan, "meta"), plan), plan)
+    apply_recompute(model, plan)
+    watch.built(model)
+    materialize(model, device, watch.places)
+    prepare(model)
+    watch.holds(model, model, sharded=False)
+    take = DeepSpeedStep(model, plan, device, watch, micro)
+    batch = tokens(settings, plan, device)
+    for name, tensor in batch.items():
+        watch.input(tensor, name)
+
+    def step(other: Batch | None) -> None:
+        take(other or batch)
+
+    return Job(models=[model], called=[model], optimizer=take.optimizer, step=step, close=take.close)
 
 
 # ---- a part of the stack --------------------------------------------------------------------------------------------------------

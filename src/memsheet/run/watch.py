@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from memsheet.run.model import initialize
 from memsheet.run.step import At, Seen
-from memsheet.sheet import Instant
+from memsheet.sheet import Component, Instant
 
 
 class Watch:
@@ -35,6 +35,9 @@ class Watch:
 
     def holds(self, root: nn.Module, model: nn.Module, *, sharded: bool) -> None:
         """The model has memory: ``sharded`` by fully_shard, or not. ``root`` is what is called."""
+
+    def keeps(self, tensors: Iterable[tuple[torch.Tensor, Component, str]]) -> None:
+        """An engine keeps these from step to step: each, what it is, and where it is filed."""
 
     def replicating(self) -> AbstractContextManager[None]:
         """Around the making of a replica."""

@@ -181,7 +181,7 @@ class Plan:
     @property
     def on_ranks(self) -> bool:
         """Whether it runs in a process group: on several ranks, or by an engine that is made for them."""
-        return bool(self.mesh.gpus > 1) or self.engine == "fsdp2"
+        return bool(self.mesh.gpus > 1) or self.engine in ("fsdp2", "deepspeed")
 
     @property
     def accumulation(self) -> Count:
