@@ -17,6 +17,7 @@ from memsheet.formulas.params import parameter_count, tensors
 from memsheet.formulas.pipeline import in_flight
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.sheet import OUTSIDE_TENSORS, STATES, Component, Instant, Sheet
+from memsheet.spec.dtypes import BF16
 from memsheet.spec.plan import Mesh, Schedule
 
 Question = tuple[str, dict[str, Any]]
@@ -147,15 +148,18 @@ def test_sharding_more_never_takes_more(name: str, n: int) -> None:
 @law(30)
 @given(st.sampled_from(TRAINED), st.integers(2, 64))
 def test_each_stage_of_zero_keeps_no_more_than_the_one_before(name: str, n: int) -> None:
-    """In states, at every instant of DeepSpeed's step; the padding of single tensors (stage 3) is bounded by a row of ranks."""
+    """In states, at every instant of DeepSpeed's step; the padding of single tensors (stage 3) is bounded by a row of ranks. The largest
+    gradient may be on its way when one stage's backward is at its high-water mark, and gone when another's is.
+    """
     request = {"task": "train", "engine": "deepspeed", "seq_len": 8}
     sheets = [sheet_of(name, {**request, "zero": zero}, **{"dp_shard" if zero else "dp_replicate": n}) for zero in range(4)]
     padding = 16 * n * sum(times for _, _, times in tensors(model(name)))
+    on_its_way = {Instant.FORWARD: 0, Instant.BACKWARD: BF16.nbytes(max(elements_of(weight.shape) for _, weight, _ in tensors(model(name))))}
     for instant in (Instant.FORWARD, Instant.BACKWARD):
         kept = [sheet.of(*STATES, instant=instant).value for sheet in sheets]
         assert kept[1] <= kept[0], instant
-        assert kept[2] <= kept[1], instant
-        assert kept[3] <= kept[2] + padding, instant
+        assert kept[2] <= kept[1] + on_its_way[instant], instant
+        assert kept[3] <= kept[2] + padding + on_its_way[instant], instant
 
 
 @law(30)
