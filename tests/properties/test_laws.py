@@ -154,7 +154,10 @@ def test_each_stage_of_zero_keeps_no_more_than_the_one_before(name: str, n: int)
     request = {"task": "train", "engine": "deepspeed", "seq_len": 8}
     sheets = [sheet_of(name, {**request, "zero": zero}, **{"dp_shard" if zero else "dp_replicate": n}) for zero in range(4)]
     padding = 16 * n * sum(times for _, _, times in tensors(model(name)))
-    on_its_way = {Instant.FORWARD: 0, Instant.BACKWARD: BF16.nbytes(max(elements_of(weight.shape) for _, weight, _ in tensors(model(name))))}
+    on_its_way = {
+        Instant.FORWARD: 0,
+        Instant.BACKWARD: BF16.nbytes(max(elements_of(weight.shape) for _, weight, _ in tensors(model(name)))),
+    }
     for instant in (Instant.FORWARD, Instant.BACKWARD):
         kept = [sheet.of(*STATES, instant=instant).value for sheet in sheets]
         assert kept[1] <= kept[0], instant

@@ -81,7 +81,11 @@ def _larger(a: Bytes, b: Bytes) -> Bytes:
 
 def _recorded(block: Block, plan: Plan, work: Work) -> bool:
     """Whether the layer's operations are listed one by one; a single token's eager scores are no matrix."""
-    return unmodelled(block) is None and not isinstance(block.feed_forward, Moe) and not (plan.attention is AttentionKind.EAGER and isinstance(work.tokens, int) and work.tokens == 1)
+    return (
+        unmodelled(block) is None
+        and not isinstance(block.feed_forward, Moe)
+        and not (plan.attention is AttentionKind.EAGER and isinstance(work.tokens, int) and work.tokens == 1)
+    )
 
 
 def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
