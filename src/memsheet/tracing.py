@@ -93,6 +93,7 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
         "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scaled(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
         "offload.activations": (True, not plan.offload.activations or _alone(plan), "are not moved over several ranks or by fsdp2", "leave it out, or one GPU with engine transformers"),
         "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),
+        "mesh.tp": (plan.mesh.tp, plan.mesh.tp == 1 or plan.adapter is None or plan.task == "infer", "cuts no adapters: transformers' plans name the layers that peft has wrapped", "fsdp2 without tp"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
     }  # fmt: skip
     require(Problem(field=name, value=value, reason=why, hint=hint) for name, (value, runs, why, hint) in found.items() if not runs)

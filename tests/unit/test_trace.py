@@ -232,3 +232,8 @@ def test_a_kernel_of_a_package_that_is_missing_is_refused_with_what_to_take_inst
     said = capsys.readouterr().err
     assert "attention = flash" in said
     assert "sdpa" in said
+
+
+def test_adapters_cut_over_tensor_parallel_ranks_are_refused(capsys):
+    assert main(["trace", "llama-tiny", "--seq-len", "64", "--engine", "fsdp2", "--dp-shard", "2", "--tp", "2", "--lora-rank", "4"]) == 2
+    assert "mesh.tp = 2 (--tp): cuts no adapters" in capsys.readouterr().err

@@ -111,16 +111,20 @@ def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     kinds = {block.kind for block in blocks} - TP_TRAINED
     heads = {m.kv_heads for block in blocks for m in block.mixers if isinstance(m, Attention)}
-    reasons = {
-        f"training {', '.join(sorted(kinds))} was not compared with its real code": bool(kinds),
-        "a tied table has one part of its rows for the embedding and another for the head": spec.head.tied,
-        "adapters are not modelled over its ranks": plan.adapter is not None,
-        f"a {plan.loss.value} loss is not modelled over its ranks": plan.loss is not Loss.PLAIN,
-        "states on the host are not modelled over its ranks": bool(plan.offload.parameters or plan.offload.optimizer),
-        f"does not divide {min(heads, default=0)} heads of keys and values": any(agreed(count % degree != 0) for count in heads),
-    }
-    hint = "`memsheet trace` runs it"
-    return [Problem(field="mesh.tp", value=degree, reason=reason, hint=hint) for reason, holds in reasons.items() if holds]
+    runs, alone = "`memsheet trace` runs it", "without tp"
+    reasons = [
+        (f"training {', '.join(sorted(kinds))} was not compared with its real code", bool(kinds), runs),
+        ("a tied table has one part of its rows for the embedding and another for the head", spec.head.tied, runs),
+        ("adapters are not modelled over its ranks", plan.adapter is not None, alone),
+        (f"a {plan.loss.value} loss is not modelled over its ranks", plan.loss is not Loss.PLAIN, alone),
+        ("states on the host are not modelled over its ranks", bool(plan.offload.parameters or plan.offload.optimizer), runs),
+        (
+            f"does not divide {min(heads, default=0)} heads of keys and values",
+            any(agreed(count % degree != 0) for count in heads),
+            "a divisor",
+        ),
+    ]
+    return [Problem(field="mesh.tp", value=degree, reason=reason, hint=hint) for reason, holds, hint in reasons if holds]
 
 
 def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
