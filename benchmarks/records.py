@@ -21,9 +21,8 @@ from memsheet.formulas.params import parameter_count
 from memsheet.readers.guard import MAX_JSON_BYTES, read_bytes
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.record import RECORD_SCHEMA, Record, parse_packed, record_from
-from memsheet.resolve import resolve
+from memsheet.resolve import reread
 from memsheet.sheet import Bytes, Sheet
-from memsheet.spec.check import flatten
 from memsheet.spec.device import ONE_NODE, Cluster, cluster_of
 
 SHEET_SCHEMA = "memsheet/sheet/1"
@@ -90,9 +89,7 @@ def run_record(case: Case) -> Outcome:
 def predicted(case: Case) -> Answer:
     """The formulas' answer to a recorded plan, for the kind of device that ran it. Raises InputError where it is refused."""
     spec = read_hf_config(case["config"], name=case["model"])
-    described = ("schema", "model", "gpus")
-    resolved = resolve({key: value for key, value in flatten(case["plan"]).items() if key not in described}, spec, None)
-    kind, plan = case["hardware"]["kind"], resolved.plan
+    kind, plan = case["hardware"]["kind"], reread(case["plan"], spec)
     cluster = None if kind == "cpu" else _cluster(case["hardware"]["card"], int(plan.mesh.gpus))
     sheets = tuple(account(spec, plan, cluster, stage, device=kind) for stage in range(plan.mesh.pp))
     count = parameter_count(spec)

@@ -14,7 +14,6 @@ from memsheet.engines import find_engine
 from memsheet.errors import refuse
 from memsheet.formulas.activations import check_modelled, keeps_masks, masks, numerics, shared_tables
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
-from memsheet.formulas.fsdp2_around import fsdp2
 from memsheet.formulas.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
@@ -155,7 +154,11 @@ def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
 
 def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
     """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
-    return fsdp2(plan, stage, gloo=engine.processor) if engine.sharding is Sharding.FSDP2 else replicated(plan, parameters)
+    if engine.sharding is not Sharding.FSDP2:
+        return replicated(plan, parameters)
+    from memsheet.formulas.fsdp2_around import fsdp2
+
+    return fsdp2(plan, stage, gloo=engine.processor)
 
 
 def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
 from memsheet.gaps import Gaps
 from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel
 from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, precision_of, quantization_of
-from memsheet.spec.check import Request, check_request
+from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine, Sharding
@@ -91,6 +93,15 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     gaps.problems += contradictions(request, task)
     require(gaps.problems)
     return Resolved(plan, tuple(gaps.assumed))
+
+
+DESCRIBED = ("schema", "model", "gpus")
+"""Keys of a plan's document that are no choices of the plan."""
+
+
+def reread(document: Mapping[str, Any], model: ModelSpec | None = None, *, real: bool = False) -> Plan:
+    """The plan that ``report.json.plan_document`` wrote down. Raises InputError as ``resolve`` does."""
+    return resolve({key: value for key, value in flatten(document).items() if key not in DESCRIBED}, model, None, real=real).plan
 
 
 def _engine(gaps: Gaps, task: str, gpus: int | None) -> Engine:

@@ -9,10 +9,9 @@ from typing import Any
 
 import torch
 
-from memsheet.resolve import resolve
+from memsheet.resolve import reread
 from memsheet.run.adapters import STAND_IN as QUANTIZED
 from memsheet.run.model import build_config, parameters_of
-from memsheet.spec.check import flatten
 from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, events_document
 from memsheet.trace.custom import function_in, trace_custom
@@ -53,8 +52,7 @@ def _granted(config: Any, plan: Plan) -> Iterator[str]:
 
 def plan_from(document: Mapping[str, Any]) -> Plan:
     """A whole plan, read back from JSON."""
-    described = ("schema", "model", "gpus")
-    return resolve({key: value for key, value in flatten(document).items() if key not in described}, None, real=True).plan
+    return reread(document, real=True)
 
 
 def traced(rank: int, stage: int, run: Callable[[], Timeline]) -> dict[str, Any]:

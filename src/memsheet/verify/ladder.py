@@ -24,9 +24,8 @@ from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.json import plan_document
 from memsheet.report.record import record_document
 from memsheet.report.verification import Rung, Seen, Verification
-from memsheet.resolve import resolve
+from memsheet.resolve import reread, resolve
 from memsheet.sheet import Sheet
-from memsheet.spec.check import flatten
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan, RecomputeMode
 from memsheet.trace.launch import launched
@@ -191,8 +190,7 @@ def _in_a_line(problem: Problem) -> str:
 def _predicted(found: Config, plan: Plan, device: str) -> dict[int, Sheet]:
     """By stage. Raises InputError for what runs and is not modelled."""
     spec = read_hf_config(found.values, name=found.name, source=found.source)
-    described = ("schema", "model", "gpus")
-    resolve({key: value for key, value in flatten(plan_document(plan)).items() if key not in described}, spec, None)
+    reread(plan_document(plan), spec)
     return {stage: account(spec, plan, stage=stage, device=device) for stage in range(plan.mesh.pp)}
 
 
