@@ -12,11 +12,12 @@ from types import MappingProxyType
 from memsheet.arith import Count, agreed, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.errors import refuse
-from memsheet.formulas.activations import check_modelled, keeps_masks, masks, numerics, shared_tables
+from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
+from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.scaler import scaler_states, unscaling
@@ -57,7 +58,7 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     if device == "cpu":
         _check_processor(model, plan)
         engine = replace(engine, processor=True)
-    part = stage_model(model, plan, stage)
+    part = stage_model(model_code(engine.code).built(model, plan), plan, stage)
     host, notes = Host(), tuple[str, ...]()
     if plan.task == "train":
         bags, kept = _train(part, plan, engine)
@@ -100,7 +101,7 @@ def _train(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, 
     """A step's instants. Of two micro-batches the smaller comes last and is the only one that finds gradients there, so either may hold
     most; with more of them a whole one does.
     """
-    check_modelled(model, plan)
+    check_modelled(model, plan, engine)
     if not isinstance(plan.accumulation, int) or plan.accumulation != 2 or plan.last_microbatch == plan.microbatch:  # strata have no rests
         return _passes(model, plan, engine)
     last = plan.last_microbatch
@@ -111,12 +112,12 @@ def _train(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, 
 
 def _passes(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, Bag], Kept]:
     """A step whose micro-batches are all alike."""
-    how = numerics(plan, engine)
+    how, code = numerics(plan, engine), model_code(engine.code)
     stage, kept = _kept(model, plan, engine)
     step = Step(
         walk=stage, around=kept.around, states=merge([(1, kept.states), (1, _inputs(plan))]), resident_gradients=kept.resident,
-        shared=shared_tables(model, plan, how), masks=masks(model, plan, how), plan=plan,
-        stretches=stretches(stage, plan), keeps_masks=keeps_masks(model, plan),
+        shared=code.shared(model, plan, how), masks=code.masks(model, plan, how), plan=plan,
+        stretches=stretches(stage, plan), keeps_masks=code.keeps_masks(model, plan),
     )  # fmt: skip
     peaks = {instant: largest(candidates) for instant, candidates in moments(step).items() if candidates}
     peaks[Instant.OPTIMIZER_STEP] = merge([(1, step.states), (1, step.around.always), (1, kept.at_step)])

@@ -9,6 +9,7 @@ from typing import Any
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
 from memsheet.gaps import Gaps
+from memsheet.resolve_options import switches
 from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel
 from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, precision_of, quantization_of
 from memsheet.spec.check import Request, check_request, flatten
@@ -59,7 +60,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         )  # fmt: skip
     for key, harmless in UNMODELLED.items():
         value = request.get(key)
-        if value is not None and value not in harmless:
+        if value is not None and value not in harmless and key not in engine.models:
             gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
     for key, harmless in OTHER_TASK[task].items():
         value = request.get(key)
@@ -87,6 +88,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
+        **switches(gaps, mesh, model),
     )  # fmt: skip
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)

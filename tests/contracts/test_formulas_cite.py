@@ -18,11 +18,11 @@ NUMBERS = ("Count", "int", "Bytes", "dict[str, Count]", "tuple[Count, ...]", "di
 
 # What returns a number and is no formula: it adds up, counts or picks what formulas gave.
 EXCEPTIONS = {
-    "activations.several": "an axis of a shape: sequences where there are two or more",
     "evaluate.weigh": "adds up bags",
     "evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
     "evaluate.with_products": "names products of axes",
     "kv_cache.cache_bytes": "adds up layers",
+    "model_code.transformers.end_axes": "names the sizes of a plan and a model",
     "kv_cache.bytes_per_token": "adds up layers",
     "losses.chunk_of": "picks the formula of the loss",
     "params.parameter_count": "counts the tensors that the readers list, checked against the real code",
@@ -36,14 +36,14 @@ EXCEPTIONS = {
 
 
 def modules() -> Iterator[ModuleType]:
-    for found in pkgutil.iter_modules(memsheet.formulas.__path__):
-        yield importlib.import_module(f"memsheet.formulas.{found.name}")
+    for found in pkgutil.walk_packages(memsheet.formulas.__path__, "memsheet.formulas."):
+        yield importlib.import_module(found.name)
 
 
 def numeric() -> dict[str, Callable[..., Any]]:
     """Public functions of the package that return bytes or elements, by module and name."""
     return {
-        f"{module.__name__.rpartition('.')[2]}.{name}": function
+        f"{module.__name__.removeprefix('memsheet.formulas.')}.{name}": function
         for module in modules()
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")

@@ -33,8 +33,8 @@ HEADER = """\
 
 
 def load_all() -> None:
-    for module in pkgutil.iter_modules(memsheet.formulas.__path__):
-        importlib.import_module(f"memsheet.formulas.{module.name}")
+    for module in pkgutil.walk_packages(memsheet.formulas.__path__, "memsheet.formulas."):
+        importlib.import_module(module.name)
 
 
 def symbol(name: str) -> Any:
@@ -136,7 +136,7 @@ def cases() -> dict[str, Cases]:
         },
         "surroundings.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
         **{f"fsdp2_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
-        "activations.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
+        "model_code.transformers.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
         "states.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
         "serving_work._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
     }  # fmt: skip
@@ -174,7 +174,7 @@ def _key(key: Any) -> str:
 def algebra(name: str) -> dict[str, str]:
     """A formula's algebra by case; empty where it does not take symbols."""
     module, _, function = name.rpartition(".")
-    short = f"{module.rpartition('.')[2]}.{function}"
+    short = f"{module.removeprefix('memsheet.formulas.')}.{function}"
     found = getattr(importlib.import_module(module), function)
     given = cases().get(short)
     try:

@@ -8,10 +8,12 @@ import pytest
 from memsheet import catalog
 from memsheet.account import account
 from memsheet.engines import find_engine
+from memsheet.engines.transformers import ENGINE as TRANSFORMERS
 from memsheet.errors import InputError
-from memsheet.formulas.activations import block_axes, block_numerics, check_modelled, numerics
-from memsheet.formulas.blocks import record
+from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.evaluate import entry_bytes
+from memsheet.formulas.model_code.transformers import block_axes, block_numerics
+from memsheet.formulas.recordings import record
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
@@ -143,10 +145,10 @@ def test_a_family_without_sdpa_runs_eager_and_says_so_when_asked_otherwise() -> 
     model = bundled("gemma-2-2b")
     assert resolve({"seq_len": 128}, model).plan.attention is AttentionKind.EAGER
     with pytest.raises(InputError, match="--attention eager"):
-        check_modelled(model, plan_for(model))
+        check_modelled(model, plan_for(model), TRANSFORMERS)
 
 
 def test_a_family_that_was_not_compared_is_refused() -> None:
     model = bundled("falcon-7b")
     with pytest.raises(InputError, match="memsheet trace"):
-        check_modelled(model, plan_for(model))
+        check_modelled(model, plan_for(model), TRANSFORMERS)

@@ -1,36 +1,23 @@
 """The parts of a model for one plan: which tape each layer has, and its numbers.
 
-What a layer saves is a list of what each of its operations saves (``blocks.py``, ``ends.py``); this module chooses the
-implementation a plan runs and gives the axes their values.
+What a layer saves is a list of what each of its operations saves (``model_code``); this module records them, chooses what a plan runs of
+them and gives their axes values.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memsheet.arith import Count, agreed, at_least, ceil_div, maximum
-from memsheet.engines.verified import NO_SDPA, TP_TRAINED, VERIFIED
-from memsheet.errors import Problem, require
-from memsheet.formulas.attention import table_dtype
-from memsheet.formulas.blocks import record, unmodelled
-from memsheet.formulas.ends import record_embeddings, record_head, record_loss
-from memsheet.formulas.evaluate import Bag, Part, Release, Stepped, choose, evaluate, with_products
-from memsheet.formulas.families import habits
+from memsheet.arith import agreed, at_least
+from memsheet.errors import require
+from memsheet.formulas.evaluate import Part, Release, Stepped, choose, evaluate
 from memsheet.formulas.graph import Joined
-from memsheet.formulas.losses import chunk_of
+from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, Numerics
-from memsheet.references import TRANSFORMERS, formula
-from memsheet.sheet import Component
-from memsheet.spec.dtypes import BOOL, FP32
+from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec, Moe, Stack
+from memsheet.spec.model import Block, ModelSpec, Stack
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
-
-FLASH_MAX_HEAD = 256
-"""Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""
-HEAD_ALIGNMENT = 8
-TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
-"""Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:549)."""
 
 
 def numerics(plan: Plan, engine: Engine) -> Numerics:
@@ -40,7 +27,7 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
     casts = engine.autocast and precision.casts
     lowered = gathered if engine.sharding is Sharding.FSDP2 else None  # its policy casts adapters with everything else
     return Numerics(
-        parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
+        code=engine.code,        parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
         attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED, processor=engine.processor,
         dropout=plan.dropout > 0, trains=adapter is None,
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
@@ -50,121 +37,9 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
     )  # fmt: skip
 
 
-def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
-    """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
-    at = block.mixers[0]
-    if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:
-        return how
-    compute = how.autocast or how.parameters
-    if how.processor:  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
-        kernel = AttentionKernel.MATH if how.dropout else AttentionKernel.PROCESSOR
-        return replace(how, attention=kernel, mask=_needs_mask(at, plan))
-    if compute is FP32:
-        grouped = at.heads != at.kv_heads
-        return replace(how, attention=AttentionKernel.MATH if grouped else AttentionKernel.EFFICIENT, mask=_needs_mask(at, plan))
-    if _needs_mask(at, plan):
-        return replace(how, attention=AttentionKernel.EFFICIENT, mask=True)
-    short = at.head_dim % HEAD_ALIGNMENT
-    return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
-
-
-def _needs_mask(at: Attention, plan: Plan) -> bool:
-    """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the flash-attn package takes it as a
-    number.
-    """
-    return plan.attention is AttentionKind.SDPA and at.window is not None and agreed(at.window <= plan.seq_len)
-
-
-def check_modelled(spec: ModelSpec, plan: Plan) -> None:
-    """Raise InputError naming everything of a model whose activations are not accounted yet."""
-    hint = "its states and cache are known: --parameters N for states alone, or `memsheet infer`; the trace will run its real code"
-    problems = [
-        Problem(field="model", value=spec.name, reason=f"the activations of {block.kind} blocks are not modelled: {why}", hint=hint)
-        for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled(block, plan))
-    ]  # fmt: skip
-    if spec.towers:
-        problems.append(
-            Problem(field="model", value=spec.name, reason="the activations of its vision tower are not modelled yet", hint=hint)
-        )
-    if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
-        problems.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
-    problems += _modules(spec, plan)
-    require(dict.fromkeys([*problems, *_tensor_parallel(spec, plan), *_idle_dropout(spec, plan)]))
-
-
-def _modules(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """Modules that are recomputed and have no part of their own in a block's recording."""
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
-    paths = [norm.path for block in blocks for norm in block.norms]
-    paths += [part.path for block in blocks for part in (block.feed_forward, *block.mixers) if isinstance(part, Dense | Attention)]
-    known = sorted({path.rpartition(".")[2] for path in paths})
-    hint = f"modelled: {', '.join(known)}; `memsheet trace` runs any"
-    unknown = [name for name in plan.recompute.modules if name not in known]
-    return [Problem(field="recompute.modules", value=name, reason="is not modelled by itself", hint=hint) for name in unknown]
-
-
-def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """What training over tensor-parallel ranks was not compared with its real code for."""
-    degree = plan.mesh.tp
-    if not agreed(degree > 1):
-        return []
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
-    kinds = {block.kind for block in blocks} - TP_TRAINED
-    heads = {m.kv_heads for block in blocks for m in block.mixers if isinstance(m, Attention)}
-    runs, alone = "`memsheet trace` runs it", "without tp"
-    reasons = [
-        (f"training {', '.join(sorted(kinds))} was not compared with its real code", bool(kinds), runs),
-        ("a tied table has one part of its rows for the embedding and another for the head", spec.head.tied, runs),
-        ("adapters are not modelled over its ranks", plan.adapter is not None, alone),
-        (f"a {plan.loss.value} loss is not modelled over its ranks", plan.loss is not Loss.PLAIN, alone),
-        ("states on the host are not modelled over its ranks", bool(plan.offload.parameters or plan.offload.optimizer), runs),
-        (
-            f"does not divide {min(heads, default=0)} heads of keys and values",
-            any(agreed(count % degree != 0) for count in heads),
-            "a divisor",
-        ),
-    ]
-    return [Problem(field="mesh.tp", value=degree, reason=reason, hint=hint) for reason, holds, hint in reasons if holds]
-
-
-def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to be dropped."""
-    kinds = sorted({block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern})
-    eager = plan.attention is AttentionKind.EAGER
-    if not plan.dropout or eager or spec.embeddings.dropout or any(habits(kind).branch_dropout for kind in kinds):
-        return []
-    reason = f"keeps nothing: {', '.join(kinds)} drops no hidden states, and {plan.attention.value} attention drops inside its kernel"
-    return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out, or --attention eager")]
-
-
-def _unmodelled(block: Block, plan: Plan) -> str | None:
-    if why := unmodelled(block):
-        return why
-    if block.kind in NO_SDPA and plan.attention is AttentionKind.SDPA:
-        return "transformers has no sdpa for them; give --attention eager"
-    if plan.attention not in VERIFIED.get(block.kind, ()):
-        return f"they were not compared with their real code under {plan.attention.value} attention; `memsheet trace` runs it"
-    at = block.mixers[0]
-    if isinstance(at, Attention) and at.head_dim > FLASH_MAX_HEAD and plan.attention is not AttentionKind.EAGER:
-        return f"head dim {at.head_dim} exceeds the {FLASH_MAX_HEAD} of flash kernels; give --attention eager"
-    return None
-
-
-@formula(cites=TRANSFORMERS, at="modeling files: shapes of a layer's tensors; heads and widths divided over tensor-parallel ranks")
-def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
-    """Values of the axes that a dense block's tensors are named by."""
-    at, ff = block.mixers[0], block.feed_forward
-    assert isinstance(at, Attention)
-    assert isinstance(ff, Dense | Moe)
-    experts = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate} if isinstance(ff, Moe) else {}
-    through = ff if isinstance(ff, Dense) else ff.shared
-    width = through.intermediate if through else 0
-    return with_products({
-        **experts,
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
-        "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "f": ceil_div(width, plan.mesh.tp),
-        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
-    })  # fmt: skip
+def check_modelled(spec: ModelSpec, plan: Plan, engine: Engine) -> None:
+    """Raise InputError naming everything of a model and plan whose activations are not accounted yet."""
+    require(dict.fromkeys(model_code(engine.code).problems(spec, plan)))
 
 
 def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> tuple[Part, Part]:
@@ -172,7 +47,7 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
-    how = replace(block_numerics(block, plan, numerics(plan, engine)), input_grad=input_grad)
+    how = replace(model_code(engine.code).block_numerics(block, plan, numerics(plan, engine)), input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH):
         return _parts(block, prefix, plan, how, release=release)
     if isinstance(plan.microbatch, int):
@@ -183,21 +58,14 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
 
 
 def _parts(block: Block, prefix: str, plan: Plan, how: Numerics, *, release: Release) -> tuple[Part, Part]:
-    axes, block = block_axes(block, plan), _on_rank(block, plan)
+    code = model_code(how.code)
+    axes, block = code.axes(block, plan), code.on_rank(block, plan)
     if plan.recompute.mode is not RecomputeMode.FULL:
         plain = evaluate(record(block, how), axes, prefix, release=release)
         return plain, plain
     plain = evaluate(record(block, replace(how, offloads=False)), axes, prefix, release=release)  # a checkpoint's own hooks come first
     light, again = record(block, how, saving=False), record(block, how, recomputed=True)
     return evaluate(again, axes, prefix, release=release, forward=light), plain
-
-
-def _on_rank(block: Block, plan: Plan) -> Block:
-    """A block as its code sees it on a tensor-parallel rank: one head of keys and values is a special case."""
-    (at,) = block.mixers
-    if not isinstance(at, Attention) or at.heads == at.kv_heads or not agreed(plan.mesh.tp >= at.kv_heads):
-        return block
-    return replace(block, mixers=(replace(at, kv_heads=1),))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,11 +79,11 @@ class Ends:
 
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
-    how, stack = numerics(plan, engine), spec.stacks[-1]
-    axes = _end_axes(spec, plan)
-    each = any(habits(kind).positions_each for kind, _ in _attentions(spec))
+    code, stack = model_code(engine.code), spec.stacks[-1]
+    how = replace(numerics(plan, engine), positions_each=code.positions_each(spec))
+    axes = code.end_axes(spec, plan)
     joins, waits = _release_at_ends(spec, release)
-    table = record_embeddings(spec.embeddings, how, tied=_joined(spec, how, plan), each=each) if spec.embeddings.weights else None
+    table = record_embeddings(spec.embeddings, how, tied=_joined(spec, how, plan)) if spec.embeddings.weights else None
     first = evaluate(table, axes, "", release=joins) if table else None
     last = loss = None
     if spec.head.kind != "none":
@@ -241,54 +109,6 @@ def _joined(spec: ModelSpec, how: Numerics, plan: Plan) -> Joined:
     if not spec.head.tied:
         return Joined.NO
     return Joined.ANEW if how.autocast is None and plan.loss is Loss.PLAIN else Joined.IN_PLACE
-
-
-def _end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    tokens = plan.microbatch * plan.seq_len
-    return {
-        "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
-        "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
-    }  # fmt: skip
-
-
-def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
-    """What all layers share and keep for backward: rotary tables."""
-    return Bag.of(((Component.SAVED_ACTIVATIONS, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=False))
-
-
-def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) -> list[Count]:
-    """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
-    kinds = {
-        (at.rotary_dim, kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)))
-        for kind, at in _attentions(spec) if at.rotary_dim and habits(kind).own_tables is copied and not habits(kind).table_buffer
-    }  # fmt: skip
-    return [2 * dtype.nbytes(plan.seq_len * width) for width, _, dtype in sorted(kinds, key=lambda kind: kind[:2])]
-
-
-def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
-    return [(block.kind, m) for block in blocks for m in block.mixers if isinstance(m, Attention)]
-
-
-def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
-    """Whether checkpoints hold on to masks, which are arguments of layers and of attention, until they have run backward."""
-    attentions = {at.path.rpartition(".")[2] for _, at in _attentions(spec)}
-    return plan.recompute.mode is RecomputeMode.FULL or bool(attentions & set(plan.recompute.modules))
-
-
-def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
-    """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers copy.
-
-    A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
-    """
-    if plan.attention is AttentionKind.EAGER:
-        kinds = {None if habits(kind).own_window else at.window for kind, at in _attentions(spec)}
-        mask = how.stream.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
-    else:
-        kinds, mask = {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
-    component = Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES  # a checkpoint's argument
-    tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
-    return Bag.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables])
 
 
 def stack_prefix(stack: Stack) -> str:

@@ -7,17 +7,14 @@ Each function mirrors the order of operations of the model's own code, because t
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 from memsheet.formulas.attention import attention
 from memsheet.formulas.experts import ROUTERS, moe
 from memsheet.formulas.families import habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
-from memsheet.formulas.graph import Pass, Tensor
+from memsheet.formulas.graph import Tensor
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Tape
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe
 
 
@@ -85,19 +82,6 @@ def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> T
     """What happens to a branch before it joins the stream: dropout, a constant factor."""
     y = r.dropout(y, path + "/residual_dropout", active=how.dropout and habits(block.kind).branch_dropout)
     return r.scale(y, path + "/scaled") if block.residual_scale else y
-
-
-@lru_cache(maxsize=512)
-def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool = False) -> Tape:
-    """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
-    r = Recorder(
-        compute=how.autocast,
-        processor=how.processor,
-        offloads=how.offloads,
-        pass_=Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT,
-    )
-    x = r.arriving(("b", "s", "h"), how.stream, needs_grad=how.input_grad)
-    return r.finish(forward(r, x, block, how), x)
 
 
 def unmodelled(block: Block) -> str | None:

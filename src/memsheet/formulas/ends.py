@@ -6,29 +6,26 @@ Axes besides those of ``blocks.py``: ``V0`` vocabulary, ``V`` a rank's share of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 
 from memsheet.formulas.graph import Joined, Leaf, Tensor
 from memsheet.formulas.losses import chunked_cross_entropy, fused_linear_cross_entropy
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Axis, Tape
-from memsheet.spec.dtypes import BOOL, FP32, INT64
-from memsheet.spec.model import Embeddings, Head, Norm
+from memsheet.formulas.tape import Axis, Shape
+from memsheet.spec.dtypes import BOOL, FP32, INT64, DType
+from memsheet.spec.model import Embeddings, Head
 from memsheet.spec.plan import Loss
 
 
-def embed(
-    r: Recorder, embeddings: Embeddings, how: Numerics, *, tied: Joined = Joined.NO, each: bool = False
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names.
 
-    Indices are inputs; tables get dense gradients. ``each``: positions are looked up for each sequence, not once.
+    Indices are inputs; tables get dense gradients. Positions may be looked up for each sequence, not once.
     """
     first, *others = embeddings.weights
     x = _look_up(r, first.path, "V0", how, "b", tied=tied)
-    rows = [_look_up(r, table.path, table.shape[0], how, "b" if each else 1) for table in others]
+    rows = [_look_up(r, table.path, table.shape[0], how, "b" if how.positions_each else 1) for table in others]
     named = (x, *rows) if rows else ()
     for row in rows:
         x = r.add(x, row, "embeddings/sum")
@@ -63,13 +60,6 @@ def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
     return r.reduced(found, f"{name}/output")
 
 
-@lru_cache(maxsize=64)
-def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: Joined = Joined.NO, each: bool = False) -> Tape:
-    r = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads)
-    x, named = embed(r, embeddings, how, tied=tied, each=each)
-    return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
-
-
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
     trains = how.trains
     joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
@@ -97,27 +87,18 @@ WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, Numerics, str], Tensor]] 
 }  # fmt: skip
 
 
-@lru_cache(maxsize=64)
-def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, before: str, table: str = "lm_head") -> Tape:
-    """Final norms and logits; a fused or chunked loss takes the hidden states themselves.
+def logits_or_states(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
+    """Logits; a fused or chunked loss takes the hidden states themselves. ``table``: the parameter that makes logits of them."""
+    return x if loss in WITHOUT_LOGITS else project_to_vocabulary(r, x, head, how, table)
 
-    ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
-    """
-    r = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads)
-    x = r.arriving(("b", "s", "h"), how.stream, before, needs_grad=how.input_grad)
-    for norm in norms:
-        x = normalise(r, x, norm, how)
+
+def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
+    """Shape, dtype and name of what the loss takes."""
     if loss in WITHOUT_LOGITS:
-        return r.finish(x, gradient="loss/backward")
-    return r.finish(project_to_vocabulary(r, x, head, how, table), gradient="loss/backward", lingering=(x,))
+        return ("b", "s", "h"), how.stream, "loss/input"
+    return ("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output"
 
 
-@lru_cache(maxsize=64)
-def record_loss(how: Numerics, loss: Loss, table: str = "lm_head") -> Tape:
-    """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
-    r = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads)
-    if loss in WITHOUT_LOGITS:
-        x = r.arriving(("b", "s", "h"), how.stream, "loss/input")
-        return r.finish(WITHOUT_LOGITS[loss](r, x, how, table), x, gradient=None)
-    x = r.arriving(("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output")
-    return r.finish(cross_entropy(r, x), x, gradient=None)
+def loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
+    """From logits (or hidden states) to the loss."""
+    return WITHOUT_LOGITS[loss](r, x, how, table) if loss in WITHOUT_LOGITS else cross_entropy(r, x)

@@ -10,6 +10,7 @@ from memsheet.formulas.graph import Tensor
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis
 from memsheet.spec.dtypes import DType
+from memsheet.spec.engine import Code
 from memsheet.spec.model import Role, Weight
 
 
@@ -27,6 +28,7 @@ class AttentionKernel(Enum):
 class Numerics:
     """What decides how a block runs, apart from its shapes. Part of the key under which a recording is kept."""
 
+    code: Code = Code.TRANSFORMERS
     parameters: DType
     stream: DType  # of the residual stream that enters the block
     autocast: DType | None
@@ -42,6 +44,7 @@ class Numerics:
     padded_head: int | None = None  # flash pads the head dim to this many
     several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
     again: frozenset[str] = frozenset()  # last names of modules that run their forward again in backward
+    positions_each: bool = False  # learned positions are looked up for each sequence
     offloads: bool = False  # what is saved for backward waits on the host
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
     mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer

@@ -7,10 +7,12 @@ from functools import reduce
 
 from memsheet.arith import Count, at_least, ceil_div, maximum, where
 from memsheet.engines.verified import TP_LATENT
-from memsheet.formulas.activations import block_axes, block_numerics, masks, numerics, shared_tables
-from memsheet.formulas.blocks import record, unmodelled
+from memsheet.formulas.activations import numerics
+from memsheet.formulas.blocks import unmodelled
 from memsheet.formulas.evaluate import evaluate
 from memsheet.formulas.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
+from memsheet.formulas.model_code.transformers import block_axes, block_numerics, masks, shared_tables
+from memsheet.formulas.recordings import record
 from memsheet.formulas.states import Held
 from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import NOTHING, Bytes, total

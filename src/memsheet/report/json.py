@@ -14,7 +14,7 @@ from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, It
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.spec.model import Source
-from memsheet.spec.plan import Adapter, Offload, Plan, Precision, Quantization, Recompute
+from memsheet.spec.plan import Adapter, Offload, Plan, Precision, Quantization, Recompute, Routing
 
 SHEET_SCHEMA, PLAN_SCHEMA = "memsheet/sheet/1", "memsheet/plan/1"
 
@@ -64,7 +64,24 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "offload": _offload(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
         "serving": _serving(plan) if plan.task == "infer" else None,
         **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
+        **_switches(plan),
     }  # fmt: skip
+
+
+def _switches(plan: Plan) -> dict[str, Any]:
+    """What only some engines offer, where it is on."""
+    routing, fp8 = plan.routing, plan.fp8
+    held = {
+        "sequence_parallel": plan.sequence_parallel or None, "compile": plan.compile or None, "async_tp": plan.async_tp or None,
+        "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
+        "cuda_graphs": list(plan.cuda_graphs) or None,
+        "moe": {
+            "dispatch": routing.dispatch, "capacity_factor": routing.capacity_factor, "pad_to_capacity": routing.padded,
+            "balanced": routing.balanced,
+        } if routing and routing != Routing() else None,
+        "fp8": {"recipe": fp8.recipe, "param_storage": fp8.stored, "all_gather": fp8.gathered, "skip": list(fp8.skip)} if fp8 else None,
+    }  # fmt: skip
+    return {key: value for key, value in held.items() if value is not None}
 
 
 def _whole(count: Any) -> int | None:

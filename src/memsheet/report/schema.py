@@ -34,7 +34,7 @@ def _plan_type(rule: Rule) -> Any:
         case "counts":
             return list[Annotated[int, Field(ge=0)]]
         case "flag":
-            return bool
+            return bool | list[str] if rule.choices else bool
         case "share":
             return Annotated[float, Field(ge=0, le=1)]
         case "text" | "dtype":

@@ -55,20 +55,21 @@ RULES: dict[str, Rule] = {
     "seq_len_kind": _choice("exact", "maximum", "minimum"), "vocab_multiple": _count(1, 2**16),
     "precision.parameters": _DTYPE, "precision.compute": _DTYPE, "precision.gradients": _DTYPE, "precision.reduce": _DTYPE,
     "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice(*PRECISIONS),
-    "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "optimizer.name": _TEXT,
+    "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "fp8.skip": _TEXTS, "optimizer.name": _TEXT,
     "optimizer.implementation": _choice("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao"), "optimizer_in_backward": _FLAG,
     "recompute.mode": _choice("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count(high=10_000),
     "recompute.layers": _count(high=10_000), "recompute.segments": _count(high=10_000),
     "attention": _choice("eager", "sdpa", "flash", "cudnn"), "loss": _choice("plain", "fused", "chunked", "vocab_parallel"),
     "compile": _FLAG, "dropout": _SHARE,
     "moe.dispatch": _TEXT, "moe.capacity_factor": Rule("any"), "moe.balanced": _FLAG,
+    "moe.pad_to_capacity": _FLAG, "moe.grouped_gemm": _FLAG, "moe.permute_fusion": _FLAG,
     "adapter.kind": _choice("lora"), "adapter.rank": _count(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
     "adapter.alpha": Rule("any"), "adapter.dropout": _SHARE, "adapter.trainable_parameters": _count(0, 2**50), "adapter.full_modules": _TEXTS,
     "quantization.weights": _TEXT, "quantization.group_size": _count(high=2**20), "quantization.double_quant": _FLAG,
     "quantization.skip": _TEXTS,
     "offload.optimizer": _SHARE, "offload.parameters": _SHARE, "offload.activations": _FLAG,
     "allocator.expandable_segments": _FLAG, "allocator.max_split_size_mb": _count(20, 2**20), "allocator.empty_cache_every": _count(),
-    "cuda_graphs": _FLAG,
+    "cuda_graphs": Rule("flag", choices=("names of what is captured",)),
     "serving.max_model_len": _count(0, 2**26), "serving.max_sequences": _count(0), "serving.max_batched_tokens": _count(1, 2**26),
     "serving.kv_dtype": _DTYPE, "serving.page_tokens": _count(high=2**16), "serving.memory_fraction": _SHARE,
     "serving.cuda_graphs": _FLAG, "serving.prompt_tokens": _count(0, 2**26), "serving.output_tokens": _count(0, 2**26),
@@ -132,6 +133,12 @@ def _counts_reason(_: Rule, value: Any) -> str | None:
     return None if isinstance(value, list | tuple) and all(_whole(v) and v >= 0 for v in value) else "is not a list of whole numbers"
 
 
+def _flag_reason(rule: Rule, value: Any) -> str | None:
+    if isinstance(value, bool) or (rule.choices and _texts_reason(rule, value) is None):
+        return None
+    return "is not true or false"
+
+
 def _texts_reason(_: Rule, value: Any) -> str | None:
     return None if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value) else "is not a list of texts"
 
@@ -141,7 +148,7 @@ _REASONS: dict[str, Any] = {
     "share": _share_reason,
     "counts": _counts_reason,
     "texts": _texts_reason,
-    "flag": lambda _, v: None if isinstance(v, bool) else "is not true or false",
+    "flag": _flag_reason,
     "text": lambda _, v: None if isinstance(v, str) else "is not text",
     "dtype": lambda _, v: None if isinstance(v, str) and dtype_named(v) else "is not a known dtype",
     "choice": lambda r, v: None if v in r.choices else f"is none of {', '.join(r.choices)}",

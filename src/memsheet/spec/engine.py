@@ -23,6 +23,18 @@ class Sharding(Enum):
         return self is Sharding.REPLICATED
 
 
+class Code(Enum):
+    """Whose model code runs: the transformers library's, or an engine's own (``formulas/model_code``)."""
+
+    TRANSFORMERS = "transformers"
+    MEGATRON = "megatron"
+    TORCHTITAN = "torchtitan"
+    TORCHTUNE = "torchtune"
+    LITGPT = "litgpt"
+    LLM_FOUNDRY = "llm_foundry"
+    INTERNEVO = "internevo"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engine:
     """Facts of one engine. ``evidence`` maps a fact's name to its source."""
@@ -39,6 +51,8 @@ class Engine:
     real_zero: tuple[int, ...] = ()
     default_zero: int
     sharding: Sharding
+    code: Code = Code.TRANSFORMERS
+    models: frozenset[str] = frozenset()  # keys of a plan that are refused elsewhere (``spec.defaults.UNMODELLED``) and accounted here
     default_precision: str
     precisions: tuple[str, ...]
     takes_remainder: bool = False  # a step's last micro-batch may be smaller than the others

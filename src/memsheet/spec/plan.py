@@ -19,12 +19,22 @@ class AttentionKind(Enum):
     EAGER = "eager"
     SDPA = "sdpa"
     FLASH = "flash"
+    CUDNN = "cudnn"
 
 
 class Loss(Enum):
     PLAIN = "plain"
     FUSED = "fused"
     CHUNKED = "chunked"
+    VOCAB_PARALLEL = "vocab_parallel"
+
+
+class ContextParallel(Enum):
+    """How ranks that share a sequence see each other's keys and values."""
+
+    RING = "ring"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
 
 
 class OptimizerName(Enum):
@@ -47,6 +57,8 @@ class Schedule(Enum):
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero_bubble"
+    DUALPIPE = "dualpipe"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +158,28 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How tokens go to experts. ``capacity_factor``: tokens an expert takes, in shares of an even split; None drops nothing.
+    ``padded``: experts compute on their whole capacity. ``balanced``: the routing is even by decree, else by what the model learned.
+    """
+
+    dispatch: str = "alltoall"
+    capacity_factor: float | None = None
+    padded: bool = False
+    balanced: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8:
+    """Eight-bit matrix products: the scaling ``recipe``, whether weights are kept in 8 bits, whether they are gathered so."""
+
+    recipe: str
+    stored: bool = False
+    gathered: bool = False
+    skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One way to run a job on a cluster."""
 
@@ -177,6 +211,13 @@ class Plan:
     prompt_tokens: Count | None = None
     phase: str | None = None
     optimizer_in_backward: bool = False
+    sequence_parallel: bool = False
+    context_parallel: ContextParallel | None = None
+    compile: bool = False
+    async_tp: bool = False
+    routing: Routing | None = None
+    fp8: Fp8 | None = None
+    cuda_graphs: tuple[str, ...] = ()
 
     @property
     def on_ranks(self) -> bool:

@@ -1,0 +1,68 @@
+"""Whose code a model is run by: one file for each way of writing it, operation by operation over shape-only tensors.
+
+``transformers.py`` is the library's; other engines that have model code of their own add theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+
+from memsheet.arith import Count
+from memsheet.errors import Problem
+from memsheet.formulas.evaluate import EMPTY, Bag
+from memsheet.formulas.graph import Joined, Tensor
+from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Shape
+from memsheet.spec.dtypes import DType
+from memsheet.spec.engine import Code
+from memsheet.spec.model import Block, Embeddings, Head, ModelSpec, Norm
+from memsheet.spec.plan import Loss, Plan
+
+
+def _as_it_is(spec: ModelSpec, _: Plan) -> ModelSpec:
+    return spec
+
+
+def _nothing_shared(*_: object) -> Bag:
+    return EMPTY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCode:
+    """One way of writing models.
+
+    ``built``: the model as this code builds it (its own module names, joined projections). ``problems``: what it cannot run or what is not
+    modelled of it. ``block_numerics``: what depends on a block's shapes. ``axes``, ``end_axes``: values of the axes that shapes are named by.
+    ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``: from the last hidden states to what the
+    loss takes, whose shape and dtype ``loss_input`` gives; ``loss``: from there to a number. ``shared``: what all layers keep together;
+    ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``stream``: what blocks hand on.
+    """
+
+    forward: Callable[[Recorder, Tensor, Block, Numerics], Tensor]
+    embed: Callable[[Recorder, Embeddings, Numerics, Joined], tuple[Tensor, tuple[Tensor, ...]]]
+    head: Callable[[Recorder, Tensor, Head, Numerics, Loss, str], Tensor]
+    loss: Callable[[Recorder, Tensor, Numerics, Loss, str], Tensor]
+    loss_input: Callable[[Numerics, Loss], tuple[Shape, DType, str]]
+    problems: Callable[[ModelSpec, Plan], list[Problem]]
+    block_numerics: Callable[[Block, Plan, Numerics], Numerics]
+    axes: Callable[[Block, Plan], dict[str, Count]]
+    end_axes: Callable[[ModelSpec, Plan], dict[str, Count]]
+    normalise: Callable[[Recorder, Tensor, Norm, Numerics], Tensor] | None = None
+    built: Callable[[ModelSpec, Plan], ModelSpec] = _as_it_is
+    on_rank: Callable[[Block, Plan], Block] = lambda block, _: block
+    shared: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    masks: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
+    positions_each: Callable[[ModelSpec], bool] = lambda _: False
+    stream: Shape = ("b", "s", "h")
+
+
+@cache
+def model_code(code: Code) -> ModelCode:
+    """The way of writing models that goes by a name."""
+    found: ModelCode = import_module(f"memsheet.formulas.model_code.{code.value}").CODE
+    return found

@@ -1,0 +1,56 @@
+"""Tapes of a model's parts, recorded once for each way they run: blocks, embeddings, head and loss as their model code writes them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from memsheet.formulas.graph import Joined, Pass
+from memsheet.formulas.model_code import ModelCode, model_code
+from memsheet.formulas.norms import normalise
+from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Tape
+from memsheet.spec.model import Block, Embeddings, Head, Norm
+from memsheet.spec.plan import Loss
+
+
+def _recorder(how: Numerics, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
+    return Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_), model_code(how.code)
+
+
+@lru_cache(maxsize=512)
+def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool = False) -> Tape:
+    """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
+    r, code = _recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
+    x = r.arriving(code.stream, how.stream, needs_grad=how.input_grad)
+    return r.finish(code.forward(r, x, block, how), x)
+
+
+@lru_cache(maxsize=64)
+def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: Joined = Joined.NO) -> Tape:
+    r, code = _recorder(how)
+    x, named = code.embed(r, embeddings, how, tied)
+    return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
+
+
+@lru_cache(maxsize=64)
+def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, before: str, table: str = "lm_head") -> Tape:
+    """Final norms and what the loss takes.
+
+    ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
+    """
+    r, code = _recorder(how)
+    x = r.arriving(code.stream, how.stream, before, needs_grad=how.input_grad)
+    for norm in norms:
+        x = (code.normalise or normalise)(r, x, norm, how)
+    out = code.head(r, x, head, how, loss, table)
+    return r.finish(out, gradient="loss/backward", lingering=() if out is x else (x,))
+
+
+@lru_cache(maxsize=64)
+def record_loss(how: Numerics, loss: Loss, table: str = "lm_head") -> Tape:
+    """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
+    r, code = _recorder(how)
+    shape, dtype, path = code.loss_input(how, loss)
+    x = r.arriving(shape, dtype, path)
+    return r.finish(code.loss(r, x, how, loss, table), x, gradient=None)

@@ -1,0 +1,66 @@
+"""The choices of a plan that only some engines offer: how a sequence is shared, how tokens go to experts, eight-bit products, graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet.gaps import Gaps
+from memsheet.spec.model import ModelSpec, Moe
+from memsheet.spec.plan import ContextParallel, Fp8, Mesh, Routing
+
+
+def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None) -> dict[str, Any]:
+    """Fields of a plan that are off unless they are asked for."""
+    return {
+        "sequence_parallel": bool(gaps.get("sequence_parallel", False, silent=True)),
+        "context_parallel": _context_parallel(gaps, mesh),
+        "compile": bool(gaps.get("compile", False, silent=True)),
+        "async_tp": bool(gaps.get("async_tp", False, silent=True)),
+        "routing": _routing(gaps, model),
+        "fp8": _fp8(gaps),
+        "cuda_graphs": _graphs(gaps),
+    }
+
+
+def _context_parallel(gaps: Gaps, mesh: Mesh) -> ContextParallel | None:
+    given = gaps.request.get("context_parallel_comm")
+    if mesh.cp == 1:
+        if given is not None:
+            gaps.wrong("context_parallel_comm", given, "is how ranks share a sequence, and each has its own", "give cp, or leave it out")
+        return None
+    return gaps.choice("context_parallel_comm", ContextParallel.RING, tuple(ContextParallel), "cp")
+
+
+def _routing(gaps: Gaps, model: ModelSpec | None) -> Routing | None:
+    """How tokens go to experts, where there are any."""
+    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern) if model else ()
+    if not any(isinstance(block.feed_forward, Moe) for block in blocks):
+        return None
+    capacity = gaps.request.get("moe.capacity_factor")
+    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int | float) or capacity <= 0):
+        gaps.wrong("moe.capacity_factor", capacity, "is no positive number", "for example 1.25; leave it out to drop no token")
+        capacity = None
+    padded = bool(gaps.request.get("moe.pad_to_capacity"))
+    if padded and capacity is None:
+        gaps.wrong("moe.pad_to_capacity", padded, "pads to a capacity, and there is none", "give moe.capacity_factor")
+    return Routing(
+        dispatch=gaps.get("moe.dispatch", "alltoall", silent=True), capacity_factor=capacity, padded=padded,
+        balanced=bool(gaps.request.get("moe.balanced")),
+    )  # fmt: skip
+
+
+def _fp8(gaps: Gaps) -> Fp8 | None:
+    recipe = gaps.request.get("fp8.recipe")
+    if recipe is None:
+        return None
+    return Fp8(
+        recipe=recipe, stored=bool(gaps.request.get("fp8.param_storage")), gathered=bool(gaps.request.get("fp8.all_gather")),
+        skip=tuple(gaps.request.get("fp8.skip") or ()),
+    )  # fmt: skip
+
+
+def _graphs(gaps: Gaps) -> tuple[str, ...]:
+    given = gaps.request.get("cuda_graphs")
+    if not given:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple) else ("all",)
