@@ -5,33 +5,25 @@ What only one engine or task needs is imported where it is needed, so that a col
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from memsheet.arith import Count, agreed, maximum, minimum
-from memsheet.engines import find_engine
+from memsheet.arith import Count, maximum, minimum
+from memsheet.engines import engine_of, find_engine
 from memsheet.errors import refuse
-from memsheet.formulas.activations import check_modelled, numerics
-from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
-from memsheet.formulas.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
-from memsheet.formulas.groups import Walk, walk
-from memsheet.formulas.kept import Host, Kept
+from memsheet.formulas.evaluate import Bag, Key
+from memsheet.formulas.kept import Host
 from memsheet.formulas.model_code import model_code
+from memsheet.formulas.optimizers import PAGED_STATES
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.scaler import scaler_states, unscaling
-from memsheet.formulas.states import Held, held_tensors, optimizer_bytes, parameter_bytes, parameter_shard
-from memsheet.formulas.stretches import stretches
-from memsheet.formulas.surroundings import Surroundings, replicated
-from memsheet.formulas.training import Step, gradient_bag, moments, step_temporaries, stepped, widening
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import INT64
-from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.engine import Engine
 from memsheet.spec.model import LatentAttention, ModelSpec
-from memsheet.spec.plan import AttentionKind, Implementation, Plan
+from memsheet.spec.plan import AttentionKind, Plan
 
 EVIDENCE: dict[Component, Evidence] = {
     **dict.fromkeys(
@@ -41,10 +33,6 @@ EVIDENCE: dict[Component, Evidence] = {
     Component.TEMPORARIES: Cited(DERIVATIVES, "what each operation's backward allocates"),
 }
 
-UNSYNCED: Key = (Component.GRADIENTS, "no_sync")
-UNSYNCED_NOTE = (
-    "gradients are reduced after every micro-batch; accelerate and the Trainer keep them whole until the last one (no_sync): the high end"
-)
 NO_RANGES: Mapping[Key, tuple[Count, Count]] = MappingProxyType({})
 
 
@@ -53,21 +41,25 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
 
     Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
     """
-    engine = find_engine(plan.engine)
-    assert engine is not None
+    engine = engine_of(plan)
     if device == "cpu":
         _check_processor(model, plan)
         engine = replace(engine, processor=True)
-    part = stage_model(model_code(engine.code).built(model, plan), plan, stage)
+    built = model_code(engine.code).built(model, plan)
     host, notes = Host(), tuple[str, ...]()
     if plan.task == "train":
-        bags, kept = _train(part, plan, engine)
-        tensors, allocated = _items(bags, engine, kept.ranges), {instant: bag.total for instant, bag in bags.items()}
-        host, notes = kept.host, (*kept.notes, *kept.host.notes)
+        from memsheet.formulas.step import Rank, train
+
+        step = train(Rank.of(built, plan, stage), plan, engine)
+        tensors, allocated = _items(step.bags, engine, step.kept.ranges), {instant: bag.total for instant, bag in step.bags.items()}
+        if step.low is not None and step.high is not None:
+            tensors = _between(step.bags, step.low, step.high, engine)
+        host, notes = step.kept.host, (*step.kept.notes, *step.kept.host.notes)
+        tensors += _paged(step.kept.paged, step.bags)
     else:
         from memsheet.formulas.serving import serving_items
 
-        tensors = serving_items(part, plan, engine)
+        tensors = serving_items(stage_model(built, plan, stage), plan, engine)
         allocated = _allocated(tensors)
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
     items = [*tensors, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
@@ -97,105 +89,11 @@ def _ranks(plan: Plan, stage: int) -> tuple[int, int]:
     return stage * size, (stage + 1) * size
 
 
-def _train(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, Bag], Kept]:
-    """A step's instants. Of two micro-batches the smaller comes last and is the only one that finds gradients there, so either may hold
-    most; with more of them a whole one does.
-    """
-    check_modelled(model, plan, engine)
-    if not isinstance(plan.accumulation, int) or plan.accumulation != 2 or plan.last_microbatch == plan.microbatch:  # strata have no rests
-        return _passes(model, plan, engine)
-    last = plan.last_microbatch
-    first, _ = _passes(model, replace(plan, global_batch=None), engine)
-    second, kept = _passes(model, replace(plan, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel), engine)
-    return {instant: largest([[(1, first[instant])], [(1, second[instant])]]) for instant in first}, kept
-
-
-def _passes(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[dict[Instant, Bag], Kept]:
-    """A step whose micro-batches are all alike."""
-    how, code = numerics(plan, engine), model_code(engine.code)
-    stage, kept = _kept(model, plan, engine)
-    step = Step(
-        walk=stage, around=kept.around, states=merge([(1, kept.states), (1, _inputs(plan))]), resident_gradients=kept.resident,
-        shared=code.shared(model, plan, how), masks=code.masks(model, plan, how), plan=plan,
-        stretches=stretches(stage, plan), keeps_masks=code.keeps_masks(model, plan),
-    )  # fmt: skip
-    peaks = {instant: largest(candidates) for instant, candidates in moments(step).items() if candidates}
-    peaks[Instant.OPTIMIZER_STEP] = merge([(1, step.states), (1, step.around.always), (1, kept.at_step)])
-    return peaks, kept
-
-
-def _kept(model: ModelSpec, plan: Plan, engine: Engine) -> tuple[Walk, Kept]:
-    """The model in order of execution, and what the engine keeps around it."""
-    if engine.sharding is Sharding.DEEPSPEED:
-        from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
-        from memsheet.formulas.zero_states import check_deepspeed
-
-        check_deepspeed(plan)
-        stage = deepspeed_walk(model, plan, engine)
-        return stage, deepspeed_kept(model, plan, stage)
-    parameters = tuple(held_tensors(model, plan))
-    shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
-    accumulates = agreed(plan.accumulation > 1)
-    release = stepped(plan) if plan.optimizer_in_backward else accumulates and engine.sharding.keeps_whole_gradients
-    stage = walk(model, plan, engine, release=release)
-    gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
-    unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
-    waiting = Bag.of((key, 0) for key in unsynced)
-    kept = Kept(
-        states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
-        resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
-        ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()),
-    )  # fmt: skip
-    if not (plan.offload.parameters or plan.offload.optimizer):
-        return stage, kept
-    from memsheet.formulas.fsdp2_offload import offloaded
-
-    return stage, offloaded(kept, plan, parameters)
-
-
-def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
-    """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
-    if engine.sharding is not Sharding.FSDP2:
-        return replicated(plan, parameters)
-    from memsheet.formulas.fsdp2_around import fsdp2
-
-    return fsdp2(plan, stage, gloo=engine.processor)
-
-
-def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
-    if unsynced:
-        yield UNSYNCED_NOTE
-    if plan.optimizer and plan.optimizer.implementation is Implementation.TORCHAO:
-        yield "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter at a time, are not counted"
-
-
-def _at_step(shards: tuple[tuple[Held, Count], ...], gradients: Bag, plan: Plan, engine: Engine) -> Bag:
-    """Gradients and scratch while the optimizer works."""
-    if plan.optimizer_in_backward:
-        return EMPTY
-    if plan.precision.master_weights is not None and engine.sharding is Sharding.REPLICATED:
-        return largest([[(1, moment)] for moment in widening(shards, plan)])
-    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
-    return merge([(1, gradients), (1, scratch), (1, unscaling(plan, engine))])
-
-
-def _states(
-    model: ModelSpec, plan: Plan, engine: Engine, parameters: tuple[Held, ...], shards: tuple[tuple[Held, Count], ...]
-) -> Bag:  # fmt: skip
-    """What is there at every instant of a steady step, gradients aside. ``shards``: what trains, and how much of it the rank keeps."""
-    pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, engine.sharding).items())
-    master = plan.precision.master_weights
-    for h, kept in shards:
-        if master is not None:
-            pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
-        pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan)))
-    return Bag.of([*pairs, *scaler_states(plan, engine).held.items()])
-
-
-def _inputs(plan: Plan) -> Bag:
-    """Token ids and labels of a micro-batch."""
-    size = INT64.nbytes(plan.microbatch * plan.seq_len)
-    return Bag.of([((Component.INPUTS, "input_ids"), size), ((Component.INPUTS, "labels"), size)])
+def _paged(size: Count, instants: Iterable[Instant]) -> list[Item]:
+    """States in shared pages: on the card while there is room, on the host otherwise."""
+    if type(size) is int and size == 0:
+        return []
+    return [Item(Component.CONTEXT, "optimizer/paged", dict.fromkeys(instants, Bytes(0, size, size)), PAGED_STATES)]
 
 
 def _allocated(items: list[Item]) -> dict[Instant, Count]:
@@ -222,6 +120,18 @@ def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tup
                 row[instant] = Bytes(size, size, size)
     evidence = {component: _evidence(component, engine) for component in {component for component, _ in rows}}
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
+
+
+def _between(bags: Mapping[Instant, Bag], low: Mapping[Instant, Bag], high: Mapping[Instant, Bag], engine: Engine) -> list[Item]:
+    """Items whose range is that of two other accounts of the same step; what only one of them has is a range from nothing."""
+    keys = {key: None for bag in (*bags.values(), *high.values()) for key in bag.held}
+    evidence = {component: _evidence(component, engine) for component, _ in keys}
+    items = []
+    for key in keys:
+        at = {i: _ranged(bag.held.get(key, 0), low[i].held.get(key, 0), high[i].held.get(key, 0)) for i, bag in bags.items()}
+        at = {i: size for i, size in at.items() if size != Bytes(0, 0, 0)}
+        items.append(Item(*key, at, evidence[key[0]]))
+    return items
 
 
 def _ranged(value: Count, low: Count, high: Count) -> Bytes:

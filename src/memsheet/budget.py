@@ -99,15 +99,14 @@ def worst(sheets: tuple[Sheet, ...]) -> Sheet:
 
 
 def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
-    """The verdict over all ranks. Headroom is what the expected value leaves, negative where it does not fit."""
-    sheet = worst(sheets)
-    device = sheet.device
-    if device.high <= budget.low_bytes:
-        result = Result.FITS
-    elif device.low > budget.high_bytes:
-        result = Result.DOES_NOT_FIT
+    """The verdict over all ranks, and the rank that decides it. Headroom is what the expected value leaves, negative where it does not fit."""
+    if max(sheet.device.low for sheet in sheets) > budget.high_bytes:
+        result, sheet = Result.DOES_NOT_FIT, max(sheets, key=lambda sheet: sheet.device.low)
+    elif max(sheet.device.high for sheet in sheets) <= budget.low_bytes:
+        result, sheet = Result.FITS, worst(sheets)
     else:
-        result = Result.UNCERTAIN
+        result, sheet = Result.UNCERTAIN, worst(sheets)
+    device = sheet.device
     return Verdict(
         result=result, rank=sheet.rank, instant=sheet.peak_instant, device=device,
         headroom_bytes=budget.capacity_bytes - device.value, largest=largest_components(sheet),

@@ -15,7 +15,7 @@ from memsheet.resolve_storage import adapter_of, check_in_backward, check_moment
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.engine import Code, Engine, Sharding
 from memsheet.spec.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import (
     Implementation,
@@ -69,19 +69,19 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
     adapter = adapter_of(gaps, model, engine)
-    quantization = quantization_of(gaps, model, task, adapter, cluster)
+    quantization = quantization_of(gaps, model, task, adapter, cluster, converts=engine.code is not Code.TRANSFORMERS)
     precision = precision_of(gaps, engine, task, adapter, model)
     sequences = _sequences(gaps, task)
     plan = Plan(
         task=task, engine=engine.name, engine_version=gaps.get("engine_version", engine.tested, silent=True), mesh=mesh, zero=zero,
         reshard_after_forward=_reshard(gaps, engine, zero),
-        schedule=_schedule(gaps, engine, mesh, task), layers_per_stage=_layers_per_stage(gaps, mesh, model),
+        schedule=_schedule(gaps, engine, mesh, task), layers_per_stage=_layers_per_stage(gaps, engine, mesh, model),
         microbatch=gaps.get("microbatch", 1) if task == "train" else sequences, global_batch=_global_batch(gaps, engine, mesh, task),
-        seq_len=_seq_len(gaps, task, model), vocab_multiple=gaps.get("vocab_multiple", 1, silent=True), precision=precision,
+        seq_len=_seq_len(gaps, task, model), vocab_multiple=_vocab_multiple(gaps, engine, mesh), precision=precision,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
         attention=attention_of(gaps, engine, model),
-        loss=gaps.choice("loss", Loss.PLAIN, engine.losses, engine.name) if task == "train" else Loss.PLAIN,
+        loss=gaps.choice("loss", _usual_loss(engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
         kv_dtype=kv_dtype_of(gaps, precision), max_model_len=_max_model_len(gaps, task, model),
@@ -116,7 +116,7 @@ def _engine(gaps: Gaps, task: str, gpus: int | None) -> Engine:
         gaps.wrong("engine", name, f"is not modelled for {task} yet", f"modelled: {', '.join(known)}")
         require(gaps.problems)
     assert engine is not None
-    return engine
+    return engine.alone if engine.alone is not None and not several else engine
 
 
 def _product(request: Request) -> int:
@@ -131,7 +131,8 @@ def _zero(gaps: Gaps, engine: Engine, task: str, gpus: int | None) -> int:
     if task != "train":
         return 0
     single = gpus == 1 or (gpus is None and _product(gaps.request) == 1)
-    whole = engine.sharding is Sharding.FSDP2 and gaps.request.get("reshard_after_forward") is False  # that is what zero 2 does
+    kept = engine.whole_in_pipelines and (gaps.request.get("mesh.pp") or 1) > 1 and gaps.request.get("reshard_after_forward") is None
+    whole = kept or (engine.sharding is Sharding.FSDP2 and gaps.request.get("reshard_after_forward") is False)  # that is what zero 2 does
     zero: int = gaps.get("zero", 2 if whole else engine.default_zero, silent=single)
     if zero not in engine.zero:
         hint = {0: "engine transformers replicates the model", 1: "engine deepspeed has it"}.get(zero, "engine fsdp2 or deepspeed has it")
@@ -204,11 +205,22 @@ def _divisibility(gaps: Gaps, mesh: Mesh, model: ModelSpec) -> None:
     for experts in sorted({b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)}):
         if experts % mesh.ep:
             gaps.wrong("mesh.ep", mesh.ep, f"does not divide the {experts} experts of {model.name}")
+    ranks = mesh.data_parallel * mesh.cp * mesh.tp
+    if not (mesh.ep == mesh.etp == 1) and mesh.etp != mesh.tp and ranks % (mesh.ep * mesh.etp):
+        gaps.wrong("mesh.ep", mesh.ep, f"times etp does not divide the {ranks} ranks of a stage")
 
 
-def _layers_per_stage(gaps: Gaps, mesh: Mesh, model: ModelSpec | None) -> tuple[int, ...] | None:
+def _usual_loss(engine: Engine, mesh: Mesh) -> Loss:
+    return Loss.VOCAB_PARALLEL if engine.cuts_loss and mesh.tp > 1 else Loss.PLAIN
+
+
+def _layers_per_stage(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None) -> tuple[int, ...] | None:
     given, stages = gaps.request.get("layers_per_stage"), mesh.pp * mesh.vpp
     layers = sum(stack.layers for stack in model.stacks) if model else None
+    if given is None and engine.stages is not None and stages > 1 and layers is not None:
+        found = engine.stages(layers, stages, gaps.request.get("engine_version"))
+        gaps.assumed += [f"layers_per_stage = {','.join(map(str, found))} ({engine.name}'s own rule)"] if found else []
+        return found or gaps.wrong("mesh.pp", mesh.pp, f"leaves stages of {layers} layers without any", "fewer stages")
     if given is None:
         if layers is not None and layers % stages:
             gaps.wrong("mesh.pp", mesh.pp, f"does not divide {layers} layers over {stages} stages", "give layers_per_stage")
@@ -231,12 +243,24 @@ def _global_batch(gaps: Gaps, engine: Engine, mesh: Mesh, task: str) -> int | No
     """Sequences of a step. Where they are no multiple, the last micro-batch is smaller, if the engine takes one and all ranks have as many."""
     batch, micro = gaps.request.get("global_batch"), gaps.request.get("microbatch") or 1
     ranks = mesh.dp_replicate * mesh.dp_shard
+    if task == "train" and not batch and mesh.pp > 1:  # fewer micro-batches than stages would keep less, and leave stages idle
+        batch = micro * ranks * mesh.pp
+        gaps.assumed.append(f"global_batch = {batch} (a micro-batch for each of {mesh.pp} stages)")
     if task == "train" and batch and batch % (micro * ranks):
         if not engine.takes_remainder or mesh.pp > 1 or batch % ranks:
             gaps.wrong("global_batch", batch, f"is not a multiple of microbatch · data-parallel ranks = {micro * ranks}")
         else:
             gaps.assumed.append(f"the last micro-batch of a step has {batch // ranks % micro} of {micro} sequences")
     return batch or None
+
+
+def _vocab_multiple(gaps: Gaps, engine: Engine, mesh: Mesh) -> int:
+    """What the vocabulary is padded to: as the plan says, else the engine's own multiple for every tensor-parallel rank."""
+    own = engine.vocab_multiple * int(mesh.tp) if engine.vocab_multiple > 1 else 1
+    multiple: int = gaps.get("vocab_multiple", own, silent=own == 1)
+    if multiple % int(mesh.tp) and engine.vocab_multiple > 1:
+        gaps.wrong("vocab_multiple", multiple, f"is no multiple of the {mesh.tp} tensor-parallel ranks that share the vocabulary")
+    return multiple
 
 
 def _seq_len(gaps: Gaps, task: str, model: ModelSpec | None) -> int:
@@ -270,31 +294,63 @@ def _sequences(gaps: Gaps, task: str) -> int:
     return sequences
 
 
+OPTIMIZER_ALIASES = {
+    "adam": "adamw", "adamwtorch": "adamw", "adamwhf": "adamw", "adam8bit": "adamw_8bit", "adamwbnb8bit": "adamw_8bit",
+    "pagedadamw32bit": "paged_adamw", "pagedadam": "paged_adamw", "pagedadam8bit": "paged_adamw_8bit", "lion32bit": "lion",
+    "galoreadamw": "galore",
+}  # fmt: skip
+"""Other names of optimizers, without dashes and underscores."""
+GALORE_RANK = 128
+"""Of the projections (transformers 5.23 trainer_optimizer.py:115)."""
+
+
 def _optimizer(gaps: Gaps, engine: Engine) -> Optimizer:
     spelled = gaps.request.get("optimizer.name")
-    alias = {"adam": "adamw", "adamw8bit": "adamw_8bit", "adam8bit": "adamw_8bit"}
     plain = str(spelled).lower().replace("-", "").replace("_", "")
-    names = Gaps({"optimizer.name": alias.get(plain, spelled)}, gaps.assumed, gaps.problems)
+    known = {member.value.replace("_", ""): member.value for member in OptimizerName}
+    names = Gaps({"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))}, gaps.assumed, gaps.problems)
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
     allowed = _implementations(name, engine)
     default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]
-    return Optimizer(name=name, implementation=gaps.choice("optimizer.implementation", default, allowed, name.value))
+    chosen = gaps.choice("optimizer.implementation", default, allowed, name.value)
+    if name is OptimizerName.GALORE:
+        return Optimizer(name=name, implementation=chosen, rank=gaps.get("optimizer.rank", GALORE_RANK))
+    if gaps.request.get("optimizer.rank") is not None:
+        gaps.wrong("optimizer.rank", gaps.request["optimizer.rank"], f"has no meaning for {name.value}", "galore has projections")
+    return Optimizer(name=name, implementation=chosen)
+
+
+_TORCH = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
+_OTHERS: dict[OptimizerName, tuple[Implementation, ...]] = {
+    **dict.fromkeys((OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW, OptimizerName.PAGED_ADAMW_8BIT), (Implementation.BNB,)),
+    **dict.fromkeys((OptimizerName.ADAM_MINI, OptimizerName.GALORE, OptimizerName.LORA_FA), (Implementation.LOOP,)),
+    OptimizerName.ADAFACTOR: (Implementation.LOOP, Implementation.FOREACH),  # transformers' own, torch's
+    OptimizerName.LION: (Implementation.LOOP, Implementation.FOREACH),  # lion-pytorch's two
+    OptimizerName.MUON: _TORCH,  # of the AdamW beside it
+}  # fmt: skip
 
 
 def _implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
     """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
-    if name is OptimizerName.ADAMW_8BIT:
-        return (Implementation.BNB, Implementation.TORCHAO) if engine.sharding is Sharding.REPLICATED else (Implementation.BNB,)
+    alone = engine.sharding is Sharding.REPLICATED
+    if name is OptimizerName.LION and engine.sharding is Sharding.DEEPSPEED:
+        return _TORCH  # its FusedLion
+    if name in _OTHERS:
+        more = {OptimizerName.ADAMW_8BIT: (Implementation.TORCHAO,), OptimizerName.LION: (Implementation.BNB,)}.get(name, ())
+        return (*_OTHERS[name], *(more if alone else ()))
     if engine.sharding is Sharding.FSDP2 and name in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM):
         return Implementation.FOREACH, Implementation.LOOP
-    return Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP
+    if name is OptimizerName.ADAMW and engine.default_implementation not in _TORCH:
+        return (engine.default_implementation, Implementation.APEX, *_TORCH)
+    return (*_TORCH, Implementation.APEX, Implementation.TRANSFORMERS) if alone and name is OptimizerName.ADAMW else _TORCH
 
 
 def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute:
     every, segments = gaps.request.get("recompute.every"), gaps.request.get("recompute.segments")
     counted = gaps.request.get("recompute.layers")
     named = RecomputeMode.SELECTIVE if gaps.request.get("recompute.modules") else RecomputeMode.NONE
-    implied = RecomputeMode.FULL if every or segments or counted else named
+    by_layers = tuple(gaps.request.get("recompute.modules") or ()) == ("layer",) and "layer" in engine.policies
+    implied = RecomputeMode.FULL if (every and not by_layers) or segments or counted else named
     mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if mode is not RecomputeMode.FULL and implied is RecomputeMode.FULL:
@@ -310,6 +366,9 @@ def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute
         if value is not None and layers is not None and value > layers:
             gaps.wrong(f"recompute.{key}", value, f"exceeds the model's {layers} layers")
     modules = tuple(gaps.request.get("recompute.modules") or ())
+    if mode is RecomputeMode.SELECTIVE and not modules and engine.selective:
+        modules = engine.selective
+        gaps.assumed.append(f"recompute.modules = {','.join(modules)}")
     if (mode is RecomputeMode.SELECTIVE) != bool(modules):
         hint = "for example --recompute-modules mlp" if not modules else "give --recompute selective"
         gaps.wrong("recompute.modules", modules or None, f"does not go with recompute {mode.value}", hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import Gaps
 from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
+from memsheet.spec.engine import Code, Engine
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import AttentionKind, Mesh
 
@@ -19,9 +19,9 @@ def kinds_of(model: ModelSpec | None) -> set[str]:
 
 
 def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> AttentionKind:
-    """sdpa, where the family has it."""
-    without = sorted(kinds_of(model) & NO_SDPA)
-    default = AttentionKind.EAGER if without else AttentionKind.SDPA
+    """The engine's first; eager where its code is the library's and the family has no sdpa."""
+    without = sorted(kinds_of(model) & NO_SDPA) if engine.code is Code.TRANSFORMERS else []
+    default = AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
     if without and kind is AttentionKind.SDPA:
         gaps.wrong("attention", kind.value, f"does not exist for {without[0]} in transformers, which raises", "give --attention eager")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,11 @@ from memsheet.spec.defaults import (
     ADAPTER_PRECISION,
     DEQUANTIZED,
     FIXED_BLOCK,
+    FUSED_TARGETS,
     GROUPED,
     LORA_TARGETS,
     NAMED_PRECISIONS,
+    PROMPTED,
     QUANTIZED,
     STORED_TRAINABLE,
     TRAINABLE_QUANTIZED,
@@ -24,8 +26,9 @@ from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Adapter, OptimizerName, Plan, Precision, Quantization
+from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision, Quantization
 
+NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""
 
@@ -94,7 +97,7 @@ def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine)
     """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither. Replicas reduce in it too."""
     for key in ("gradients", "moments"):
         given = gaps.request.get(f"precision.{key}")
-        if given is not None and dtype_named(given) is not adapter.dtype:
+        if given is not None and dtype_named(given) is not adapter.dtype and not (key == "moments" and _in_fp32(gaps, given)):
             hint = "give adapter.dtype, or leave it out"
             gaps.wrong(f"precision.{key}", given, f"is not what adapters of {adapter.dtype.name} have: the frozen base has none", hint)
     if found.master_weights is not None:
@@ -104,10 +107,20 @@ def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine)
     return replace(found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype)
 
 
+def _in_fp32(gaps: Gaps, given: str) -> bool:
+    """Whether moments are said to be what some kernels keep them in whatever trains (``formulas.optimizers``)."""
+    return dtype_named(given) is FP32 and gaps.request.get("optimizer.implementation") in (Implementation.BNB.value, Implementation.APEX.value)
+
+
 def _check_reduce(gaps: Gaps, found: Precision, engine: Engine) -> None:
     given = gaps.request.get("precision.reduce")
     if given is not None and engine.sharding is not Sharding.FSDP2 and found.reduce is not found.gradients:
         gaps.wrong("precision.reduce", given, f"is not how {engine.name} reduces: in the gradients' {found.gradients.name}", "leave it out")
+
+
+EIGHT_BITS = (OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW_8BIT)
+OWN_DTYPE = (OptimizerName.SGD, OptimizerName.ADAFACTOR, OptimizerName.PAGED_ADAMW)
+"""What keeps no moments, or keeps them in a dtype of its own."""
 
 
 def check_moments(gaps: Gaps, plan: Plan) -> None:
@@ -116,11 +129,14 @@ def check_moments(gaps: Gaps, plan: Plan) -> None:
     if given is None or optimizer is None:
         return
     dtype, name = dtype_named(given), optimizer.name
-    if dtype is dtypes.INT8 and name is not OptimizerName.ADAMW_8BIT:
+    if dtype is dtypes.INT8 and name not in EIGHT_BITS:
         gaps.wrong("precision.moments", given, f"is not how {name.value} keeps them", "--optimizer adamw_8bit does")
     usual = (FP32, dtypes.INT8, plan.precision.parameters, plan.precision.gradients)
-    if name in (OptimizerName.ADAMW_8BIT, OptimizerName.SGD) and dtype not in usual:
+    if (name in EIGHT_BITS or name in OWN_DTYPE) and dtype not in usual:
         gaps.wrong("precision.moments", given, f"changes nothing: {name.value} keeps none of that dtype", "leave it out")
+
+
+NEVER_IN_BACKWARD = (OptimizerName.MUON, OptimizerName.ADAM_MINI, OptimizerName.GALORE, OptimizerName.LORA_FA)
 
 
 def check_in_backward(gaps: Gaps, plan: Plan, engine: Engine) -> None:
@@ -134,6 +150,7 @@ def check_in_backward(gaps: Gaps, plan: Plan, engine: Engine) -> None:
         "steps before ranks have summed their gradients": engine.steps_in_backward and plan.mesh.gpus > 1,
         "steps before the scaler knows whether a gradient overflowed": engine.autocast and precision.casts and precision.compute is FP16,
         "is not modelled with copies in higher precision": precision.master_weights is not None,
+        "is not modelled for this optimizer": plan.optimizer is not None and plan.optimizer.name in NEVER_IN_BACKWARD,
     }
     for reason, holds in reasons.items():
         if holds:
@@ -170,18 +187,63 @@ def kv_dtype_of(gaps: Gaps, precision: Precision) -> DType:
 
 
 def adapter_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> Adapter | None:
-    """The LoRA matrices that are asked for."""
-    rank = gaps.request.get("adapter.rank")
-    if rank is None:
+    """The adapter that is asked for: matrices of some rank, or prompts."""
+    rank, asked = gaps.request.get("adapter.rank"), gaps.request.get("adapter.kind")
+    if rank is None and asked not in PROMPTED:
         return None
+    kind = gaps.choice("adapter.kind", AdapterKind.LORA, engine.adapters, engine.name, silent=True)
     dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
     assert dtype is not None
-    targets = _targets(gaps, model)
-    return Adapter(rank=rank, targets=targets, dtype=dtype, dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)))
+    if kind.prompts:
+        return _prompts(gaps, kind, dtype)
+    for key in ("adapter.prompt_length", "adapter.start_layer"):
+        if gaps.request.get(key) is not None:
+            gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    return Adapter(
+        kind=kind, rank=rank or 0, targets=_targets(gaps, model, engine), dtype=dtype, full_modules=_full_modules(gaps, model),
+        dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
+    )  # fmt: skip
 
 
-def _targets(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+PROMPT_LENGTH, START_LAYER = 10, 2
+"""Learned positions, and the first layer that has them (Lightning-AI/litgpt, litgpt/adapter.py, Config)."""
+
+
+def _prompts(gaps: Gaps, kind: AdapterKind, dtype: DType) -> Adapter:
+    """A llama-adapter, which is on every attention by what it is; names of targets describe it."""
+    for key in ("adapter.rank", "adapter.dropout", "adapter.full_modules"):
+        if gaps.request.get(key):
+            gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    length, start = gaps.get("adapter.prompt_length", PROMPT_LENGTH), gaps.request.get("adapter.start_layer")
+    if start is None:
+        start = START_LAYER
+        gaps.assumed.append(f"adapter.start_layer = {start}")
+    targets = tuple(gaps.request.get("adapter.targets") or ())
+    return Adapter(kind=kind, rank=0, targets=targets, dtype=dtype, prompt_length=length, start_layer=start)
+
+
+def _full_modules(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+    """Modules of which a copy is trained whole, by their last names: embeddings and the output projection."""
+    names = tuple(gaps.request.get("adapter.full_modules") or ())
+    if model is not None and names:
+        known = {weight.path.split(".")[-2] for weight in (*model.embeddings.weights, *model.head.weights) if "." in weight.path}
+        for name in names:
+            if name not in known:
+                gaps.wrong("adapter.full_modules", name, "is not modelled as trained whole", f"modelled: {', '.join(sorted(known))}")
+        if model.head.tied:
+            gaps.wrong(
+                "adapter.full_modules", list(names), "is not modelled where embeddings and output projection are one", "leave it out"
+            )
+        if gaps.request.get("loss") not in (None, "plain"):
+            gaps.wrong("loss", gaps.request["loss"], "is not modelled beside modules that are trained whole", "plain")
+    return names
+
+
+def _targets(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
     targets = gaps.request.get("adapter.targets")
+    if targets is None and engine.usual_targets:
+        gaps.assumed.append(f"adapter.targets = {','.join(engine.usual_targets)} ({engine.name}'s default)")
+        return engine.usual_targets
     if targets is None:
         found = LORA_TARGETS.get(model.model_type) if model else None
         if found is None:
@@ -196,10 +258,19 @@ def _targets(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
         gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} (all-linear)")
         return tuple(sorted(present))
     for target in targets:
-        if target not in present:
+        if target not in present and target not in engine.targets and not _joined_from(gaps, target, targets, present):
             hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
             gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
     return tuple(targets)
+
+
+def _joined_from(gaps: Gaps, target: str, targets: Sequence[str], present: set[str]) -> bool:
+    """Whether a target joins layers that the model has in parts, none of which is a target too."""
+    parts = FUSED_TARGETS.get(target)
+    if parts is None or not present.issuperset(parts) or set(parts) & set(targets):
+        return False
+    gaps.assumed.append(f"{target} = {', '.join(parts)} as one layer, by code that joins them")
+    return True
 
 
 def linear_names(model: ModelSpec) -> set[str]:
@@ -212,10 +283,14 @@ def linear_names(model: ModelSpec) -> set[str]:
 
 
 def quantization_of(
-    gaps: Gaps, model: ModelSpec | None, task: str, adapter: Adapter | None, cluster: Cluster | None = None
+    gaps: Gaps, model: ModelSpec | None, task: str, adapter: Adapter | None, cluster: Cluster | None = None, *, converts: bool = False
 ) -> Quantization | None:
-    """What the linear weights are stored in: as the plan says, else as the checkpoint was released."""
+    """What the linear weights are stored in: as the plan says, else as the checkpoint was released. ``converts``: the engine has weights of
+    its own, whatever a checkpoint stores.
+    """
     name = gaps.request.get("quantization.weights")
+    if task == "train" and name is None and converts:
+        return None
     if task == "train" and name is None and adapter is None and _dequantized(gaps, model):
         return None
     if task == "train" and model is not None and model.quantization is not None:
@@ -281,7 +356,7 @@ def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
         paths = [f"{stack.path}.*.{weight.path}" for stack, block in blocks for weight in block.weights]
         paths += [weight.path for weight in (*model.embeddings.weights, *model.head.weights, *model.extras)]
         paths += [f"{stack.final_path}.{norm.path}." for stack in model.stacks for norm in stack.final_norms]
-        known = {"lm_head", *(model.quantization.skip if model.quantization else ())}
+        known = {"lm_head", *NEVER_QUANTIZED, *(model.quantization.skip if model.quantization else ())}
         for name in skip:
             if name not in known and not any(path.startswith(name) or f".{name}." in f".{path}" for path in paths):
                 gaps.wrong("quantization.skip", name, f"names nothing in {model.name}", "for example lm_head")

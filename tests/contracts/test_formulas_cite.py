@@ -52,7 +52,7 @@ def numeric() -> dict[str, Callable[..., Any]]:
 
 
 def test_the_walk_finds_formulas() -> None:
-    assert {"sharding.dim0_shard", "kv_cache.kv_elements_per_token", "training.step_temporaries"} <= set(numeric())
+    assert {"sharding.dim0_shard", "kv_cache.kv_elements_per_token", "optimizers.step_temporaries"} <= set(numeric())
 
 
 @pytest.mark.parametrize("name", sorted(numeric()))

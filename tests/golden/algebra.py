@@ -127,8 +127,8 @@ def cases() -> dict[str, Cases]:
         "sharding.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
         "states._adapter": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
         "states.eight_bit_states": {"": call(*x)},
-        "states.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
-        "training.step_temporaries": {
+        "optimizers.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
+        "optimizers.step_temporaries": {
             how.value: call((x,), optimized(OptimizerName.ADAMW, how)) for how in (Implementation.FOREACH, Implementation.LOOP, Implementation.FUSED)
         },
         "stretches.segment_length": {

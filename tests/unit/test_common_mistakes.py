@@ -249,7 +249,7 @@ def test_26_gb_is_not_gib_and_a_card_gives_less_than_its_box_says() -> None:
     "options",
     [
         {"compile": True},
-        {"engine": "megatron"},
+        {"engine": "nanotron"},
         {"sequence_parallel": True},
         {"optimizer": "shampoo"},
         {"cp": 2},

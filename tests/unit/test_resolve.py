@@ -81,7 +81,7 @@ def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
 @pytest.mark.parametrize(
     ("keys", "field", "reason"),
     [
-        ({"engine": "megatron"}, "engine", "is not modelled for train yet"),
+        ({"engine": "nanotron"}, "engine", "is not modelled for train yet"),
         ({"engine": "transformers", "zero": 3}, "zero", "does not exist in transformers, which has 0"),
         ({"engine": "fsdp2", "zero": 1}, "zero", "does not exist in fsdp2, which has 2, 3"),
         ({"seq_len": 0}, "seq_len", "is missing; saved activations depend on it"),

@@ -32,10 +32,10 @@ def test_a_rank_holds(given: Weight, mesh: Mesh, held: tuple[int, ...]) -> None:
     assert held_shape(given, mesh) == held
 
 
-def test_a_vocabulary_is_padded_to_the_multiple_times_tp_as_megatron_does() -> None:
-    """GPT-2's 50,257 tokens at multiple 128 and tp 2 become 50,432: 25,216 a rank (megatron _vocab_size_with_padding)."""
+def test_a_vocabulary_is_padded_to_the_multiple_and_cut_over_ranks() -> None:
+    """GPT-2's 50,257 tokens at multiple 256 (128 times tp 2, as Megatron pads) become 50,432: 25,216 a rank (megatron _vocab_size_with_padding)."""
     table = weight((50257, 768), Role.EMBEDDING, cut=0, padded=True)
-    assert held_shape(table, Mesh(tp=2), 128) == (25216, 768)
+    assert held_shape(table, Mesh(tp=2), 256) == (25216, 768)
     assert held_shape(table, Mesh(tp=1), 128) == (50304, 768)
     assert held_shape(table, Mesh(tp=1)) == (50257, 768)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 
 from memsheet.spec.engine import Engine
+from memsheet.spec.plan import Plan
 
-MODELLED = ("transformers", "fsdp2", "deepspeed")
+MODELLED = ("transformers", "fsdp2", "deepspeed", "megatron", "torchtitan", "torchtune", "litgpt")
 """Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name."""
 
 
@@ -14,5 +15,12 @@ def find_engine(name: str) -> Engine | None:
     """The engine of that name, or None while it is not modelled."""
     if name not in MODELLED:
         return None
-    engine: Engine = import_module(f"memsheet.engines.{name}").ENGINE
+    engine: Engine = import_module(f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}").ENGINE
     return engine
+
+
+def engine_of(plan: Plan) -> Engine:
+    """The engine of a whole plan, with its facts of one GPU where it has others there."""
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    return engine.alone if engine.alone is not None and isinstance(plan.mesh.gpus, int) and plan.mesh.gpus == 1 else engine

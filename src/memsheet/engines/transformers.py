@@ -6,7 +6,7 @@ from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Role
-from memsheet.spec.plan import Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.spec.plan import AdapterKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 ENGINE = Engine(
     name="transformers",
@@ -22,12 +22,14 @@ ENGINE = Engine(
     sharding=Sharding.REPLICATED,
     default_precision="bf16-autocast",
     precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-master", "bf16-pure"),
+    models=frozenset({"adapter.full_modules"}),
+    adapters=(AdapterKind.LORA, AdapterKind.DORA, AdapterKind.LORA_FA),
     takes_remainder=True,
     steps_in_backward=True,
     autocast=True,
     losses=(Loss.PLAIN, Loss.FUSED, Loss.CHUNKED),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
-    optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
+    optimizers=tuple(OptimizerName),
     default_implementation=Implementation.FUSED,
     offload=("activations",),
     whole_roles=frozenset({Role.EMBEDDING}),

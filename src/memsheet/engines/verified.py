@@ -15,8 +15,10 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo", "olmo2", "exaone4", "ernie4_5"), _BOTH),
     **dict.fromkeys(("phi", "phi3", "stablelm", "starcoder2", "nemotron", "glm", "glm4", "cohere", "cohere2", "gemma", "gemma3_text"), _BOTH),
     **dict.fromkeys(("gpt2", "gpt_neox", "gpt_bigcode", "opt"), _BOTH),
+    **dict.fromkeys(("bert", "roberta"), _BOTH),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _BOTH),
     **dict.fromkeys(("gemma2", "gpt_neo", "gptj"), _EAGER),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe"), _BOTH),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe", "deepseek_v2", "deepseek_v3", "jamba"), _BOTH),
 }  # fmt: skip
 
 NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"})

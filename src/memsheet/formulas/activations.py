@@ -17,7 +17,7 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Block, ModelSpec, Stack
-from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
+from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
 
 def numerics(plan: Plan, engine: Engine) -> Numerics:
@@ -26,15 +26,17 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
     gathered = precision.compute if engine.sharding is Sharding.FSDP2 else precision.parameters
     casts = engine.autocast and precision.casts
     lowered = gathered if engine.sharding is Sharding.FSDP2 else None  # its policy casts adapters with everything else
-    return Numerics(
+    how = Numerics(
         code=engine.code,        parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
         attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED, processor=engine.processor,
         dropout=plan.dropout > 0, trains=adapter is None,
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
         adapter_dtype=(lowered or adapter.dtype) if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
+        adapter_kind=adapter.kind if adapter else AdapterKind.LORA, whole=frozenset(adapter.full_modules if adapter else ()),
         quantized=plan.quantization is not None, tensor_parallel=agreed(plan.mesh.tp > 1), offloads=plan.offload.activations,
         again=frozenset(plan.recompute.modules) if plan.recompute.mode is RecomputeMode.SELECTIVE else frozenset(),
     )  # fmt: skip
+    return model_code(engine.code).plan_numerics(plan, how)
 
 
 def check_modelled(spec: ModelSpec, plan: Plan, engine: Engine) -> None:
@@ -60,7 +62,7 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
 def _parts(block: Block, prefix: str, plan: Plan, how: Numerics, *, release: Release) -> tuple[Part, Part]:
     code = model_code(how.code)
     axes, block = code.axes(block, plan), code.on_rank(block, plan)
-    if plan.recompute.mode is not RecomputeMode.FULL:
+    if plan.recompute.mode is not RecomputeMode.FULL and not how.chosen:
         plain = evaluate(record(block, how), axes, prefix, release=release)
         return plain, plain
     plain = evaluate(record(block, replace(how, offloads=False)), axes, prefix, release=release)  # a checkpoint's own hooks come first
@@ -80,7 +82,7 @@ class Ends:
 def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Ends:
     """The two ends of a stage."""
     code, stack = model_code(engine.code), spec.stacks[-1]
-    how = replace(numerics(plan, engine), positions_each=code.positions_each(spec))
+    how = code.at_ends(replace(numerics(plan, engine), positions_each=code.positions_each(spec), head=spec.head.kind))
     axes = code.end_axes(spec, plan)
     joins, waits = _release_at_ends(spec, release)
     table = record_embeddings(spec.embeddings, how, tied=_joined(spec, how, plan)) if spec.embeddings.weights else None

@@ -177,19 +177,26 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
         weights = r.scale(weights, path + "/softcap")
         weights = r.unary(weights, path + "/softcap", saves="output")
         weights = r.scale(weights, path + "/softcap")
-    weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
-    weights = r.cast(_softmax(r, weights, path, own), (q if own.wide_softmax else v).dtype, path + "/probabilities")
+    if at.causal or how.keeps_scores:
+        weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
+    weights = _softmax(r, weights, path, own, how)
+    if own.lowered_softmax:
+        weights = r.cast(weights, (q if own.wide_softmax else v).dtype, path + "/probabilities")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
     return r.copy(out, MERGED, path + "/context"), weights
 
 
-def _softmax(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:
+def _softmax(r: Recorder, x: Tensor, path: str, own: Habits, how: Numerics) -> Tensor:
     """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast first."""
-    if not own.wide_softmax and not r.widens:
-        return r.unary(x, path + "/softmax", saves="output")
-    if x.dtype is not FP16:
+    wide = own.wide_softmax or r.widens
+    if wide and x.dtype is not FP16:
         x = r.cast(x, FP32, path + "/scores")
+    if how.keeps_scores:
+        out = r.tensor(path + "/softmax", x.shape, FP32 if wide else x.dtype)
+        return r.custom(path, (x,), out, (x, out))
+    if not wide:
+        return r.unary(x, path + "/softmax", saves="output")
     return r.unary(x, path + "/softmax", saves="output", dtype=FP32)
 
 
@@ -229,11 +236,11 @@ def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atten
     repeated, a bias in place of a mask.
     """
     path = at.path
-    bias = _bias(r, q, path, how)
+    bias = _bias(r, q, path, how) if at.causal else None
     q = r.scale(q, path + "/q")
     k, v = _repeated(r, k, path + "/k"), _repeated(r, v, path + "/v")
     weights = r.product(q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False))  # the scaled keys have no name
-    weights = r.add(weights, bias, path + "/scores")
+    weights = r.add(weights, bias, path + "/scores") if bias else weights
     weights = r.unary(weights, path + "/softmax", saves="output")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
     return r.product(weights, v, HEADS, path + "/context")

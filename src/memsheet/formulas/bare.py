@@ -8,17 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div
+from memsheet.errors import refuse
 from memsheet.formulas.deepspeed import resident
 from memsheet.formulas.evaluate import EMPTY, Bag, merge
 from memsheet.formulas.kept import Host
-from memsheet.formulas.states import Held, eight_bit_states, parameter_shard
-from memsheet.formulas.training import step_temporaries
-from memsheet.formulas.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, moment_bytes, states, zero_of
+from memsheet.formulas.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
+from memsheet.formulas.states import Held, parameter_shard
+from memsheet.formulas.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, states, zero_of
 from memsheet.references import ZERO, formula
 from memsheet.sheet import STATES, Component, Instant
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Role
-from memsheet.spec.plan import Implementation, OptimizerName, Plan
+from memsheet.spec.plan import Implementation, Plan
 
 C = Component
 NAME = "parameters"
@@ -114,7 +115,10 @@ def _even(parameters: int, plan: Plan, engine: Engine) -> Steps:
 
 def _moments(tensor: Held, shard: Count, plan: Plan) -> Count:
     assert plan.optimizer is not None
-    return eight_bit_states(tensor, shard) if plan.optimizer.name is OptimizerName.ADAMW_8BIT else moment_bytes(shard, plan)
+    if plan.optimizer.name in WHOLE_SHAPES:
+        why = "keeps what follows from the shapes of tensors, and a count has none"
+        raise refuse("optimizer.name", plan.optimizer.name.value, why, "give a model, or adamw")
+    return optimizer_bytes(tensor, shard, plan)
 
 
 def _moved(parameters: int, plan: Plan, engine: Engine) -> tuple[tuple[Count, ...], Count]:

@@ -7,15 +7,19 @@ Each function mirrors the order of operations of the model's own code, because t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memsheet.formulas.attention import attention
 from memsheet.formulas.experts import ROUTERS, moe
 from memsheet.formulas.families import habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Tensor
+from memsheet.formulas.mixers import mixer_problem
+from memsheet.formulas.mixers import mix as mix_otherwise
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe, Norm
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
@@ -29,12 +33,14 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Tensor | None]) -> Tensor:
     """The parts of a block by its arrangement of norms and residuals."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
-    assert isinstance(at, Attention)
     assert ff is not None
     own = habits(block.kind)
 
     def attend(y: Tensor) -> Tensor:
-        mixed, probabilities = attention(r, y, at, how, own)
+        if isinstance(at, Attention):
+            mixed, probabilities = attention(r, y, at, how, own)
+        else:
+            mixed, probabilities = mix_otherwise(r, y, at, how, block.kind)
         if not r.in_backward:
             kept.append(probabilities)
         return mixed
@@ -43,9 +49,10 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
         return _branch(r, checkpointed(r, attend, y, at.path, how), block, at.path, how)
 
     def feed(y: Tensor) -> Tensor:
+        inner = kept if own.named_inner and not r.in_backward else None
         return _branch(
             r,
-            checkpointed(r, lambda z: moe(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense(r, z, ff, how), y, ff.path, how),
+            checkpointed(r, lambda z: moe(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense(r, z, ff, how, inner), y, ff.path, how),
             block,
             ff.path,
             how,
@@ -62,8 +69,7 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
             x = r.add(normalise(r, mix(x), norms[0], how), x, "/residual")
             return r.add(normalise(r, feed(x), norms[1], how), x, "/residual")
         case Arrangement.POST:
-            x = normalise(r, r.add(mix(x), x, "/residual"), norms[0], how)
-            return normalise(r, r.add(feed(x), x, "/residual"), norms[1], how)
+            return _normalised_sum(r, feed, _normalised_sum(r, mix, x, norms[0], how), norms[1], how)
         case Arrangement.PARALLEL:
             y = normalise(r, x, norms[0], how)
             return _sum(r, mix(y), feed(y), x)
@@ -78,6 +84,12 @@ def _sum(r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor) -> Tensor:
     return r.add(r.add(mixed, fed, "/residual"), x, "/residual")
 
 
+def _normalised_sum(r: Recorder, part: Callable[[Tensor], Tensor], x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+    """A branch added to its input, normalised: both go by a name until their module returns."""
+    branch = part(x)
+    return normalise(r, r.add(branch, x, "/residual"), norm, how)
+
+
 def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> Tensor:
     """What happens to a branch before it joins the stream: dropout, a constant factor."""
     y = r.dropout(y, path + "/residual_dropout", active=how.dropout and habits(block.kind).branch_dropout)
@@ -86,10 +98,12 @@ def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> T
 
 def unmodelled(block: Block) -> str | None:
     """Why a block cannot be recorded here, or None when it can."""
-    if len(block.mixers) != 1 or not isinstance(block.mixers[0], Attention):
+    if len(block.mixers) != 1:
         return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
     at = block.mixers[0]
-    if at.sinks or at.gated_output or at.position_bias or at.chunk:
+    if not isinstance(at, Attention) and (why := mixer_problem(at)):
+        return why
+    if isinstance(at, Attention) and (at.sinks or at.gated_output or at.position_bias or at.chunk):
         return "its attention has sinks, gates or biases"
     if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in ROUTERS):
         return f"its feed-forward is {type(block.feed_forward).__name__}"

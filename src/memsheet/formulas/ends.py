@@ -7,26 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memsheet.formulas.encoders import class_loss, classes, masked_words
 from memsheet.formulas.graph import Joined, Leaf, Tensor
 from memsheet.formulas.losses import chunked_cross_entropy, fused_linear_cross_entropy
 from memsheet.formulas.norms import normalise
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import Numerics, vocabulary_table
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import BOOL, FP32, INT64, DType
 from memsheet.spec.model import Embeddings, Head
 from memsheet.spec.plan import Loss
 
+KINDS = "token_type"
+
 
 def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names.
+    """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names where
+    they are no module of their own.
 
-    Indices are inputs; tables get dense gradients. Positions may be looked up for each sequence, not once.
+    Indices are inputs; tables get dense gradients. Positions may be looked up for each sequence, not once; kinds of tokens are.
     """
-    first, *others = embeddings.weights
+    first, *others = sorted(embeddings.weights, key=lambda table: (table is not embeddings.weights[0], KINDS not in table.path))
     x = _look_up(r, first.path, "V0", how, "b", tied=tied)
-    rows = [_look_up(r, table.path, table.shape[0], how, "b" if how.positions_each else 1) for table in others]
-    named = (x, *rows) if rows else ()
+    rows = [_look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1) for table in others]
+    own_module = ".embeddings." in f".{first.path}"  # forgets its look-ups when it returns
+    named = (x, *rows) if rows and not own_module else ()
     for row in rows:
         x = r.add(x, row, "embeddings/sum")
     if embeddings.scaled:
@@ -42,7 +47,7 @@ def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis,
     name = path.removesuffix(".weight")
     if how.tensor_parallel and rows == "V0":
         return _look_up_cut(r, name, how)
-    table = r.parameter(path, (rows, "h"), dtype, trains=how.trains, joined=tied)
+    table = vocabulary_table(r, path, (rows, "h"), how, joined=tied)
     return r.apply(r.tensor(f"{name}/output", (sequences, "s", "h"), dtype), (table,), (), lambda _: [r.grad((rows, "h"), dtype)])
 
 
@@ -61,9 +66,8 @@ def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
 
 
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
-    trains = how.trains
     joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
-    weight = r.parameter(table, ("V", "h"), how.parameters, trains=trains, joined=joined)
+    weight = vocabulary_table(r, table, ("V", "h"), how, joined=joined)
     logits = r.linear(r.spread(x, "lm_head") if how.tensor_parallel else x, weight, "V", "lm_head")
     if how.tensor_parallel:
         logits = r.gathered(logits, ("b", "s", "V0"), "lm_head")
@@ -87,18 +91,27 @@ WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, Numerics, str], Tensor]] 
 }  # fmt: skip
 
 
+HEADS: dict[str, Callable[[Recorder, Tensor, Head, Numerics, str], Tensor]] = {
+    "causal_lm": project_to_vocabulary, "masked_lm": masked_words, "classification": classes,
+}  # fmt: skip
+
+
 def logits_or_states(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
     """Logits; a fused or chunked loss takes the hidden states themselves. ``table``: the parameter that makes logits of them."""
-    return x if loss in WITHOUT_LOGITS else project_to_vocabulary(r, x, head, how, table)
+    return x if loss in WITHOUT_LOGITS else HEADS[head.kind](r, x, head, how, table)
 
 
 def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
     """Shape, dtype and name of what the loss takes."""
     if loss in WITHOUT_LOGITS:
         return ("b", "s", "h"), how.stream, "loss/input"
+    if how.head == "classification":
+        return ("b", "n"), how.autocast or how.parameters, "classifier/output"
     return ("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output"
 
 
 def loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
     """From logits (or hidden states) to the loss."""
-    return WITHOUT_LOGITS[loss](r, x, how, table) if loss in WITHOUT_LOGITS else cross_entropy(r, x)
+    if loss in WITHOUT_LOGITS:
+        return WITHOUT_LOGITS[loss](r, x, how, table)
+    return cross_entropy(r, x) if how.head == "causal_lm" else class_loss(r, x)

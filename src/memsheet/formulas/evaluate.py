@@ -104,6 +104,7 @@ class Part:
     again: Bag = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
     behind: Bag = EMPTY  # and at its backward's high-water mark when that is done
     hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
+    played: tuple[Tape, Tape | None, Axes] | None = None  # its tape, that of a forward that ran before, and the values of their axes
 
 
 def choose(condition: Any, a: Part, b: Part) -> Part:
@@ -136,7 +137,7 @@ Release = bool | Stepped
 def _stepping(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: Stepped) -> list[Moment]:
     """What there is in backward when each gradient is stepped with."""
     moments: list[Moment] = []
-    for index, alive in arrivals(tape.backward, tape.saved - tape.outputs):
+    for index, alive in arrivals(tape.backward, (tape.saved - tape.outputs) | tape.idle):
         scratch = how.copies * entry_bytes(replace(tape.entries[index], dtype=how.dtype), axes)
         moments.append([(1, Bag.of([*((keys[i], sizes[i]) for i in alive), ((Component.TEMPORARIES, keys[index][1]), scratch)]))])
     return moments
@@ -146,8 +147,8 @@ def _stepping(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: 
 def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int, ...], ...]:
     logs: dict[str, tuple[Log, frozenset[int]]] = {
         "forward": (tape.forward, frozenset()),
-        "recomputed": (tape.recomputed, frozenset()),
-        "backward": (tape.backward, tape.saved - tape.outputs),
+        "recomputed": (tape.recomputed, tape.before),
+        "backward": (tape.backward, (tape.saved - tape.outputs) | tape.idle),
     }
     log, alive = logs[kind]
     return high_points(log, alive, release_gradients=release)
@@ -169,7 +170,7 @@ def _keys(tape: Tape, prefix: str) -> list[Key]:
         component = Component.TEMPORARIES
         if entry.gradient:
             component = Component.GRADIENTS
-        elif index in tape.saved or index in tape.recomputed_saved:
+        elif index in tape.saved or index in tape.recomputed_saved or index in tape.before:
             component = Component.SAVED_ACTIVATIONS
         path = _located(prefix, entry.path) + ("/cast" if entry.weight_cast else "")
         keys.append((component, path))
@@ -206,12 +207,14 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: 
             output,
             bool(tape.inputs),
             hosted=hosted,
+            played=(tape, None, axes),
         )
     light = _sizes(forward, axes)
     light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
     again = _high_water(tape, "recomputed", sizes, keys)
     handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
     kept = Bag.of((light_keys[i], light[i]) for i in forward.handed)
+    chosen = Bag.of((light_keys[i], light[i]) for i in sorted(forward.saved))
     cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
     if forward.hosted:
         kept = EMPTY
@@ -219,6 +222,6 @@ def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: 
     again = merge([(1, again), (1, handed_back)])
     step_back = largest([[(1, backward), *still], [(1, again)]])
     return Part(
-        kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
-        behind=backward, hosted=tuple(light[i] for i in forward.hosted),
+        merge([(1, kept), (1, chosen)]) if chosen.held else kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
+        behind=backward, hosted=tuple(light[i] for i in forward.hosted), played=(tape, forward, axes),
     )  # fmt: skip

@@ -7,49 +7,30 @@ whatever the routing, so nothing here depends on it. Axes: ``e`` experts, ``t`` 
 
 from __future__ import annotations
 
-from enum import Enum
-
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.routers import PAIRS, ROUTERS, SHARED_LAST
 from memsheet.formulas.tape import Shape
 from memsheet.spec.dtypes import FP32, INT32, INT64
-from memsheet.spec.model import Moe, Role, Weight
+from memsheet.spec.model import Moe, Weight
 
 COPIES: Shape = ("b", "s", "t", "h")
-PAIRS: Shape = ("b", "s", "t")
 STREAM: Shape = ("b", "s", "h")
 
 
-class Router(Enum):
-    """How a family's router comes from logits to the shares of a token's experts."""
-
-    SOFTMAX = "softmax"  # of all experts in fp32, the largest few, in the logits' dtype (modeling_qwen3_moe.py:257-266)
-    WIDE = "wide"  # the same, handed on in fp32, which widens what is multiplied with them (modeling_mixtral.py:109-117)
-    CHOSEN_FIRST = "chosen_first"  # the largest few logits in fp32, their softmax (modeling_granitemoe.py:128-132)
-
-
-ROUTERS = {
-    "mixtral": Router.WIDE, "qwen3_moe": Router.SOFTMAX, "olmoe": Router.SOFTMAX, "qwen2_moe": Router.SOFTMAX,
-    "granitemoe": Router.CHOSEN_FIRST,
-}  # fmt: skip
-"""Families whose experts are run by the library's grouped product, with nothing beside them but a shared expert."""
-
-
 def moe(r: Recorder, x: Tensor, ff: Moe, how: Numerics, kind: str) -> Tensor:
-    """A shared expert, the router, the experts, and the sum of what they say. The router's logits stay to the end: a name holds them."""
-    shared = dense(r, x, ff.shared, how) if ff.shared else None
-    router = next(w for w in ff.weights if w.role is Role.ROUTER)
-    path = router.path.removesuffix(".weight")
-    logits = r.linear(x, r.parameter(path, tuple(router.shape), how.parameters, trains=how.trains), "e", path)
-    if ROUTERS[kind] is not Router.SOFTMAX:
-        logits = r.cast(logits, FP32, path + "/fp32")
-    scores, chosen = _routed(r, logits, path, ROUTERS[kind], x)
+    """The router, the experts, a shared expert before or after them, and the sum of what they say. What the router hands over besides
+    stays to the end: names hold it.
+    """
+    first = ff.shared is not None and kind not in SHARED_LAST
+    shared = dense(r, x, ff.shared, how) if ff.shared and first else None
+    scores, named = ROUTERS[kind](r, x, ff, how)
     result = _experts(r, x, ff, how, scores)
-    if shared is not None:
-        result = r.add(result, _gated(r, x, shared, ff, how), ff.path + "/sum")
-    del logits, chosen
+    if ff.shared:
+        result = r.add(result, _gated(r, x, shared or dense(r, x, ff.shared, how), ff, how), ff.path + "/sum")
+    del named
     return result
 
 
@@ -61,21 +42,6 @@ def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: Numerics) -> Te
     path = gate.path.removesuffix(".weight")
     share = r.linear(x, r.parameter(path, tuple(gate.shape), how.parameters, trains=how.trains), 1, path)
     return _weighted(r, shared, r.unary(share, path + "/sigmoid", saves="output"), ff.path)
-
-
-def _routed(r: Recorder, logits: Tensor, path: str, router: Router, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The shares of each token's experts, and which they are."""
-    chosen = r.tensor(path + "/experts", PAIRS, INT64)
-    if router is Router.CHOSEN_FIRST:
-        scores = r.unary(_largest(r, logits, chosen, path), path + "/softmax", saves="output")
-        return r.cast(scores, x.dtype, path + "/scores"), chosen
-    scores = _largest(r, r.unary(logits, path + "/softmax", saves="output", dtype=FP32), chosen, path)
-    return r.cast(scores, logits.dtype, path + "/scores"), chosen
-
-
-def _largest(r: Recorder, x: Tensor, chosen: Tensor, path: str) -> Tensor:
-    back = x.shape
-    return r.apply(r.tensor(path + "/largest", PAIRS, FP32), (x,), (chosen,), lambda _: [r.grad(back, FP32)])
 
 
 def _experts(r: Recorder, x: Tensor, ff: Moe, how: Numerics, scores: Tensor) -> Tensor:

@@ -31,13 +31,16 @@ class Habits:
     rest: Rest = Rest.NONE
     own_tables: bool = False  # each layer repeats the rotary tables for itself
     table_buffer: bool = False  # from a buffer of the layer, for queries and keys each, in their dtype
+    tables_each: bool = False  # rotary tables are made for each sequence, whose positions may differ
     wide_tables: bool = False  # the tables stay in fp32; what they widen is lowered again
     wide_rotary: bool = False  # queries and keys are turned in fp32
     wide_scores: bool = False  # queries and keys are raised to fp32 for their product
     wide_softmax: bool = True  # softmax is asked for in fp32
+    lowered_softmax: bool = True  # what softmax made is cast to the dtype of the values or queries at once
     scaled_query: bool = False  # queries are scaled as they are made
     own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
     positions_each: bool = False  # learned positions are looked up for each sequence
+    named_inner: bool = False  # what the feed-forward's activation made goes by a name until the block returns
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
@@ -63,6 +66,10 @@ HABITS: dict[str, Habits] = {
         branch_dropout=True,
     ),
     "gpt_neox": Habits(rest=Rest.IN_TURN, branch_dropout=True),
+    "qwen2_vl": Habits(tables_each=True),
+    "qwen2_5_vl": Habits(tables_each=True),
+    "bert": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),
+    "roberta": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),
     "opt": Habits(scaled_query=True, positions_each=True, branch_dropout=True),
 }  # fmt: skip
 LLAMA = Habits()

@@ -27,11 +27,13 @@ class Groups:
     embeddings: Group | None
     head: Group | None
     tied: bool
+    joined: bool = False  # embeddings and head are the root's own group, though each has its table
+    last: Group | None = None  # a last layer that stays gathered until its backward
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
         """Those that are gathered once, first of all."""
-        return (self.embeddings, self.head) if self.tied else ()
+        return (self.embeddings, self.head) if self.tied or self.joined else ()
 
     @property
     def keeps(self) -> bool:
@@ -61,7 +63,7 @@ class Groups:
         return cache(self._leaves)
 
     def _leaves(self, group: Group) -> Bag:
-        if self.tied and group is self.head:
+        if self.rooted and group is self.head:
             return group.gradients
         return sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
 
@@ -74,28 +76,40 @@ class Groups:
 
     def came(self, group: Group | None) -> tuple[Key, Count]:
         """The all-gather's output in forward, where a tied root group is gathered first of all."""
-        if self.tied and group is self.embeddings:
+        if self.rooted and group is self.embeddings:
             return (Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), self._sent(self.root)
         return self.arrived(group)
 
     def _sent(self, size: Count) -> Count:
         """A rank alone copies its shards into the parameters and needs no buffer (_fsdp_param_group.py:392-402, 437-461)."""
-        return where(at_least(self.plan.mesh.dp_shard, 2), size, 0)
+        return where(at_least(self.plan.mesh.sharded, 2), size, 0)
 
 
 def _key(component: Component, group: Group | None, what: str) -> Key:
     return component, f"{group.name if group else 'none'}/{what}"
 
 
+def _groups(plan: Plan, walk: Walk) -> Groups:
+    """The groups as the engine makes them: the library's as accelerate does, torchtitan's as its version does."""
+    if plan.engine != "torchtitan":
+        return Groups(plan, walk.embeddings, walk.head, walk.tied)
+    from memsheet.engines.torchtitan import version_of
+
+    version = version_of(plan.engine_version)
+    stays = version.last_stays and plan.reshard_after_forward and walk.layers
+    last = walk.layers[-1].pattern[-1] if stays else None
+    return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=version.ends_in_root, last=last)
+
+
 def fsdp2(plan: Plan, walk: Walk, *, gloo: bool) -> Surroundings:
     """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
-    of = Groups(plan, walk.embeddings, walk.head, walk.tied)
-    through = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.tied else EMPTY
+    of = _groups(plan, walk)
+    through = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
     kept = Surroundings(
         through=through, entering=partial(_entering, of), forward=cache(partial(_forward, of)), holds=cache(partial(_holds, of)),
         backward=cache(partial(_backward, of)), leaving=cache(partial(_leaving, of)), leaves=of.leaves,
     )  # fmt: skip
-    if not gloo or at_least(plan.mesh.dp_shard, 2) is False:
+    if not gloo or at_least(plan.mesh.sharded, 2) is False:
         return kept
     copied = Copies(of)
     return replace(
@@ -112,16 +126,22 @@ def _entering(of: Groups, before: Group | None, group: Group) -> Bag:
 
 def _forward(of: Groups, before: Group | None, group: Group) -> Bag:
     """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
-    return Bag.of([of.unsharded(group), of.came(before if group in of.rooted and before else group)])
+    return Bag.of([of.unsharded(group), of.came(before if group in of.rooted and before else group), *_still(of, group)])
+
+
+def _still(of: Groups, group: Group) -> list[tuple[Key, Count]]:
+    """A last layer that is still gathered when the head runs."""
+    return [of.unsharded(of.last)] if of.last is not None and group is of.head else []
 
 
 def _holds(of: Groups, group: Group) -> Bag:
-    return Bag.of([of.unsharded(group)]) if of.keeps or group is of.head else EMPTY
+    return Bag.of([of.unsharded(group), *_still(of, group)]) if of.keeps or group is of.head else EMPTY
 
 
 def _backward(of: Groups, before: Group | None, group: Group, after: Group | None) -> Bag:
-    fetched = of.arrived(None if of.keeps and before is not of.embeddings else before)
-    return Bag.of([of.unsharded(group), fetched, of.reduced(after)])
+    still = _still(of, group)
+    fetched = still or [of.arrived(None if of.keeps and before is not of.embeddings else before)]
+    return Bag.of([of.unsharded(group), *fetched, of.reduced(after)])
 
 
 def _leaving(of: Groups, before: Group | None, group: Group) -> Bag:
@@ -129,12 +149,24 @@ def _leaving(of: Groups, before: Group | None, group: Group) -> Bag:
     the buffer beside the reduced shard: the gradients that stay, or what is cast to them.
     """
     plan = of.plan
-    shard = ceil_div(of.reduced(group)[1], plan.mesh.dp_shard)
+    if of.joined and not of.tied and group is of.embeddings:
+        return _root_leaving(of, group)
+    shard = ceil_div(of.reduced(group)[1], plan.mesh.sharded)
     casts = plan.precision.reduce is not plan.precision.gradients
     own = (_key(Component.COMMUNICATION, group, "reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
     cast = of.leaves(group).held.items() if casts else ()
     waits = of.arrived(None if of.keeps else before), of.reduced(group)
     copied, gone = Bag.of([*waits, *group.gradients.held.items()]), Bag.of([*waits, own, *cast, lingering(group, plan)])
+    return largest([[(1, copied)], [(1, gone)]])
+
+
+def _root_leaving(of: Groups, group: Group) -> Bag:
+    """The end of backward, where the root's gradients are reduced: those of the head waited for it."""
+    size = sum(reduce_input_bytes(each, of.plan) for each in of.rooted if each)
+    buffer, shard = _key(Component.COMMUNICATION, group, "reduce_scatter"), (Component.GRADIENTS, ROOT)
+    whole = [pair for each in of.rooted if each for pair in each.gradients.held.items()]
+    copied = Bag.of([(buffer, size), *group.gradients.held.items()])
+    gone = Bag.of([(buffer, size), (shard, ceil_div(size, of.plan.mesh.sharded)), *((key, -n) for key, n in whole if key not in group.gradients.held)])
     return largest([[(1, copied)], [(1, gone)]])
 
 
@@ -152,7 +184,7 @@ class Copies:
     def _shards(self, group: Group | None) -> tuple[Key, Count]:
         """What a rank sends: its own, cast."""
         plan = self.of.plan
-        return _key(Component.TEMPORARIES, group, "shards"), ceil_div(self.of.whole(group) * plan.precision.casts, plan.mesh.dp_shard)
+        return _key(Component.TEMPORARIES, group, "shards"), ceil_div(self.of.whole(group) * plan.precision.casts, plan.mesh.sharded)
 
     def _copy(self, group: Group | None) -> tuple[Key, Count]:
         return _key(Component.COMMUNICATION, group, "gloo_all_gather"), self.of.whole(group)
@@ -173,7 +205,7 @@ class Copies:
         """
         of, is_root = self.of, group in self.of.rooted
         size = sum(reduce_input_bytes(each, of.plan) for each in (of.rooted if is_root else (group,)) if each)
-        sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, of.plan.mesh.dp_shard)}
+        sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, of.plan.mesh.sharded)}
         held = [(_key(Component.COMMUNICATION, group, name), size) for name, size in sizes.items()]
         gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root if is_root else 0
         return Bag.of([of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (lingering(group, of.plan),))])

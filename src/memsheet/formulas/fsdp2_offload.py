@@ -13,8 +13,9 @@ from memsheet.arith import Count
 from memsheet.errors import refuse
 from memsheet.formulas.evaluate import EMPTY, Bag
 from memsheet.formulas.kept import Host, Kept
+from memsheet.formulas.optimizers import optimizer_bytes
 from memsheet.formulas.sharding import dim0_shard
-from memsheet.formulas.states import Held, gradient_dtype, optimizer_bytes
+from memsheet.formulas.states import Held, gradient_dtype
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 from memsheet.spec.plan import Plan
@@ -47,7 +48,7 @@ def host_memory(plan: Plan, parameters: tuple[Held, ...]) -> Host:
     pinned: list[Count] = []
     pageable: Count = 0
     for h in parameters:
-        shard = dim0_shard(h.shape, plan.mesh.dp_shard)
+        shard = dim0_shard(h.shape, plan.mesh.sharded)
         pinned += [h.dtype.nbytes(shard)] * h.times
         if h.trains:
             pinned += [gradient_dtype(h, plan).nbytes(shard)] * h.times

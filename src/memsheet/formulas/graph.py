@@ -8,7 +8,8 @@ when it holds the only reference.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -23,6 +24,14 @@ class Pass(Enum):
     PLAIN = "plain"
     LIGHT = "light"  # a forward that saves nothing, because it will be recomputed
     RECOMPUTED = "recomputed"  # a forward run again inside backward, and that backward
+
+
+class Chosen(Enum):
+    """Operations whose results a selective checkpoint may keep, so that they are not run again."""
+
+    EVERY_SECOND_PRODUCT = "every second matrix product"  # the first, the third, ...
+    ATTENTION = "attention"
+    REDUCE_SCATTER = "reduce-scatter"
 
 
 class Storage:
@@ -124,10 +133,18 @@ class Graph:
     """Records one part of a model. ``compute``: the autocast dtype, or None.
 
     ``pass_``: a forward that will be recomputed saves nothing; one that is recomputed gives a saved tensor up when it is read.
+    ``chosen``: operations whose results a selective checkpoint keeps from the one for the other.
     """
 
-    def __init__(self, *, compute: DType | None = None, processor: bool = False, offloads: bool = False, pass_: Pass = Pass.PLAIN) -> None:
+    def __init__(
+        self, *, compute: DType | None = None, processor: bool = False, offloads: bool = False, pass_: Pass = Pass.PLAIN,
+        chosen: frozenset[Chosen] = frozenset(),
+    ) -> None:  # fmt: skip
         self.pass_ = pass_
+        self.chosen = chosen
+        self._products = 0
+        self._results: list[Storage] = []  # of chosen operations, in order
+        self._before: frozenset[int] = frozenset()
         self.in_backward = False  # a part's forward runs again
         self._recomputed: frozenset[int] = frozenset()
         self.offloads = offloads and pass_ is not Pass.RECOMPUTED
@@ -154,6 +171,40 @@ class Graph:
 
     def tensor(self, path: str, shape: Shape, dtype: DType) -> Tensor:
         return Tensor(self.storage(path, shape, dtype), shape, dtype)
+
+    def result(self, path: str, shape: Shape, dtype: DType, op: Chosen) -> Tensor:
+        """What an operation makes that a selective checkpoint may keep: in a forward that runs again it is there already."""
+        if not self._keeps(op) or self.pass_ is Pass.PLAIN:
+            return self.tensor(path, shape, dtype)
+        if self.pass_ is Pass.RECOMPUTED:
+            return Tensor(self._results.pop(0), shape, dtype)
+        made = self.tensor(path, shape, dtype)
+        assert made.storage is not None
+        self._results.append(made.storage)
+        return made
+
+    def _keeps(self, op: Chosen) -> bool:
+        """Of products every second one is kept, beginning with the first (its policy counts them)."""
+        self._products += op is Chosen.EVERY_SECOND_PRODUCT
+        return op in self.chosen and (op is not Chosen.EVERY_SECOND_PRODUCT or self._products % 2 == 1)
+
+    @contextmanager
+    def nothing_chosen(self) -> Iterator[None]:
+        """Results meanwhile are not kept: those that no backward needs, where a compiler sees it."""
+        chosen, self.chosen = self.chosen, frozenset()
+        yield
+        self.chosen = chosen
+
+    def runs_again(self, first: Callable[[], object]) -> None:
+        """Go from the forward that was run ``first`` to the one that runs again: what the first kept is there."""
+        self.pass_ = Pass.LIGHT
+        first()
+        self._cache.clear()
+        self.log.clear()
+        self._inputs.clear()
+        self._products = 0
+        self._before = frozenset(storage.index for storage in self._results)
+        self.pass_ = Pass.RECOMPUTED
 
     def grad(self, shape: Shape, dtype: DType, path: str | None = None) -> Grad:
         return Grad(self.storage(path or f"{self._module}/backward", shape, dtype), shape, dtype)
@@ -249,14 +300,16 @@ class Graph:
             t.storage = t.node = None
         forward = tuple(self.log)
         hosted = self._hosted if self.pass_ is not Pass.LIGHT else sorted(self._inputs) if self.offloads else []
-        saved = frozenset(i for event, i in forward if event is Event.ALLOC) - {i for event, i in forward if event is Event.FREE}
+        saved = (self._before | {i for event, i in forward if event is Event.ALLOC}) - {i for event, i in forward if event is Event.FREE}
         self.log.clear()
         if root is not None:
             self._play(root, Grad(self.storage(gradient, shape, dtype) if gradient else None, shape, dtype))
         backward = tuple(self.log)
+        self._results.clear()
         return Tape(
             tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
             handed=frozenset(self._inputs), waiting=self._waiting or frozenset(), hosted=tuple(hosted), recomputed_saved=self._recomputed,
+            before=self._before,
         )  # fmt: skip
 
     def _play(self, root: Edge, grad: Grad) -> dict[Node, dict[int, Grad]]:

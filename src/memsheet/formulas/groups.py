@@ -12,7 +12,7 @@ from memsheet.formulas.evaluate import Bag, Part, Release
 from memsheet.formulas.states import Held, held
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
-from memsheet.spec.plan import Plan, RecomputeMode
+from memsheet.spec.plan import Plan, Recompute, RecomputeMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,12 +92,12 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     ends = end_parts(spec, plan, engine, release=release)
     made: dict[tuple[Block, bool], Group] = {}
     layers = []
-    for pattern, count, recomputed in _cut_at_recompute(stack, plan):
-        for block in pattern:
+    for pattern, count in _cut_at_recompute(stack, plan):
+        for block, recomputed in pattern:
             if (block, recomputed) not in made:
                 made[block, recomputed] = _layer(block, stack, _as_run(plan, recomputed=recomputed), engine, release=release)
-        layers.append(Layers(tuple(made[block, recomputed] for block in pattern), count))
-    if layers and ends.embeddings is not None and plan.adapter is not None and plan.recompute.mode is RecomputeMode.NONE:
+        layers.append(Layers(tuple(made[key] for key in pattern), count))
+    if layers and ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE:
         block = stack.runs[0].pattern[0]
         layers = _enter_with(_layer(block, stack, plan, engine, release=release, input_grad=False), layers)
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
@@ -106,12 +106,45 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     return Walk(embeddings=first, layers=tuple(layers), head=last, loss=ends.loss, tied=tied)
 
 
+def enters_frozen(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether nothing before the first layer trains."""
+    tables = {weight.path.split(".")[-2] for weight in spec.embeddings.weights}
+    return plan.adapter is not None and not tables & set(plan.adapter.full_modules)
+
+
 def _as_run(plan: Plan, *, recomputed: bool) -> Plan:
+    if plan.recompute.by_layers:
+        return replace(plan, recompute=Recompute(mode=RecomputeMode.FULL if recomputed else RecomputeMode.NONE))
     return plan if recomputed else replace(plan, recompute=replace(plan.recompute, mode=RecomputeMode.NONE))
 
 
-def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...], int, bool]]:
-    """Runs of a stack as (pattern, count, whether they are recomputed): ``recompute.layers`` recomputes only the first so many."""
+Flagged = tuple[tuple[Block, bool], ...]
+"""Blocks in order, and whether each is recomputed."""
+
+
+def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[Flagged, int]]:
+    """Runs of a stack as (pattern, count)."""
+    if plan.recompute.by_layers:
+        yield from _every_so_many(stack, plan.recompute.every)
+        return
+    for pattern, count, recomputed in _first_so_many(stack, plan):
+        yield tuple((block, recomputed) for block in pattern), count
+
+
+def _every_so_many(stack: Stack, every: int) -> Iterator[tuple[Flagged, int]]:
+    """Each ``every``-th layer is recomputed, counted from 1."""
+    blocks = [block for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    flagged = tuple((block, (number + 1) % every == 0) for number, block in enumerate(blocks))
+    whole, rest = divmod(len(flagged), every)
+    if whole and flagged[: every * whole] == flagged[:every] * whole:
+        yield flagged[:every], whole
+        flagged = flagged[every * whole :] if rest else ()
+    if flagged:
+        yield flagged, 1
+
+
+def _first_so_many(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...], int, bool]]:
+    """``recompute.layers`` recomputes only the first so many."""
     first = plan.recompute.layers if plan.recompute.layers is not None else stack.layers
     for run in stack.runs:
         width = len(run.pattern)

@@ -42,6 +42,7 @@ class Host:
 class Kept:
     """``states``: at every instant. ``resident``: gradients (and their buffers) of earlier micro-batches while the next one runs.
     ``at_step``: gradients and scratch at the optimizer's step. ``ranges``: (low, high) of what was derived and is not exactly known.
+    ``paged``: states in memory that driver and host share, outside torch's allocator.
     """
 
     states: Bag
@@ -49,5 +50,6 @@ class Kept:
     resident: Bag
     at_step: Bag
     host: Host = Host()
+    paged: Count = 0
     ranges: Mapping[Key, tuple[Count, Count]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from memsheet.formulas.graph import Tensor
+from memsheet.formulas.adapters import Branch, with_adapter
+from memsheet.formulas.graph import Chosen, Joined, Tensor
 from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Axis
+from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import DType
 from memsheet.spec.engine import Code
 from memsheet.spec.model import Role, Weight
+from memsheet.spec.plan import AdapterKind
 
 
 class AttentionKernel(Enum):
@@ -39,6 +41,8 @@ class Numerics:
     adapter_targets: frozenset[str] = frozenset()  # last names of the linear layers that carry LoRA matrices
     adapter_dtype: DType | None = None
     adapter_dropout: bool = False
+    adapter_kind: AdapterKind = AdapterKind.LORA
+    whole: frozenset[str] = frozenset()  # last names of modules of which a copy is trained beside the frozen one
     tensor_parallel: bool = False  # linear layers are cut over ranks as transformers' plans cut them
     quantized: bool = False  # linear weights are dequantized for each use
     padded_head: int | None = None  # flash pads the head dim to this many
@@ -47,6 +51,18 @@ class Numerics:
     positions_each: bool = False  # learned positions are looked up for each sequence
     offloads: bool = False  # what is saved for backward waits on the host
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
+    keeps_scores: bool = False  # torch before 1.11: softmax saves its input; models of the time added a mask in their parameters' dtype
+    head: str = "causal_lm"  # the kind of head, which decides the loss
+    scattered: bool = False  # outside tensor parallelism a rank has its part of the sequence
+    one_group: bool = False  # a rank's queries share one head of keys and values
+    transposes: bool = False  # the attention kernel wants sequences in front of positions
+    exchanges: bool = False  # context-parallel ranks exchange positions for heads
+    capacity: bool = False  # experts take no more than so many tokens
+    shares_experts: bool = False  # expert-parallel ranks exchange tokens
+    splits_experts: bool = False  # an expert is cut over ranks
+    several_experts: bool = True  # a rank has more than one
+    options: frozenset[str] = frozenset()  # switches of the model code that runs
+    chosen: frozenset[Chosen] = frozenset()  # operations whose results a selective checkpoint keeps
     mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
 
 
@@ -55,8 +71,16 @@ def checkpointed(r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: 
     return r.again(run, x) if path.rpartition(".")[2] in how.again else run(x)
 
 
+def vocabulary_table(r: Recorder, path: str, shape: Shape, how: Numerics, *, joined: Joined = Joined.NO) -> Tensor:
+    """The matrix of embeddings or of the output projection: the model's own, or the copy that is trained (peft utils/other.py)."""
+    name = path.removesuffix(".weight")
+    if name.rpartition(".")[2] in how.whole:
+        return r.parameter(f"{name}.modules_to_save", shape, how.parameters)
+    return r.parameter(path, shape, how.parameters, trains=how.trains, joined=joined)
+
+
 def parameter(r: Recorder, weight: Weight, how: Numerics, path: str) -> Tensor:
-    return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains)
+    return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains or weight.adapter)
 
 
 def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
@@ -75,29 +99,9 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
             result = r.copy(result, result.shape, f"{name}/output")
         base = [result]
         del result
-        return _with_adapter(r, x, base, name, out, width, how.adapter_dtype, how)
+        branch = Branch(
+            kind=how.adapter_kind, name=name, out=out, width=width, dtype=how.adapter_dtype, kept=how.parameters, dropout=how.adapter_dropout,
+            quantized=how.quantized and weight.role is Role.LINEAR,
+        )  # fmt: skip
+        return with_adapter(r, x, base, branch)
     return result
-
-
-def _with_adapter(r: Recorder, x: Tensor, base: list[Tensor], name: str, out: Axis, width: Axis, dtype: DType, how: Numerics) -> Tensor:
-    """``base + lora_B(lora_A(dropout(x))) * scaling``, the input cast to the adapter's dtype (peft's Linear.forward), and the sum back to the
-    base's. ``base`` gives its one tensor up, which goes when the sum is there.
-
-    On a quantized base (tuners/lora/bnb.py) it is left as it is under autocast; elsewhere the branch is cast to the base's dtype before it
-    is added.
-    """
-    down = r.parameter(f"{name}.lora_A", ("r", width), dtype)
-    up = r.parameter(f"{name}.lora_B", (out, "r"), dtype)
-    if r.compute is None or not how.quantized:
-        x = r.cast(x, dtype, f"{name}/lora_input")
-    x = r.dropout(x, f"{name}/lora_dropout", active=how.adapter_dropout)
-    branch = r.linear(r.linear(x, down, "r", f"{name}.lora_A"), up, out, f"{name}.lora_B")
-    scaled = r.scale(branch, f"{name}/lora_scaled")
-    del branch
-    lower = base[0].dtype
-    if how.quantized:
-        scaled = scaled if r.compute is not None else r.cast(scaled, lower, f"{name}/lora_cast")
-        return r.add(base.pop(), scaled, f"{name}/output")
-    total = r.add(base.pop(), scaled, f"{name}/output")
-    del scaled
-    return r.cast(total, lower, f"{name}/output")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import chain
 
-from memsheet.spec.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Weight
+from memsheet.spec.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
 
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -41,6 +42,13 @@ def tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     return (entry for entry in _everything(spec) if entry[1].role is not Role.BUFFER)
 
 
+def tower_tensors(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
+    """The parameter tensors that only pictures reach, listed as ``tensors`` lists them."""
+    own = tuple(f"{tower.path}." for tower in spec.towers)
+    extras = (entry for entry in _whole(spec.extras) if entry[0].startswith(own))
+    return (entry for entry in chain(*map(_tower, spec.towers), extras) if entry[1].role is not Role.BUFFER)
+
+
 def buffers(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     """Tensors kept on the device and never trained, listed as ``tensors`` lists parameters."""
     return (entry for entry in _everything(spec) if entry[1].role is Role.BUFFER)
@@ -74,11 +82,15 @@ def _everything(spec: ModelSpec) -> Iterator[tuple[str, Weight, int]]:
     for stack in spec.stacks:
         yield from _stack(stack)
     for tower in spec.towers:
-        yield from _whole(tower.embeddings)
-        yield from _stack(tower.stack)
-        yield from _whole(tower.projector)
+        yield from _tower(tower)
     yield from _whole(spec.head.weights)
     yield from _whole(spec.extras)
+
+
+def _tower(tower: Tower) -> Iterator[tuple[str, Weight, int]]:
+    yield from _whole(tower.embeddings)
+    yield from _stack(tower.stack)
+    yield from _whole(tower.projector)
 
 
 def _whole(weights: tuple[Weight, ...]) -> Iterator[tuple[str, Weight, int]]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memsheet.arith import Count, minimum
 from memsheet.references import PIPELINE_1F1B, formula
@@ -11,40 +12,117 @@ from memsheet.spec.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
 from memsheet.spec.plan import Plan, Schedule
 
 
-@formula(cites=PIPELINE_1F1B, at="section 2.2: stage r of p keeps at most p - r micro-batches under 1F1B; GPipe keeps all")
+@formula(cites=PIPELINE_1F1B, at="section 2.2: stage r of p keeps at most p - r micro-batches under 1F1B; GPipe keeps all; DualPipe p + 1")
 def in_flight(schedule: Schedule | None, stages: int, stage: int, microbatches: Count) -> Count:
     """Micro-batches whose activations a stage (0 is the first) holds at its peak."""
     if schedule is None or schedule is Schedule.GPIPE:
         return microbatches if schedule else 1
+    if schedule is Schedule.DUALPIPE:  # both directions together (deepseek-ai/DualPipe README)
+        return minimum(microbatches, stages + 1)
     return minimum(microbatches, stages - stage)
 
 
-def layers_of_stage(layers: int, plan: Plan, stage: int) -> tuple[int, int]:
-    """First layer of a stage and the one after its last."""
-    counts = plan.layers_per_stage or (layers // plan.mesh.pp,) * plan.mesh.pp
-    first = sum(counts[:stage])
-    return first, first + counts[stage]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flight:
+    """A moment of a pipeline: the chunk of layers that runs, in forward or backward, and how many whole micro-batches each chunk of the rank
+    keeps besides.
+    """
+
+    chunk: int
+    backward: bool
+    others: tuple[Count, ...]
+
+
+def flights(plan: Plan, stage: int) -> tuple[Flight, ...]:
+    """The moments at which a rank of a stage may hold most."""
+    chunks, stages = plan.mesh.vpp, plan.mesh.pp
+    if chunks == 1:
+        others = in_flight(plan.schedule, stages, stage, plan.accumulation) - 1
+        return tuple(Flight(chunk=0, backward=backward, others=(others,)) for backward in (False, True))
+    return _interleaved(stages, chunks, stage, int(plan.accumulation))
+
+
+@lru_cache(maxsize=256)
+def _interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
+    """Interleaved 1F1B as Megatron-Core runs it (pipeline_parallel/schedules.py of 23e00ed:650-760, 1000-1300): 2 (p - r - 1) + (v - 1) p forwards
+    first, then one forward and one backward in turn, in groups of p micro-batches a chunk. Of moments that keep as much of every
+    chunk or less, the one that keeps more is enough.
+    """
+    total, group = microbatches * chunks, stages * chunks
+    warm = min(total, 2 * (stages - stage - 1) + (chunks - 1) * stages)
+    kept, found = [0] * chunks, dict[tuple[int, bool, tuple[int, ...]], None]()
+
+    def chunk_of(step: int, *, backward: bool) -> int:
+        place = step % group // stages
+        return chunks - 1 - place if backward else place
+
+    def forward(step: int) -> None:
+        chunk = chunk_of(step, backward=False)
+        found[chunk, False, tuple(kept)] = None
+        kept[chunk] += 1
+
+    def backward(step: int) -> None:
+        chunk = chunk_of(step, backward=True)
+        kept[chunk] -= 1
+        found[chunk, True, tuple(kept)] = None
+
+    for step in range(warm):
+        forward(step)
+    for step in range(min(total - warm, 2 * group)):  # it repeats from then on
+        forward(warm + step)
+        backward(step)
+    best = [
+        one for one in found
+        if not any(other != one and other[:2] == one[:2] and all(a >= b for a, b in zip(other[2], one[2], strict=True)) for other in found)
+    ]  # fmt: skip
+    return tuple(Flight(chunk=chunk, backward=back, others=others) for chunk, back, others in best)
+
+
+def layers_of_stage(layers: int, plan: Plan, stage: int, chunk: int = 0) -> tuple[int, int]:
+    """First layer of a stage's chunk and the one after its last; chunk c of rank r is the model's part c · pp + r."""
+    parts, part = plan.mesh.pp * plan.mesh.vpp, chunk * plan.mesh.pp + stage
+    counts = plan.layers_per_stage or (layers // parts,) * parts
+    first = sum(counts[:part])
+    return first, first + counts[part]
+
+
+def chunk_models(spec: ModelSpec, plan: Plan, stage: int) -> tuple[ModelSpec, ...]:
+    """The parts of a model that a rank of a stage runs, in order of execution."""
+    return tuple(_part(spec, plan, stage, chunk) for chunk in range(plan.mesh.vpp))
 
 
 def stage_model(spec: ModelSpec, plan: Plan, stage: int) -> ModelSpec:
-    """The part of a model that a stage runs: embeddings (and towers) on the first, head on the last, its layers in between.
+    """All that a rank of a stage has of a model: its chunks' layers, one after another, with the ends that belong to it."""
+    chunks = chunk_models(spec, plan, stage)
+    if len(chunks) == 1:
+        return chunks[0]
+    first, last = chunks[0], chunks[-1]
+    stacks = tuple(
+        replace(own, runs=tuple(run for chunk in chunks for run in chunk.stacks[number].runs), final_norms=last.stacks[number].final_norms)
+        for number, own in enumerate(first.stacks)
+    )
+    return replace(first, stacks=stacks, head=last.head)
 
-    A tied head needs its own copy of the embedding table on the last stage.
+
+def _part(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSpec:
+    """One part of a model: embeddings (and towers) in the first, head in the last, its layers in between.
+
+    A tied head needs its own copy of the embedding table in the last part.
     """
-    stages = plan.mesh.pp
-    if stages == 1:
+    parts_, part = plan.mesh.pp * plan.mesh.vpp, chunk * plan.mesh.pp + stage
+    if parts_ == 1:
         return spec
-    first, last = layers_of_stage(sum(stack.layers for stack in spec.stacks), plan, stage)
+    first, last = layers_of_stage(sum(stack.layers for stack in spec.stacks), plan, stage, chunk)
     parts, offset = [], 0
     for stack in spec.stacks:
         runs = tuple(_cut(stack, first - offset, last - offset))
         ends = first < offset + stack.layers <= last
         offset += stack.layers
         parts.append(replace(stack, runs=runs, final_norms=stack.final_norms if ends else ()))
-    head = spec.head if stage == stages - 1 else replace(spec.head, kind="none", weights=(), tied=False)
-    if stage == stages - 1 and spec.head.tied:
+    head = spec.head if part == parts_ - 1 else replace(spec.head, kind="none", weights=(), tied=False)
+    if part == parts_ - 1 and spec.head.tied:
         head = replace(head, weights=_tied_copy(spec.embeddings))
-    keeps = stage == 0
+    keeps = part == 0
     return replace(
         spec, stacks=tuple(parts), head=head, towers=spec.towers if keeps else (), extras=spec.extras if keeps else (),
         embeddings=spec.embeddings if keeps else replace(spec.embeddings, weights=(), norms=()),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from memsheet.formulas.graph import Grad, Graph, Leaf, Tensor
+from memsheet.formulas.graph import Chosen, Grad, Graph, Leaf, Tensor
 from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import BOOL, FP32, DType
 
@@ -65,7 +65,7 @@ class Recorder(Graph):
             grads = [self.grad(s, d) if need else None for s, d, need in reversed(metas)]
             return grads[::-1]
 
-        return self.apply(self.tensor(f"{path}/output", shape, dtype), tuple(operands), saved, backward)
+        return self.apply(self.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT), tuple(operands), saved, backward)
 
     def dequantized_linear(self, x: Tensor, weight_shape: Shape, out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:
         """A linear layer over a quantized frozen weight: dequantized for the product and again for the input's gradient.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memsheet.formulas.graph import Joined, Pass
+from memsheet.formulas.graph import Joined, Pass, Tensor
 from memsheet.formulas.model_code import ModelCode, model_code
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics
@@ -15,15 +15,22 @@ from memsheet.spec.plan import Loss
 
 
 def _recorder(how: Numerics, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
-    return Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_), model_code(how.code)
+    made = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_, chosen=how.chosen)
+    return made, model_code(how.code)
 
 
 @lru_cache(maxsize=512)
 def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool = False) -> Tape:
     """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
     r, code = _recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
-    x = r.arriving(code.stream, how.stream, needs_grad=how.input_grad)
-    return r.finish(code.forward(r, x, block, how), x)
+
+    def run() -> tuple[Tensor, Tensor]:
+        x = r.arriving(code.stream, how.stream, needs_grad=how.input_grad)
+        return code.forward(r, x, block, how), x
+
+    if recomputed and how.chosen:
+        r.runs_again(run)
+    return r.finish(*run())
 
 
 @lru_cache(maxsize=64)

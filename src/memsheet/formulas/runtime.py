@@ -8,6 +8,7 @@ from typing import Any
 
 from memsheet.arith import Count, at_least, minimum, round_up, where
 from memsheet.catalog import overheads
+from memsheet.engines import find_engine
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Component, Evidence, Fitted, FromCode, Instant, Item
 from memsheet.spec.device import Cluster
@@ -30,9 +31,13 @@ def _range(entry: dict[str, Any]) -> Bytes:
     return Bytes(entry["low_bytes"], entry["value_bytes"], entry["high_bytes"])
 
 
+LARGE_SINCE = 9
+"""Compute capability from which libraries take larger workspaces."""
+
+
 def workspaces(plan: Plan, cluster: Cluster | None) -> Bytes:
     """CuBLAS workspaces: one a thread that runs matrix products, so two in training (forward's and backward's)."""
-    entry = _table()["cublas_workspace_large" if cluster and _generation(cluster) >= 9 else "cublas_workspace_small"]
+    entry = _table()["cublas_workspace_large" if cluster and _generation(cluster) >= LARGE_SINCE else "cublas_workspace_small"]
     handles = 2 if plan.task == "train" else 1
     one = _range(entry)
     return Bytes(one.low, handles * one.value, handles * one.high)
@@ -56,6 +61,10 @@ def outside_tensors(plan: Plan, cluster: Cluster | None, allocated: dict[Instant
         (Component.WORKSPACES, "cublas", workspaces(plan, cluster), table["cublas_workspace_large"]),
         (Component.CONTEXT, "cuda", _range(table["context"]), table["context"]),
     ]
+    engine = find_engine(plan.engine)
+    for name in engine.workspaces if engine and cluster else ():
+        entry = table[f"{name}_{'large' if _generation(cluster) >= LARGE_SINCE else 'small'}"]
+        entries.append((Component.WORKSPACES, name, _range(entry), entry))
     several = at_least(plan.mesh.gpus, 2)
     if several is not False:
         entries.append((Component.CONTEXT, "nccl", _communicators(plan, table["nccl_communicator"]), table["nccl_communicator"]))

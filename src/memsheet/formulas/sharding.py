@@ -13,7 +13,7 @@ def held_shape(weight: Weight, mesh: Mesh, vocab_multiple: int = 1) -> tuple[Cou
     """The shape of ``weight`` on one tensor- and expert-parallel rank, the largest where ranks differ.
 
     Norms, routers and latent down-projections (``cut`` None) are whole everywhere; heads are never split, so keys and values
-    repeat where tp exceeds their heads; a padded vocabulary is rounded up to ``vocab_multiple`` times tp.
+    repeat where tp exceeds their heads; a padded vocabulary is rounded up to ``vocab_multiple``.
     """
     shape: list[Count] = list(weight.shape)
     routed = weight.role in (Role.EXPERT, Role.EXPERT_BIAS)
@@ -21,7 +21,7 @@ def held_shape(weight: Weight, mesh: Mesh, vocab_multiple: int = 1) -> tuple[Cou
     if routed:
         shape[0] = ceil_div(shape[0], mesh.ep)
     if weight.padded and vocab_multiple > 1:
-        shape[0] = round_up(shape[0], vocab_multiple * degree)
+        shape[0] = round_up(shape[0], vocab_multiple)
     if weight.cut is not None:
         units = weight.units or weight.shape[weight.cut]
         shape[weight.cut] = shape[weight.cut] // units * ceil_div(units, degree) if weight.units else ceil_div(shape[weight.cut], degree)

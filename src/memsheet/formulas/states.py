@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, at_least, where
-from memsheet.formulas.params import buffers, tensors
+from memsheet.formulas.params import buffers, tensors, tower_tensors
 from memsheet.formulas.sharding import dim0_shard, elements_of, held_shape
-from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCH_OPTIM, TORCHAO, ZERO, formula
+from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import FP32, INT8, INT8_ADAM, DType, dtype_named
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
-from memsheet.spec.plan import Implementation, OptimizerName, Plan, Quantization
+from memsheet.spec.plan import AdapterKind, Plan, Quantization
 
 EIGHT_BIT_MINIMUM = 4096
 """bitsandbytes keeps 32-bit states for smaller tensors (Optimizer8bit, min_8bit_size)."""
@@ -51,18 +51,29 @@ class Keeping:
 def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = Keeping()) -> Iterator[Held]:
     """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included."""
     whole = _latent_paths(spec) if keeping.latent_attention else frozenset()
+    idle = {path for path, _, _ in tower_tensors(spec)}
     for path, weight, times in tensors(spec):
         uncut = weight.role in keeping.roles or module_of(weight.path) in whole
-        yield from held(path, weight, times, plan, uncut=uncut)
+        found = held(path, weight, times, plan, uncut=uncut)
+        yield from (replace(one, trains=False) for one in found) if path in idle else found
 
 
 def held(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False) -> Iterator[Held]:
     """One tensor as a rank holds it, and the adapter matrices beside it."""
     shape = weight.shape if uncut else held_shape(weight, plan.mesh, plan.vocab_multiple)
     shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
+    if plan.adapter and weight.adapter:
+        yield Held(path, shape, plan.adapter.dtype, True, weight.role, times)
+        return
     yield Held(path, shape, storage(path, weight, plan), plan.adapter is None, weight.role, times)
-    if plan.adapter and weight.role is Role.LINEAR and path.endswith(".weight") and path.split(".")[-2] in plan.adapter.targets:
+    adapter = plan.adapter
+    if adapter is None or not path.endswith(".weight"):
+        return
+    name = path.split(".")[-2]
+    if weight.role is Role.LINEAR and name in adapter.targets:
         yield from _adapter(path, shape, plan, times)
+    if name in adapter.full_modules:  # peft utils/other.py, ModulesToSaveWrapper.update: a deep copy, which is trained
+        yield Held(f"{module_of(path)}.modules_to_save.weight", shape, plan.precision.parameters, True, weight.role, times)
 
 
 def _latent_paths(spec: ModelSpec) -> frozenset[str]:
@@ -70,12 +81,14 @@ def _latent_paths(spec: ModelSpec) -> frozenset[str]:
     return frozenset(module_of(w.path) for b in blocks for m in b.mixers if isinstance(m, LatentAttention) for w in m.weights)
 
 
-@formula(cites=LORA, at="section 4.1: W + B A with A of rank x in and B of out x rank")
+@formula(cites=LORA, at="section 4.1: W + B A with A of rank x in and B of out x rank; DoRA adds a magnitude a row, LoRA-FA trains B alone")
 def _adapter(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
     assert plan.adapter is not None
-    module, rank, dtype = module_of(path), plan.adapter.rank, plan.adapter.dtype
-    yield Held(f"{module}.lora_A.weight", (rank, shape[1]), dtype, True, Role.LINEAR, times)
+    module, rank, dtype, kind = module_of(path), plan.adapter.rank, plan.adapter.dtype, plan.adapter.kind
+    yield Held(f"{module}.lora_A.weight", (rank, shape[1]), dtype, kind is not AdapterKind.LORA_FA, Role.LINEAR, times)
     yield Held(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
+    if kind is AdapterKind.DORA:
+        yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
 
 
 def storage(path: str, weight: Weight, plan: Plan) -> DType:
@@ -96,7 +109,7 @@ def quantized(path: str, weight: Weight, how: Quantization) -> bool:
 def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
     """Elements of a parameter that a data-parallel rank keeps between steps."""
     if sharding is Sharding.FSDP2:
-        return dim0_shard(held.shape, plan.mesh.dp_shard)
+        return dim0_shard(held.shape, plan.mesh.sharded)
     return held.elements
 
 
@@ -131,25 +144,11 @@ def gradient_dtype(held: Held, plan: Plan) -> DType:
     return held.dtype if plan.adapter else plan.precision.gradients
 
 
-@formula(cites=TORCH_OPTIM, at="_init_group: exp_avg and exp_avg_sq like the parameter, a step count each")
-def optimizer_bytes(held: Held, elements: Count, plan: Plan) -> Count:
-    """Optimizer states of one tensor of which the rank keeps ``elements``."""
-    assert plan.optimizer is not None
-    moments = plan.adapter.dtype if plan.adapter else plan.precision.moments
-    count = {OptimizerName.ADAMW: 2, OptimizerName.SGD_MOMENTUM: 1, OptimizerName.LION: 1, OptimizerName.SGD: 0}
-    if plan.optimizer.name is OptimizerName.ADAMW_8BIT:
-        own = plan.optimizer.implementation is Implementation.TORCHAO
-        return torchao_states(elements, moments) if own else eight_bit_states(held, elements)
-    size = count[plan.optimizer.name] * moments.nbytes(elements)
-    step_on_device = plan.optimizer.name is OptimizerName.ADAMW and plan.optimizer.implementation is Implementation.FUSED
-    return size + (FP32.nbytes(1) if step_on_device else 0)
-
-
 @formula(cites=EIGHT_BIT, at="section 2.1: 8-bit states with one fp32 maximum a block; embeddings stay in 32 bits (section 2.3)")
-def eight_bit_states(held: Held, elements: Count) -> Count:
-    """Two moments of a tensor under a block-wise 8-bit optimizer."""
+def eight_bit_states(held: Held, elements: Count, *, alike: bool = False) -> Count:
+    """Two moments of a tensor under a block-wise 8-bit optimizer. ``alike``: embeddings are no exception."""
     whole = FP32.nbytes(elements)
-    if held.role is Role.EMBEDDING:
+    if held.role is Role.EMBEDDING and not alike:
         return 2 * whole
     return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), INT8_ADAM.nbytes(elements), whole)
 

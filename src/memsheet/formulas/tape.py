@@ -54,6 +54,7 @@ class Tape:
     recomputed_saved: frozenset[int] = frozenset()  # made again in backward and saved for it
     waiting: frozenset[int] = frozenset()
     """Gradients that are there when backward first reads something saved, which is when recompute starts."""
+    before: frozenset[int] = frozenset()  # results that a selective checkpoint has kept for a forward that runs again
 
     @property
     def inputs(self) -> frozenset[int]:
@@ -68,8 +69,16 @@ class Tape:
     @property
     def recomputed(self) -> Log:
         """The forward as far as recompute runs it: it stops as soon as the last tensor to save is there."""
-        last = max((n for n, (event, i) in enumerate(self.forward) if event is Event.ALLOC and i in self.saved), default=-1)
-        return self.forward[: last + 1]
+        return self.forward[: self._stop]
+
+    @property
+    def _stop(self) -> int:
+        return 1 + max((n for n, (event, i) in enumerate(self.forward) if event is Event.ALLOC and i in self.saved), default=-1)
+
+    @property
+    def idle(self) -> frozenset[int]:
+        """Kept results that recompute stops short of: they stay until its backward is over."""
+        return self.before & {i for event, i in self.forward[self._stop :] if event is Event.FREE}
 
 
 def high_points(log: Log, alive: frozenset[int] = frozenset(), *, release_gradients: bool = False) -> tuple[tuple[int, ...], ...]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
 
-from memsheet.arith import Count, maximum
-from memsheet.formulas.evaluate import EMPTY, Bag, Moment, Stepped
+from memsheet.arith import Count
+from memsheet.formulas.evaluate import EMPTY, Bag, Moment
 from memsheet.formulas.groups import Group, Layers, Walk
+from memsheet.formulas.optimizers import step_temporaries
 from memsheet.formulas.states import Held, gradient_dtype, module_of
 from memsheet.formulas.stretches import Stretches
 from memsheet.formulas.surroundings import Surroundings
-from memsheet.references import MEGATRON_MASTER, TORCH_OPTIM, formula
+from memsheet.references import MEGATRON_MASTER, formula
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Implementation, Loss, OptimizerName, Plan
+from memsheet.spec.plan import Loss, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +30,7 @@ class Step:
     plan: Plan
     keeps_masks: bool = False
     stretches: Stretches | None = None  # layers that are recomputed together
+    others: Bag = EMPTY  # what other micro-batches keep for their backward, in a pipeline
 
     @property
     def accumulates(self) -> bool:
@@ -54,7 +55,7 @@ class Step:
 def moments(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
     resting: Moment = [(1, step.states), (1, step.around.always), (1, step.around.between)]
-    base: Moment = [*resting, (1, step.around.through), (1, step.resident_gradients)]
+    base: Moment = [*resting, (1, step.around.through), (1, step.resident_gradients), (1, step.others)]
     return {
         Instant.LOAD: [resting],
         Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
@@ -206,6 +207,13 @@ def _all_kept(step: Step) -> list[tuple[Count, Bag]]:
     return moment
 
 
+def everything_kept(step: Step) -> Moment:
+    """What a micro-batch keeps between its forward and its backward, which are not next to one another in a pipeline."""
+    head = [(1, step.walk.head.part.retained)] if step.walk.head else []
+    loss = [(1, step.walk.loss.retained)] if step.walk.loss else []
+    return [(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step), *head, *loss]
+
+
 def _held(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, Bag]]:
     """What the engine keeps of some repetitions of a run between forward and backward."""
     return [(repetitions, step.around.holds(group)) for group in layers.pattern]
@@ -262,33 +270,6 @@ def _head_left(step: Step) -> list[tuple[Count, Bag]]:
 
 
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
-
-
-def stepped(plan: Plan) -> Stepped:
-    """How a parameter alone is stepped inside backward."""
-    assert plan.optimizer is not None
-    copies = {Implementation.FOREACH: 1, Implementation.LOOP: 2}.get(plan.optimizer.implementation, 0)
-    adam = plan.optimizer.name is OptimizerName.ADAMW
-    return Stepped(copies if adam else 0, plan.adapter.dtype if plan.adapter else plan.precision.moments)
-
-
-@formula(
-    cites=TORCH_OPTIM,
-    at="adam.py:762-799 _foreach_sqrt makes one copy of all second moments; :540-546 two copies of one tensor in the loop",
-)
-def step_temporaries(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Count:
-    """Bytes that the optimizer's arithmetic takes, for tensors with the elements a rank keeps of each."""
-    assert plan.optimizer is not None
-    if plan.optimizer.name is not OptimizerName.ADAMW:
-        return 0
-    dtype = plan.adapter.dtype if plan.adapter else plan.precision.moments
-    match plan.optimizer.implementation:
-        case Implementation.FOREACH:
-            return sum(h.times * dtype.nbytes(elements) for h, elements in parameters)
-        case Implementation.LOOP:
-            return 2 * reduce(maximum, (dtype.nbytes(elements) for _, elements in parameters), 0)
-        case _:
-            return 0
 
 
 def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Bag:

@@ -14,7 +14,7 @@ from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, It
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.spec.model import Source
-from memsheet.spec.plan import Adapter, Offload, Plan, Precision, Quantization, Recompute, Routing
+from memsheet.spec.plan import Adapter, Offload, Optimizer, Plan, Precision, Quantization, Recompute, Routing
 
 SHEET_SCHEMA, PLAN_SCHEMA = "memsheet/sheet/1", "memsheet/plan/1"
 
@@ -56,7 +56,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "layers_per_stage": list(plan.layers_per_stage) if plan.layers_per_stage else None,
         "microbatch": int(plan.microbatch), "global_batch": _whole(plan.global_batch), "seq_len": _whole(plan.seq_len) or None,
         "vocab_multiple": plan.vocab_multiple, "precision": _precision(plan.precision),
-        "optimizer": {"name": plan.optimizer.name.value, "implementation": plan.optimizer.implementation.value} if plan.optimizer else None,
+        "optimizer": _optimizer(plan.optimizer) if plan.optimizer else None,
         "recompute": _recompute(plan.recompute), "attention": plan.attention.value,
         "loss": plan.loss.value if plan.task == "train" else None, "dropout": plan.dropout,
         "adapter": _adapter(plan.adapter) if plan.adapter else None,
@@ -100,9 +100,20 @@ def _recompute(recompute: Recompute) -> dict[str, Any]:
     return {"mode": recompute.mode.value, "every": every, "layers": recompute.layers, "segments": recompute.segments, **named}
 
 
+def _optimizer(optimizer: Optimizer) -> dict[str, Any]:
+    rank = {"rank": int(optimizer.rank)} if optimizer.rank else {}
+    return {"name": optimizer.name.value, "implementation": optimizer.implementation.value, **rank}
+
+
 def _adapter(adapter: Adapter) -> dict[str, Any]:
-    targets = list(adapter.targets)
-    return {"kind": "lora", "rank": int(adapter.rank), "targets": targets, "dtype": adapter.dtype.name, "dropout": adapter.dropout}
+    own = {
+        "full_modules": list(adapter.full_modules) or None, "prompt_length": adapter.prompt_length or None,
+        "start_layer": adapter.start_layer or None,
+    }  # fmt: skip
+    return {
+        "kind": adapter.kind.value, "rank": int(adapter.rank) or None, "targets": list(adapter.targets), "dtype": adapter.dtype.name,
+        "dropout": adapter.dropout, **{key: value for key, value in own.items() if value},
+    }  # fmt: skip
 
 
 def _quantization(quantization: Quantization) -> dict[str, Any]:

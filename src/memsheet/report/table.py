@@ -166,7 +166,9 @@ def _training(plan: Plan) -> Iterator[str]:
         yield f"global batch {plan.global_batch}"
     yield f"recompute {plan.recompute.mode.value}"
     if plan.adapter:
-        yield f"lora rank {plan.adapter.rank}"
+        yield f"{plan.adapter.kind.value} " + (
+            f"of {plan.adapter.prompt_length}" if plan.adapter.kind.prompts else f"rank {plan.adapter.rank}"
+        )
     if plan.loss.value != "plain":
         yield f"{plan.loss.value} loss"
 

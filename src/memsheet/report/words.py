@@ -20,6 +20,18 @@ INSTANTS = {
 }  # fmt: skip
 
 
+MOMENTS = {
+    OptimizerName.ADAMW: "two {dtype} moments", OptimizerName.PAGED_ADAMW: "two fp32 moments in pages",
+    OptimizerName.ADAMW_8BIT: "two moments in 8 bits", OptimizerName.PAGED_ADAMW_8BIT: "two moments in 8 bits, in pages",
+    OptimizerName.LION: "one {dtype} moment", OptimizerName.LION_8BIT: "one moment in 8 bits",
+    OptimizerName.SGD: "none but scalars", OptimizerName.SGD_MOMENTUM: "one {dtype} moment",
+    OptimizerName.ADAFACTOR: "second moments as rows and columns", OptimizerName.MUON: "one {dtype} moment of matrices, two of the rest",
+    OptimizerName.ADAM_MINI: "one {dtype} moment and a second one a block", OptimizerName.GALORE: "two {dtype} moments of projections",
+    OptimizerName.LORA_FA: "two {dtype} moments of the second matrices",
+}  # fmt: skip
+"""What an optimizer keeps between steps."""
+
+
 def spoken(component: Component) -> str:
     return component.value.replace("_", " ")
 
@@ -99,22 +111,14 @@ def _parameters(plan: Plan) -> str:
 
 
 def _with_adapter(base: str, adapter: Adapter) -> str:
-    return f"frozen {base} base, {adapter.dtype.name} adapters of rank {adapter.rank}"
+    size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"
+    return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
 
 
 def _moments(plan: Plan) -> str:
     if plan.optimizer is None:
         return ""
-    dtype = plan.precision.moments.name
-    match plan.optimizer.name:
-        case OptimizerName.ADAMW:
-            return f"two {dtype} moments"
-        case OptimizerName.ADAMW_8BIT:
-            return "two moments in 8 bits"
-        case OptimizerName.LION | OptimizerName.SGD_MOMENTUM:
-            return f"one {dtype} moment"
-        case OptimizerName.SGD:
-            return "none but scalars"
+    return MOMENTS[plan.optimizer.name].format(dtype=plan.precision.moments.name)
 
 
 def _recompute(plan: Plan) -> str:

@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memsheet.errors import refuse
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.four_bit import can_quantize, four_bit
-from memsheet.spec.plan import Plan, Quantization, RecomputeMode
+from memsheet.spec.dtypes import FP32
+from memsheet.spec.plan import AdapterKind, Plan, Quantization, RecomputeMode
 
 _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
 """bitsandbytes functional.py quantize_4bit: a maximum every 64 weights; with double quantization those are stored in 8 bits with a
@@ -35,11 +36,32 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         model.enable_input_require_grads()  # type: ignore[operator]
     rank = int(plan.adapter.rank)
     config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=list(plan.adapter.targets), lora_dropout=plan.adapter.dropout, task_type="CAUSAL_LM"
-    )
+        r=rank, lora_alpha=2 * rank, target_modules=list(plan.adapter.targets), lora_dropout=plan.adapter.dropout, task_type="CAUSAL_LM",
+        use_dora=plan.adapter.kind is AdapterKind.DORA, modules_to_save=list(plan.adapter.full_modules) or None,
+    )  # fmt: skip
+    if plan.quantization is not None and plan.adapter.kind is not AdapterKind.LORA:
+        raise refuse("adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora")
     config._register_custom_module({Linear4bit: _lora_of_4bit()})
-    adapted: nn.Module = get_peft_model(model, config)
+    raised = plan.adapter.dtype is not plan.precision.parameters  # peft makes adapters in the base's dtype, and raises low ones to fp32
+    if raised and plan.adapter.dtype is not FP32:
+        raise refuse(
+            "adapter.dtype", plan.adapter.dtype.name, "is not what peft makes on such a base", f"fp32 or {plan.precision.parameters.name}"
+        )
+    adapted: nn.Module = get_peft_model(model, config, autocast_adapter_dtype=raised)
+    for module in adapted.modules():
+        if plan.adapter.full_modules and type(module).__name__ == "ModulesToSaveWrapper":
+            _copied_anew(module)
+    if plan.adapter.kind is AdapterKind.LORA_FA:  # as peft's own function does it (optimizers/lorafa.py create_lorafa_optimizer)
+        for name, parameter in adapted.named_parameters():
+            parameter.requires_grad_(parameter.requires_grad and "lora_A" not in name)
     return adapted
+
+
+def _copied_anew(wrapper: Any) -> None:
+    """Parameters of a module's copy as clones: a deep copy of a fake tensor has two storages."""
+    for copy in wrapper.modules_to_save.values():
+        for name, parameter in list(copy.named_parameters()):
+            setattr(copy, name, nn.Parameter(wrapper.original_module.get_parameter(name).detach().clone(), parameter.requires_grad))
 
 
 def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:

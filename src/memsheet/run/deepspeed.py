@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from memsheet.errors import refuse
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.model import initialize
-from memsheet.run.optimizer import RATE, build_optimizer
+from memsheet.run.optimizer import build_optimizer
+from memsheet.run.other_optimizers import RATE
 from memsheet.run.step import mark_loss
 from memsheet.run.watch import Watch
 from memsheet.sheet import Component, Instant

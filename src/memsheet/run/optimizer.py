@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.in_backward import InBackward
 from memsheet.run.master import MasterWeights
+from memsheet.run.other_optimizers import RATE, other_optimizer
 from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
-RATE = 1e-4
 MOMENTUM = 0.9
 _SWITCHES: dict[Implementation, dict[str, bool]] = {
     Implementation.FOREACH: {"foreach": True}, Implementation.FUSED: {"fused": True}, Implementation.LOOP: {"foreach": False},
@@ -29,7 +28,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], plan: Plan, model: nn.Mo
     ``model``: whose embeddings an 8-bit optimizer leaves alone. Raises InputError where its library is not installed.
     """
     trained = [p for p in parameters if p.requires_grad]
-    make = partial(_made, plan=plan, embeddings=_embeddings(model))
+    make = partial(_made, plan=plan, model=model)
     if plan.optimizer_in_backward:
         return InBackward(trained, make)
     master = plan.precision.master_weights
@@ -40,35 +39,51 @@ def _embeddings(model: nn.Module | None) -> list[torch.Tensor]:
     return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)] if model else []
 
 
-def _made(trained: list[nn.Parameter], *, plan: Plan, embeddings: list[torch.Tensor]) -> torch.optim.Optimizer:
+def _made(trained: list[nn.Parameter], *, plan: Plan, model: nn.Module | None) -> torch.optim.Optimizer:
     assert plan.optimizer is not None
     switches: dict[str, Any] = dict(_SWITCHES.get(plan.optimizer.implementation, {}))
     match plan.optimizer.name:
+        case OptimizerName.ADAMW if plan.optimizer.implementation in (Implementation.APEX, Implementation.TRANSFORMERS):
+            raise refuse(
+                "optimizer.implementation", plan.optimizer.implementation.value, "is no longer made here", "fused, foreach or loop"
+            )
         case OptimizerName.ADAMW:
             return torch.optim.AdamW(trained, lr=RATE, **switches)
         case OptimizerName.SGD:
             return torch.optim.SGD(trained, lr=RATE, **switches)
         case OptimizerName.SGD_MOMENTUM:
             return torch.optim.SGD(trained, lr=RATE, momentum=MOMENTUM, **switches)
-        case OptimizerName.ADAMW_8BIT:
-            return _torchao(trained) if plan.optimizer.implementation is Implementation.TORCHAO else _eight_bit(trained, embeddings)
-        case OptimizerName.LION:
-            raise refuse("optimizer", "lion", "is in no library that is run here")
+        case OptimizerName.ADAMW_8BIT if plan.optimizer.implementation is Implementation.TORCHAO:
+            return _torchao(trained)
+        case OptimizerName.MUON:
+            return Together(trained, _hidden(model), switches)
+        case _:
+            return other_optimizer(trained, plan, model, _embeddings(model))
 
 
-def _eight_bit(trained: list[nn.Parameter], embeddings: list[torch.Tensor]) -> torch.optim.Optimizer:
-    """Embeddings keep states in 32 bits, as the Trainer of transformers has it (5.23.0 trainer.py:1338)."""
-    with _disable_current_modes():  # it works its quantization tables out from values when it is made
-        try:
-            from bitsandbytes.optim import AdamW8bit, GlobalOptimManager
-        except ImportError:
-            raise refuse("optimizer", "adamw_8bit", "is bitsandbytes', which is not installed", "pip install bitsandbytes") from None
-        manager = GlobalOptimManager.get_instance()
-        manager.initialize()  # one for the whole process, which still knows the parameters of models before
-        manager.override_config(embeddings, "optim_bits", 32)
-        manager.register_parameters(trained)
-        made: torch.optim.Optimizer = AdamW8bit(trained, lr=RATE)
-    return made
+def _hidden(model: nn.Module | None) -> set[torch.Tensor]:
+    """The matrices of hidden layers: of linear layers but the output projection."""
+    if model is None:
+        return set()
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    return {module.weight for module in model.modules() if isinstance(module, nn.Linear) and module is not head}
+
+
+class Together(torch.optim.Optimizer):
+    """Muon over matrices of hidden layers, AdamW over the rest, stepped one after the other."""
+
+    def __init__(self, trained: list[nn.Parameter], hidden: set[torch.Tensor], switches: dict[str, Any]) -> None:
+        super().__init__(trained, {})
+        matrices = [p for p in trained if p in hidden]
+        rest = [p for p in trained if p not in hidden]
+        muon: list[torch.optim.Optimizer] = [torch.optim.Muon(matrices, lr=RATE)] if matrices else []
+        self.both = [*muon, *([torch.optim.AdamW(rest, lr=RATE, **switches)] if rest else [])]
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Each steps its own; states are found under the parameters here too."""
+        for one in self.both:
+            one.step(closure)
+            self.state.update(one.state)
 
 
 def _torchao(trained: list[nn.Parameter]) -> torch.optim.Optimizer:

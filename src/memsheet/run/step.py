@@ -31,6 +31,8 @@ def tokens(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
     if getattr(text, "vocab_size", None) is None:
         return _pictures(config, plan, device)
     ids = torch.randint(0, text.vocab_size, (batch, int(plan.seq_len)), device=device)
+    if "ForSequenceClassification" in str(config.architectures):  # one kind a sequence
+        return {"input_ids": ids, "labels": torch.randint(0, config.num_labels, (batch,), device=device)}
     if not config.is_encoder_decoder:
         return {"input_ids": ids, "labels": ids.clone()}
     heard = getattr(config, "num_mel_bins", None)

@@ -15,7 +15,7 @@ from memsheet.spec.dtypes import dtype_named
 
 Request = Mapping[str, Any]
 
-PRECISIONS = ("fp32", "bf16-autocast", "fp16-autocast", "bf16-master", "bf16-pure", "fsdp2-mixed")
+PRECISIONS = ("fp32", "bf16-autocast", "fp16-autocast", "bf16-master", "bf16-pure", "fsdp2-mixed", "megatron-mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,17 @@ RULES: dict[str, Rule] = {
     "seq_len_kind": _choice("exact", "maximum", "minimum"), "vocab_multiple": _count(1, 2**16),
     "precision.parameters": _DTYPE, "precision.compute": _DTYPE, "precision.gradients": _DTYPE, "precision.reduce": _DTYPE,
     "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice(*PRECISIONS),
-    "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "fp8.skip": _TEXTS, "optimizer.name": _TEXT,
-    "optimizer.implementation": _choice("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao"), "optimizer_in_backward": _FLAG,
+    "fp8.recipe": _TEXT, "fp8.param_storage": Rule("any"), "fp8.all_gather": Rule("any"), "fp8.skip": _TEXTS, "optimizer.name": _TEXT, "optimizer.rank": _count(high=2**16),
+    "optimizer.implementation": _choice("foreach", "fused", "loop", "apex", "distributed", "bnb", "torchao", "transformers"), "optimizer_in_backward": _FLAG,
     "recompute.mode": _choice("none", "selective", "full"), "recompute.modules": _TEXTS, "recompute.every": _count(high=10_000),
     "recompute.layers": _count(high=10_000), "recompute.segments": _count(high=10_000),
     "attention": _choice("eager", "sdpa", "flash", "cudnn"), "loss": _choice("plain", "fused", "chunked", "vocab_parallel"),
     "compile": _FLAG, "dropout": _SHARE,
     "moe.dispatch": _TEXT, "moe.capacity_factor": Rule("any"), "moe.balanced": _FLAG,
     "moe.pad_to_capacity": _FLAG, "moe.grouped_gemm": _FLAG, "moe.permute_fusion": _FLAG,
-    "adapter.kind": _choice("lora"), "adapter.rank": _count(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
+    "adapter.kind": _choice("lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2"), "adapter.rank": _count(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
     "adapter.alpha": Rule("any"), "adapter.dropout": _SHARE, "adapter.trainable_parameters": _count(0, 2**50), "adapter.full_modules": _TEXTS,
+    "adapter.prompt_length": _count(high=2**20), "adapter.start_layer": _count(0, 10_000),
     "quantization.weights": _TEXT, "quantization.group_size": _count(high=2**20), "quantization.double_quant": _FLAG,
     "quantization.skip": _TEXTS,
     "offload.optimizer": _SHARE, "offload.parameters": _SHARE, "offload.activations": _FLAG,

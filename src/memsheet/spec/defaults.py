@@ -14,6 +14,7 @@ NAMED_PRECISIONS: dict[str, Precision] = {
     "fp16-autocast": Precision(parameters=FP32, compute=FP16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
     "bf16-master": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=FP32, moments=FP32),
     "bf16-pure": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=None, moments=BF16),
+    "megatron-mixed": Precision(parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=FP32, moments=FP32),
     "fsdp2-mixed": Precision(parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
 }
 ADAPTER_PRECISION = Precision(parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32)
@@ -37,7 +38,7 @@ GROUPED = ("int4", "awq-int4", "gptq-int4", "gptq-int8", "fp8", "fp8-block")
 _COMMON = ("fp32", "fp16", "bf16")
 PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("precision.parameters", "precision.compute", "precision.gradients", "precision.reduce"), _COMMON),
-    "precision.master_weights": ("fp32",), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
+    "precision.master_weights": ("fp32", "int16-remainder"), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
 }  # fmt: skip
 CACHE_DTYPES = (*_COMMON, "fp8", "int8")
 
@@ -51,7 +52,7 @@ LORA_TARGETS = {
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
-    "context_parallel_comm": (), "fp8.recipe": (), "fp8.param_storage": (), "fp8.all_gather": (),
+    "context_parallel_comm": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (), "serving.fused_moe": (),
@@ -62,21 +63,28 @@ DESCRIPTIVE: dict[str, str] = {
     "schema": "names the vocabulary the plan is written in",
     "engine_version": "is recorded; the version that was read stands in the engine's file",
     "seq_len_kind": "says whether lengths were exact or a bound where a figure was published; the sheet is that of seq_len",
-    "adapter.kind": "lora is the only kind there is",
     "adapter.alpha": "scales the adapter's output and has no bytes",
     "adapter.trainable_parameters": "follows from rank and targets; a published count to compare with",
     "moe.balanced": "true is how routing is taken",
     "serving.output_tokens": "beside a length only says where an answer ends; the cache is as long as max_model_len",
 }
 """Keys that describe a job and cannot change a byte of it: accepted, recorded nowhere in the sheet, and listed here so that it is known."""
-NEEDS_RANK = ("adapter.kind", "adapter.targets", "adapter.dtype", "adapter.alpha", "adapter.dropout", "adapter.trainable_parameters")
+NEEDS_RANK = (
+    "adapter.kind", "adapter.targets", "adapter.dtype", "adapter.alpha", "adapter.dropout", "adapter.trainable_parameters",
+    "adapter.full_modules", "adapter.prompt_length", "adapter.start_layer",
+)  # fmt: skip
+FUSED_TARGETS = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+"""Joined projections by the names of their parts: an adapter on one that the library's code has in parts is for code that joins them, as
+Qwen's first code does (attn.c_attn, modeling_qwen.py of Qwen/Qwen-7B) and Megatron's (linear_qkv).
+"""
+PROMPTED = ("llama-adapter", "llama-adapter-v2")  # kinds of adapters that have no rank
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
-    "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (),
+    "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
     "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "recompute.modules": (),
-    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
+    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
     "offload.activations": (False,),
 }  # fmt: skip
 _OF_SERVING: dict[str, tuple[Any, ...]] = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
 from memsheet.sheet import Evidence
 from memsheet.spec.model import Role
-from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.spec.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 
 class Sharding(Enum):
@@ -16,6 +17,7 @@ class Sharding(Enum):
     REPLICATED = "replicated"  # DistributedDataParallel
     FSDP2 = "fsdp2"  # per parameter, along dimension 0, padded
     DEEPSPEED = "deepspeed"  # flat buffers
+    MEGATRON = "megatron"  # one buffer of parameters and one of gradients on every rank, optimizer states divided
 
     @property
     def keeps_whole_gradients(self) -> bool:
@@ -62,12 +64,24 @@ class Engine:
     losses: tuple[Loss, ...] = (Loss.PLAIN, Loss.FUSED)
     recompute: tuple[RecomputeMode, ...] = (RecomputeMode.NONE, RecomputeMode.FULL)
     schedules: tuple[Schedule, ...] = ()
+    policies: frozenset[str] = frozenset()  # what it may recompute besides modules: chosen operations, every so many-th layer
+    stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = None  # layers of each pipeline stage, of layers, stages, version
+    whole_in_pipelines: bool = False  # parameters stay gathered from forward to backward where there are several stages
+    cuts_loss: bool = False  # over tensor-parallel ranks the loss is of a part of the vocabulary unless one asks otherwise
     optimizers: tuple[OptimizerName, ...]
     default_implementation: Implementation
+    adapters: tuple[AdapterKind, ...] = (AdapterKind.LORA,)
+    usual_targets: tuple[str, ...] = ()  # of LoRA where its scripts have a default of their own
+    targets: frozenset[str] = frozenset()  # of LoRA, that its own model code has whatever a model calls its layers
     adapter_dtype: str = "fp32"  # that adapters are trained in; peft raises them unless the engine casts the whole model
     offload: tuple[str, ...] = ()
     processor: bool = False  # computes on a CPU, whose kernels are others; set by account, not by an engine's file
     whole_roles: frozenset[Role] = frozenset()  # tensors every tensor-parallel rank keeps whole
     whole_latent: bool = False  # latent attention is not split
     splits_experts_over_tp: bool = False  # routed experts are cut over the tensor-parallel ranks (etp = tp)
+    vocab_multiple: int = 1  # that it pads the vocabulary to, times tp, unless the plan says another
+    selective: tuple[str, ...] = ()  # what selective recompute recomputes unless the plan names modules
+    workspaces: tuple[str, ...] = ()  # entries of overheads.toml that its libraries take besides cuBLAS
+    roots_frozen_ends: bool = False  # fully_shard leaves embeddings and head to the root where an adapter trains
+    alone: Engine | None = None  # its facts on one GPU, where they are others
     evidence: dict[str, Evidence] = field(default_factory=dict)

@@ -44,6 +44,7 @@ class Weight:
     padded: bool = False
     copies: int = 1
     dtype: str | None = None  # fixed by the model's code whatever the run's precision
+    adapter: bool = False  # an adapter's own by the model's code: trains beside a frozen base, in the adapter's dtype
 
     @property
     def elements(self) -> int:
@@ -192,6 +193,7 @@ class Moe:
     activation: str
     gated: bool = True
     shared: Dense | None = None
+    groups: int = 1  # of experts, of which the router takes the best first
     weights: tuple[Weight, ...]  # router and routed experts; the shared expert carries its own
 
     @property

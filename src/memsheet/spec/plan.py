@@ -43,6 +43,14 @@ class OptimizerName(Enum):
     SGD = "sgd"
     SGD_MOMENTUM = "sgd_momentum"
     LION = "lion"
+    LION_8BIT = "lion_8bit"
+    PAGED_ADAMW = "paged_adamw"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    ADAFACTOR = "adafactor"
+    MUON = "muon"
+    ADAM_MINI = "adam_mini"
+    GALORE = "galore"
+    LORA_FA = "lora_fa"
 
 
 class Implementation(Enum):
@@ -51,6 +59,24 @@ class Implementation(Enum):
     LOOP = "loop"
     BNB = "bnb"
     TORCHAO = "torchao"
+    APEX = "apex"
+    DISTRIBUTED = "distributed"
+    TRANSFORMERS = "transformers"
+
+
+class AdapterKind(Enum):
+    """What is trained beside a frozen model."""
+
+    LORA = "lora"
+    DORA = "dora"  # and a magnitude for each output
+    LORA_FA = "lora-fa"  # of which only the second matrix is trained
+    LLAMA_ADAPTER = "llama-adapter"  # prompts that the last layers attend to
+    LLAMA_ADAPTER_V2 = "llama-adapter-v2"  # and norms, scales and biases of every linear layer
+
+    @property
+    def prompts(self) -> bool:
+        """Whether it has prompts in place of matrices of some rank."""
+        return self in (AdapterKind.LLAMA_ADAPTER, AdapterKind.LLAMA_ADAPTER_V2)
 
 
 class Schedule(Enum):
@@ -73,6 +99,11 @@ class Mesh:
     vpp: int = 1
     ep: Count = 1
     etp: Count = 1
+
+    @property
+    def sharded(self) -> Count:
+        """Ranks that FSDP2 divides parameters over: those that share a sequence are among them."""
+        return self.dp_shard * self.cp
 
     @property
     def gpus(self) -> Count:
@@ -113,6 +144,11 @@ class Recompute:
     modules: tuple[str, ...] = ()
 
     @property
+    def by_layers(self) -> bool:
+        """Whether every so many-th layer is recomputed, and the others are not."""
+        return self.mode is RecomputeMode.SELECTIVE and self.modules == ("layer",)
+
+    @property
     def stretched(self) -> bool:
         """Whether several layers are recomputed together."""
         return self.mode is RecomputeMode.FULL and (self.segments is not None or self.every > 1)
@@ -128,16 +164,24 @@ class Recompute:
 class Optimizer:
     name: OptimizerName
     implementation: Implementation
+    rank: Count = 0  # of the projections that some keep moments of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """LoRA matrices of ``rank`` on the linear layers whose last name is in ``targets``."""
+    """LoRA matrices of ``rank`` on the linear layers whose last name is in ``targets``; modules named in ``full_modules`` are trained whole.
+
+    A llama-adapter has no rank: ``prompt_length`` learned positions for each layer from ``start_layer`` on.
+    """
 
     rank: Count
     targets: tuple[str, ...]
     dtype: DType
     dropout: float = 0.0
+    kind: AdapterKind = AdapterKind.LORA
+    full_modules: tuple[str, ...] = ()
+    prompt_length: int = 0
+    start_layer: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +201,14 @@ class Offload:
     activations: bool = False
 
 
+class Spread(Enum):
+    """Which routing of tokens to experts is accounted."""
+
+    BALANCED = "balanced"
+    EXPECTED = "expected"
+    WORST = "worst"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
     """How tokens go to experts. ``capacity_factor``: tokens an expert takes, in shares of an even split; None drops nothing.
@@ -167,6 +219,7 @@ class Routing:
     capacity_factor: float | None = None
     padded: bool = False
     balanced: bool = False
+    spread: Spread = Spread.EXPECTED  # set by account, which asks for all three
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.spec.check import Request
-from memsheet.spec.defaults import CACHE_DTYPES, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES
-from memsheet.spec.dtypes import dtype_named
+from memsheet.spec.defaults import CACHE_DTYPES, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES, PROMPTED
+from memsheet.spec.dtypes import FP8, dtype_named
 
 SIZES = ("microbatch", "global_batch", "serving.batch", "serving.max_sequences", "serving.max_model_len", "serving.prompt_tokens")
 SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three names for what is served at once
@@ -16,7 +16,8 @@ SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three na
 
 def contradictions(request: Request, task: str) -> Iterator[Problem]:
     """Every problem of two keys that cannot both be meant, and of sizes and dtypes that no job has."""
-    yield from _alone(request, "adapter.rank", NEEDS_RANK, "needs a rank: without one there is no adapter", "add --lora-rank 16")
+    if request.get("adapter.kind") not in PROMPTED:
+        yield from _alone(request, "adapter.rank", NEEDS_RANK, "needs a rank: without one there is no adapter", "add --lora-rank 16")
     yield from _alone(request, "quantization.weights", NEEDS_WEIGHTS, "needs a format of the weights", "add for example --quantize nf4")
     yield from _dtypes(request)
     if request.get("phase") == "load":  # weights alone: there are no sequences to count
@@ -42,6 +43,8 @@ def _dtypes(request: Request) -> Iterator[Problem]:
     for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": CACHE_DTYPES}.items():
         value = request.get(key)
         found = dtype_named(value) if value is not None else None
+        if found is FP8 and key == "precision.compute" and request.get("fp8.recipe"):
+            continue  # products alone, by an engine that models the recipe
         if found is not None and found.name not in known:
             yield Problem(field=key, value=value, reason="is not modelled there", hint=f"modelled: {', '.join(known)}")
 

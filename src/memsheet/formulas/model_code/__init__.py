@@ -36,10 +36,12 @@ class ModelCode:
     """One way of writing models.
 
     ``built``: the model as this code builds it (its own module names, joined projections). ``problems``: what it cannot run or what is not
-    modelled of it. ``block_numerics``: what depends on a block's shapes. ``axes``, ``end_axes``: values of the axes that shapes are named by.
+    modelled of it. ``plan_numerics``: what
+    depends on the plan alone; ``block_numerics``: on a block's shapes too. ``axes``, ``end_axes``: values of the axes that shapes are named by.
     ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``: from the last hidden states to what the
     loss takes, whose shape and dtype ``loss_input`` gives; ``loss``: from there to a number. ``shared``: what all layers keep together;
     ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``stream``: what blocks hand on.
+    ``at_ends``: how embeddings and head run, of how the layers do.
     """
 
     forward: Callable[[Recorder, Tensor, Block, Numerics], Tensor]
@@ -55,9 +57,11 @@ class ModelCode:
     built: Callable[[ModelSpec, Plan], ModelSpec] = _as_it_is
     on_rank: Callable[[Block, Plan], Block] = lambda block, _: block
     shared: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    plan_numerics: Callable[[Plan, Numerics], Numerics] = lambda _, how: how
     masks: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
+    at_ends: Callable[[Numerics], Numerics] = lambda how: how
     stream: Shape = ("b", "s", "h")
 
 

@@ -8,20 +8,24 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
+from memsheet.engines.torch_versions import softmax_keeps_input
 from memsheet.engines.verified import NO_SDPA, TP_TRAINED, VERIFIED
 from memsheet.errors import Problem
 from memsheet.formulas.attention import table_dtype
 from memsheet.formulas.blocks import forward, unmodelled
-from memsheet.formulas.ends import embed, logits_or_states, loss, loss_input
+from memsheet.formulas.ends import HEADS, embed, logits_or_states, loss, loss_input
+from memsheet.formulas.encoders import pooled, unmodelled_head
 from memsheet.formulas.evaluate import Bag, with_products
 from memsheet.formulas.families import habits
 from memsheet.formulas.losses import chunk_of
+from memsheet.formulas.mixers import mixer_axes, other_masks, other_tables
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.numerics import AttentionKernel, Numerics
+from memsheet.formulas.towers import problems as tower_problems
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BOOL, FP32
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec, Moe
+from memsheet.spec.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 FLASH_MAX_HEAD = 256
@@ -34,8 +38,10 @@ TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
 def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
     at = block.mixers[0]
-    if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:
-        return how
+    if isinstance(at, LatentAttention):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
+        return replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
+    if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:  # the others copy as eager attention does, by sequences
+        return replace(how, attention=AttentionKernel.EAGER)
     compute = how.autocast or how.parameters
     if how.processor:  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
         kernel = AttentionKernel.MATH if how.dropout else AttentionKernel.PROCESSOR
@@ -63,9 +69,10 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         Problem(field="model", value=spec.name, reason=f"the activations of {block.kind} blocks are not modelled: {why}", hint=hint)
         for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled(block, plan))
     ]  # fmt: skip
-    if spec.towers:
-        found.append(Problem(field="model", value=spec.name, reason="the activations of its vision tower are not modelled yet", hint=hint))
-    if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
+    found += tower_problems(spec, plan)
+    if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _blocks(spec) if block.feed_forward}):
+        found.append(Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint))
+    if spec.head.kind not in HEADS and spec.head.kind != "none" or len(spec.stacks) != 1:
         found.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
     return [*found, *_modules(spec, plan), *_tensor_parallel(spec, plan), *_idle_dropout(spec, plan)]
 
@@ -132,17 +139,18 @@ def _unmodelled(block: Block, plan: Plan) -> str | None:
 def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a dense block's tensors are named by."""
     at, ff = block.mixers[0], block.feed_forward
-    assert isinstance(at, Attention)
-    assert isinstance(ff, Dense | Moe)
     experts = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate} if isinstance(ff, Moe) else {}
-    through = ff if isinstance(ff, Dense) else ff.shared
+    through = ff.shared if isinstance(ff, Moe) else ff
     width = through.intermediate if through else 0
     return with_products({
-        **experts,
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": ceil_div(at.heads, plan.mesh.tp),
-        "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "f": ceil_div(width, plan.mesh.tp),
+        **experts, **(_attention_axes(at, plan) if isinstance(at, Attention) else mixer_axes(at, plan.seq_len)),
+        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
         "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
     })  # fmt: skip
+
+
+def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
+    return {"a": ceil_div(at.heads, plan.mesh.tp), "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim}
 
 
 def on_rank(block: Block, plan: Plan) -> Block:
@@ -157,7 +165,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     tokens = plan.microbatch * plan.seq_len
     return {
         "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
-        "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
+        "n": spec.head.width, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
     }  # fmt: skip
 
 
@@ -169,10 +177,24 @@ def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
 def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) -> list[Count]:
     """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
     kinds = {
-        (at.rotary_dim, kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)))
+        (at.rotary_dim, kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)), habits(kind).tables_each)
         for kind, at in _attentions(spec) if at.rotary_dim and habits(kind).own_tables is copied and not habits(kind).table_buffer
     }  # fmt: skip
-    return [2 * dtype.nbytes(plan.seq_len * width) for width, _, dtype in sorted(kinds, key=lambda kind: kind[:2])]
+    tables = [
+        2 * dtype.nbytes((plan.microbatch if each else 1) * plan.seq_len * width)
+        for width, _, dtype, each in sorted(kinds, key=lambda kind: kind[:2])
+    ]
+    return tables if copied else [*tables, *other_tables(_blocks(spec), plan.seq_len, how)]
+
+
+def built(spec: ModelSpec, _: Plan) -> ModelSpec:
+    """The model with a pooler as a part of the head that takes what it makes."""
+    own = pooled(spec.extras, spec.head)
+    return replace(spec, extras=(), head=replace(spec.head, weights=(*own, *spec.head.weights))) if own else spec
+
+
+def _blocks(spec: ModelSpec) -> list[Block]:
+    return [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
 
 
 def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
@@ -192,7 +214,7 @@ def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
     """
     if plan.attention is AttentionKind.EAGER:
-        kinds = {None if habits(kind).own_window else at.window for kind, at in _attentions(spec)}
+        kinds = {None if habits(kind).own_window else at.window for kind, at in _attentions(spec) if at.causal} | other_masks(_blocks(spec))
         mask = how.stream.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
     else:
         kinds, mask = {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
@@ -206,7 +228,13 @@ def positions_each(spec: ModelSpec) -> bool:
     return any(habits(kind).positions_each for kind, _ in _attentions(spec))
 
 
+def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+    """What an older torch kept besides."""
+    return replace(how, keeps_scores=softmax_keeps_input(plan.engine_version))
+
+
 CODE = ModelCode(
+    built=built, plan_numerics=plan_numerics,
     forward=forward, embed=embed, head=logits_or_states, loss=loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
     axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=masks, keeps_masks=keeps_masks, positions_each=positions_each,
 )  # fmt: skip

@@ -6,6 +6,8 @@ part of the model that transformers builds, and are not counted.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import gated_mlp, linear, repeated, rms_norm
 from memsheet.readers.sparse_parts import causal_lm, correction_bias, experts_per_token, moe, nullable
@@ -87,9 +89,11 @@ def _routed(config: Fields, hidden: int, known: dict[str, int | None], kind: str
     width = config.count("moe_intermediate_size", default=known["moe_intermediate_size"])
     shared = config.count("n_shared_experts", default=known["n_shared_experts"], low=0)
     activation, bias = config.text("hidden_act", default="silu"), _mlp_bias(config, kind)
-    return moe(
+    limited = kind == "deepseek_v2" and config.text("topk_method", default="greedy") == "group_limited_greedy"
+    made = moe(
         config, "mlp", hidden, experts,
         per_token=experts_per_token(config, "num_experts_per_tok", default=known["num_experts_per_tok"], experts=experts), intermediate=width,
         shared=gated_mlp("mlp.shared_experts", hidden, shared * width, activation, bias=bias) if shared else None,
         extras=(correction_bias("mlp.gate", experts),) if kind == "deepseek_v3" else (),
     )  # fmt: skip
+    return replace(made, groups=config.count("n_group", default=1)) if limited else made

@@ -1,0 +1,48 @@
+"""Megatron-Core over TransformerEngine: fused modules, gradients added to one fp32 buffer, optimizer states sharded over data-parallel ranks."""
+
+from __future__ import annotations
+
+from memsheet.references import MEGATRON
+from memsheet.sheet import Cited
+from memsheet.spec.engine import Code, Engine, Sharding
+from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+
+ENGINE = Engine(
+    name="megatron",
+    tested="core 0.14 (23e00ed), TransformerEngine 2.11",
+    tasks=("train",),
+    axes=("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp"),
+    zero=(0, 1),
+    default_zero=1,
+    sharding=Sharding.MEGATRON,
+    code=Code.MEGATRON,
+    models=frozenset(
+        {
+            "sequence_parallel",
+            "context_parallel_comm",
+            "moe.dispatch",
+            "moe.capacity_factor",
+            "moe.pad_to_capacity",
+            "moe.balanced",
+            "moe.grouped_gemm",
+            "moe.permute_fusion",
+        }
+    ),  # fmt: skip
+    default_precision="megatron-mixed",
+    precisions=("megatron-mixed", "bf16-master"),
+    autocast=False,
+    attention=(AttentionKind.FLASH, AttentionKind.CUDNN),
+    losses=(Loss.FUSED, Loss.PLAIN, Loss.VOCAB_PARALLEL),
+    recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
+    schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+    optimizers=(OptimizerName.ADAMW,),
+    default_implementation=Implementation.DISTRIBUTED,
+    vocab_multiple=128,
+    selective=("core_attn",),
+    workspaces=("transformer_engine",),
+    evidence={
+        "activations": Cited(MEGATRON, "transformer/attention.py, mlp.py, moe; TransformerEngine's modules"),
+        "parameters": Cited(MEGATRON, "distributed/param_and_grad_buffer.py"),
+        "optimizer_states": Cited(MEGATRON, "optimizer/distrib_optimizer.py"),
+    },
+)

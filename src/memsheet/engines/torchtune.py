@@ -1,0 +1,61 @@
+"""torchtune's recipes: one device without sharding, or fully_shard on every layer, without a mixed-precision policy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL
+from memsheet.sheet import Cited, FromCode
+from memsheet.spec.engine import Code, Engine, Sharding
+from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName
+
+TAG = "v0.4.0"
+
+
+def _code(file: str, line: int) -> FromCode:
+    return FromCode("pytorch/torchtune", TAG, file, line)
+
+
+_DISTRIBUTED = Engine(
+    name="torchtune",
+    tested="0.4.0 (torch 2.5.1)",
+    tasks=("train",),
+    axes=("dp_shard",),
+    zero=(3,),
+    default_zero=3,
+    sharding=Sharding.FSDP2,
+    code=Code.TORCHTUNE,
+    models=frozenset({"compile"}),
+    default_precision="bf16-pure",
+    precisions=("bf16-pure", "fp32"),
+    autocast=False,
+    roots_frozen_ends=True,  # recipes/configs/llama3_1/70B_lora.yaml names no custom_sharded_layers, 70B_full.yaml does
+    attention=(AttentionKind.SDPA,),
+    losses=(Loss.PLAIN, Loss.CHUNKED),
+    optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
+    default_implementation=Implementation.FUSED,
+    adapter_dtype="bf16",  # the whole model is built in the recipe's dtype (recipes/lora_finetune_single_device.py:400)
+    offload=("optimizer", "parameters", "activations"),
+    evidence={
+        "activations": Cited(TORCHTUNE_MODEL, "modules, operation by operation"),
+        "saved_activations": _code("torchtune/modules/transformer.py", 75),
+        "buffers": _code("torchtune/modules/position_embeddings.py", 50),
+        "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
+        "groups": _code("torchtune/training/_distributed.py", 612),
+        "offload": _code("torchtune/training/_distributed.py", 641),
+        "optimizer": Cited(TORCH_OPTIM),
+    },
+)
+
+_SINGLE = replace(
+    _DISTRIBUTED,
+    axes=(),
+    zero=(0,),
+    default_zero=0,
+    sharding=Sharding.REPLICATED,
+    steps_in_backward=True,  # training/memory.py, register_optim_in_bwd_hooks
+    optimizers=(*_DISTRIBUTED.optimizers, OptimizerName.PAGED_ADAMW, OptimizerName.PAGED_ADAMW_8BIT),
+    offload=("optimizer", "activations"),
+)
+
+ENGINE = replace(_DISTRIBUTED, alone=_SINGLE)

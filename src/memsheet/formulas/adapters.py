@@ -1,0 +1,120 @@
+"""What an adapter's branch computes beside a frozen linear layer, written over shape-only tensors (peft 0.21.2, tuners/lora)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsheet.formulas.graph import Tensor
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis
+from memsheet.spec.dtypes import FP32, DType
+from memsheet.spec.plan import AdapterKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Branch:
+    """The adapter of one layer: ``width`` to ``out`` under ``name``. ``kept``: the dtype of the frozen weight; ``quantized``: it is
+    dequantized for use; ``dropout``: the branch drops what it is given.
+    """
+
+    kind: AdapterKind
+    name: str
+    out: Axis
+    width: Axis
+    dtype: DType
+    kept: DType
+    dropout: bool
+    quantized: bool
+
+
+def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
+    """The layer's result with its adapter's. ``base`` gives its one tensor up, which goes when it is used up."""
+    if r.compute is None or not at.quantized:
+        x = r.cast(x, at.dtype, f"{at.name}/lora_input")
+    if at.kind is AdapterKind.DORA:
+        return _with_direction(r, x, base, at)
+    x = r.dropout(x, f"{at.name}/lora_dropout", active=at.dropout)
+    return _sum(r, base, r.scale(_low_rank(r, x, at), f"{at.name}/lora_scaled"), at)
+
+
+def _low_rank(r: Recorder, x: Tensor, at: Branch) -> Tensor:
+    """``lora_B(lora_A(x))``; LoRA-FA trains the second matrix alone (optimizers/lorafa.py create_lorafa_optimizer)."""
+    down = r.parameter(f"{at.name}.lora_A", ("r", at.width), at.dtype, trains=at.kind is not AdapterKind.LORA_FA)
+    up = r.parameter(f"{at.name}.lora_B", (at.out, "r"), at.dtype)
+    return r.linear(r.linear(x, down, "r", f"{at.name}.lora_A"), up, at.out, f"{at.name}.lora_B")
+
+
+def _sum(r: Recorder, base: list[Tensor], branch: Tensor, at: Branch) -> Tensor:
+    """Base and branch in the base's dtype: the sum is cast (layer.py Linear.forward), over a quantized base the branch (bnb.py:513-561)."""
+    lower = base[0].dtype
+    if at.quantized:
+        branch = branch if r.compute is not None else r.cast(branch, lower, f"{at.name}/lora_cast")
+        return r.add(base.pop(), branch, f"{at.name}/output")
+    total = r.add(base.pop(), branch, f"{at.name}/output")
+    del branch
+    return r.cast(total, lower, f"{at.name}/output")
+
+
+# ---- DoRA ----------------------------------------------------------------------------------------------------------------------
+
+
+def _with_direction(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
+    """DoRA (variants.py DoraLinearVariant.forward): where the branch drops its input, the base is computed once more from what is left."""
+    extra = _direction(r, x, base[0], at)
+    del x
+    return _sum(r, base, extra, at)
+
+
+def _direction(r: Recorder, x: Tensor, base: Tensor, at: Branch) -> Tensor:
+    """``(m - 1) * base + m * branch * scaling``, where m is the trained magnitude by the norm of the whole weight (dora.py forward). The
+    product of both matrices and the weight in the adapter's dtype stand until it returns.
+    """
+    again = at.dropout
+    x = r.dropout(x, f"{at.name}/lora_dropout", active=again)
+    product = _product(r, x.dtype, at)
+    weight = _weight(r, x.dtype, at)
+    norm = _norm(r, weight, product[-1], at)
+    magnitude = r.parameter(f"{at.name}.lora_magnitude_vector", (at.out,), at.dtype)
+    share = _quotient(r, magnitude, norm, at)
+    del norm
+    branch = _low_rank(r, x, at)
+    if again:
+        base = r.linear(x, weight, at.out, f"{at.name}/dora_base")
+    less = r.mul(base, r.unary(share, f"{at.name}/dora_less", saves="nothing"), f"{at.name}/dora_base_scaled")
+    scaled = r.scale(r.mul(branch, share, f"{at.name}/dora_branch"), f"{at.name}/dora_branch_scaled")
+    return r.add(less, scaled, f"{at.name}/dora")
+
+
+def _product(r: Recorder, dtype: DType, at: Branch) -> tuple[Tensor, ...]:
+    """``lora_B(lora_A(identity)).T`` (dora.py get_lora_weight): computed in the graph, so that identity and what is between are kept."""
+    low = r.compute or at.dtype
+    identity = r.tensor(f"{at.name}/dora_identity", (at.width, at.width), at.dtype)
+    identity = r.cast(identity, low, f"{at.name}/dora_identity")
+    between = r.tensor(f"{at.name}/dora_between", (at.width, "r"), low)
+    kept = (identity, between) if r.saves else ()
+    product = r.tensor(f"{at.name}/dora_product", (at.out, at.width), low)
+    del identity, between
+    return *kept, r.cast(product, dtype, f"{at.name}/dora_product")
+
+
+def _weight(r: Recorder, dtype: DType, at: Branch) -> Tensor:
+    """The frozen weight in the adapter's dtype."""
+    shape = (at.out, at.width)
+    kept = r.tensor(f"{at.name}/dora_dequantized", shape, at.kept) if at.quantized else Tensor(None, shape, at.kept, stays=True)
+    return r.cast(kept, dtype, f"{at.name}/dora_weight")
+
+
+def _norm(r: Recorder, weight: Tensor, product: Tensor, at: Branch) -> Tensor:
+    """The norm of each row of their sum, outside the graph (dora.py get_weight_norm)."""
+    scaled = r.tensor(f"{at.name}/dora_scaled", product.shape, product.dtype)
+    whole = r.tensor(f"{at.name}/dora_sum", weight.shape, weight.dtype)
+    del scaled
+    norm = r.tensor(f"{at.name}/dora_norm", (at.out,), FP32 if r.compute is not None else weight.dtype)
+    del whole
+    return norm
+
+
+def _quotient(r: Recorder, magnitude: Tensor, norm: Tensor, at: Branch) -> Tensor:
+    """Saves the norm for the magnitude's gradient."""
+    shape, dtype = magnitude.shape, magnitude.dtype
+    return r.apply(r.tensor(f"{at.name}/dora_share", shape, dtype), (magnitude,), (norm,), lambda _: [r.grad(shape, dtype)])

@@ -1,0 +1,244 @@
+"""What the allocator reserves for steps under fully_shard: their script, played through the allocator's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from memsheet.allocator.blocks import Block
+from memsheet.allocator.caching import allocate, release
+from memsheet.allocator.settings import Settings, block_bytes
+from memsheet.allocator.state import Allocator
+from memsheet.formulas.evaluate import Part
+from memsheet.formulas.fsdp2_script import DEFAULT, GATHERS, REDUCES, Played, Recorded, Script, Unit, backward, forward
+from memsheet.formulas.fsdp2_sizes import computed
+from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.sharding import dim0_gathered, dim0_shard
+from memsheet.formulas.states import Held, gradient_dtype
+from memsheet.spec.dtypes import INT64
+from memsheet.spec.plan import Implementation, OptimizerName, Plan
+
+STEPS = 3
+"""The optimizer's states are made in the first; what that leaves in pieces shows in the second."""
+
+
+@dataclass(slots=True, eq=False)
+class Placed:
+    """One gathered unit: ``groups`` of parameters and the bytes of what is gathered."""
+
+    unit: Unit
+    stays: bool  # gathered from its forward to its backward
+    parameters: list[int] = field(default_factory=list)
+    buffer: int | None = None
+
+
+def _unit(held: Sequence[Held], plan: Plan) -> Unit:
+    ranks = plan.mesh.sharded
+    whole = tuple(int(computed(h, plan).nbytes(dim0_gathered(h.shape, ranks))) for h in held)
+    reduced = sum(int(plan.precision.reduce.nbytes(dim0_shard(h.shape, ranks))) for h in held if h.trains)
+    gathered = sum(whole) if ranks > 1 else 0
+    return Unit(whole=whole, gathered=gathered, sent=gathered // ranks, reduce_input=reduced * ranks, reduced=reduced)
+
+
+class Run:
+    """Steps of one stage as they are written into a script."""
+
+    def __init__(self, walk: Walk, plan: Plan, *, joined: bool, last_stays: bool) -> None:
+        self.walk, self.plan, self.script = walk, plan, Script()
+        self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
+        keeps = not plan.reshard_after_forward
+        ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
+        rooted = joined or walk.tied
+        root = Placed(_unit(ends, plan), stays=True) if rooted else None
+        self.root = root
+        self.first = root or (Placed(_unit(walk.embeddings.parameters, plan), stays=keeps) if walk.embeddings else None)
+        self.last = root or (Placed(_unit(walk.head.parameters, plan), stays=True) if walk.head else None)
+        self.placed = [
+            Placed(_unit(group.parameters, plan), stays=keeps or (last_stays and number == len(self.layers) - 1))
+            for number, group in enumerate(self.layers)
+        ]
+        self.recorded: dict[int, Recorded] = {}
+        self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
+        self.reducing: int | None = None
+        self.gradients: list[int] = []
+        self.moments: list[int] = []
+
+    def part(self, part: Part) -> Recorded:
+        if id(part) not in self.recorded:
+            assert part.played is not None
+            tape, light, axes = part.played
+            self.recorded[id(part)] = Recorded.of(tape, axes, light)
+        return self.recorded[id(part)]
+
+    # ---- gathering and reducing ----------------------------------------------------------------------------------------------
+
+    def gather(self, at: Placed) -> None:
+        """Ask for a unit's parameters: what is sent, and the buffer it arrives in."""
+        if at.parameters or at.buffer is not None or not at.unit.gathered:
+            return
+        sent = self.script.take(at.unit.sent, GATHERS)
+        at.buffer = self.script.take(at.unit.gathered, GATHERS)
+        self.script.give((sent,))
+
+    def copy_out(self, at: Placed, *, defers: bool) -> None:
+        """Copy what arrived into the parameters. In forward the buffer stays until the next unit's."""
+        if at.parameters:
+            return
+        if defers and self.left_over is not None:
+            self.script.give((self.left_over,))
+            self.left_over = None
+        at.parameters = [self.script.take(size) for size in at.unit.whole]
+        if at.buffer is not None and defers:
+            self.left_over, at.buffer = at.buffer, None
+        elif at.buffer is not None:
+            self.script.give((at.buffer,))
+            at.buffer = None
+
+    def reshard(self, at: Placed) -> None:
+        self.script.give(at.parameters)
+        at.parameters = []
+
+    def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
+        self.reshard(at)
+        self.settle()
+        self.reducing = self.script.take(at.unit.reduce_input)
+        self.script.give(gradients)
+        shard = self.script.take(at.unit.reduced, REDUCES)
+        self.gradients.append(shard)
+
+    def settle(self) -> None:
+        if self.reducing is not None:
+            self.script.give((self.reducing,))
+            self.reducing = None
+
+    # ---- a step ----------------------------------------------------------------------------------------------------------------
+
+    def load(self) -> None:
+        """Shards of all parameters."""
+        for h in self._held():
+            self.script.take(int(h.dtype.nbytes(dim0_shard(h.shape, self.plan.mesh.sharded))))
+
+    def _held(self) -> list[Held]:
+        groups = [self.walk.embeddings, *self.layers, self.walk.head]
+        return [h for group in groups if group for h in group.parameters]
+
+    def step(self) -> None:
+        self.script.give(self.gradients)
+        self.gradients = []
+        tokens = int(INT64.nbytes(self.plan.microbatch * self.plan.seq_len))
+        inputs = [self.script.take(tokens), self.script.take(tokens)]
+        played, loss = self._forward()
+        self._backward(played, loss)
+        self.script.give(inputs)
+        self._optimize()
+
+    def _forward(self) -> tuple[list[Played], Played | None]:
+        script, walk, played = self.script, self.walk, list[Played]()
+        x: int | None = None
+        if walk.embeddings and self.first:
+            self._enter(self.first)
+            done, x = forward(script, self.part(walk.embeddings.part), None)
+            played.append(done)
+            if not self.first.stays:
+                self.reshard(self.first)
+        for group, at in zip(self.layers, self.placed, strict=True):
+            self._enter(at)
+            done, x = forward(script, self.part(group.part), x)
+            played.append(done)
+            if not at.stays:
+                self.reshard(at)
+        loss = None
+        if walk.head and walk.loss and self.last:
+            self._enter(self.last)
+            done, x = forward(script, self.part(walk.head.part), x)
+            played.append(done)
+            self._left()
+            loss, _ = forward(script, self.part(walk.loss), x)
+        self._left()
+        return played, loss
+
+    def _enter(self, at: Placed) -> None:
+        self.gather(at)
+        self.copy_out(at, defers=True)
+
+    def _left(self) -> None:
+        if self.left_over is not None:
+            self.script.give((self.left_over,))
+            self.left_over = None
+
+    def _backward(self, played: list[Played], loss: Played | None) -> None:
+        script, waiting, g = self.script, list[int](), None
+        if loss is not None and self.last is not None:
+            made, g = backward(script, loss, None)
+            if self.placed:
+                self.gather(self.placed[-1])
+            own, g = backward(script, played.pop(), g)
+            waiting = [*made, *own]
+            if self.root is None:
+                self.reduce(self.last, waiting)
+                waiting = []
+        for number in reversed(range(len(self.layers))):
+            at, ahead = self.placed[number], self.placed[number - 1] if number else None if self.root else self.first
+            self.gather(at)
+            self.copy_out(at, defers=False)
+            if ahead is not None and not ahead.stays and number:
+                self.gather(ahead)
+            made, g = backward(script, played.pop(), g)
+            self.reduce(at, made)
+        if played and self.first is not None:
+            made, g = backward(script, played.pop(), g)
+            self.reduce(self.first, [*waiting, *made])
+        if g is not None:
+            script.give((g,))
+        self.settle()
+
+    def _optimize(self) -> None:
+        plan, ranks = self.plan, self.plan.mesh.sharded
+        shards = [int(dim0_shard(h.shape, ranks)) for h in self._held() if h.trains]
+        if plan.optimizer is None or plan.optimizer.name is not OptimizerName.ADAMW:
+            return
+        sizes = [int(plan.precision.moments.nbytes(n)) for n in shards]
+        if not self.moments:
+            self.moments = [self.script.take(size) for size in sizes for _ in range(2)]
+        if plan.optimizer.implementation is Implementation.FOREACH:
+            self.script.give([self.script.take(size) for size in sizes])
+
+
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """High-water marks of a steady step, in bytes."""
+
+    requested: int
+    allocated: int
+    reserved: int
+
+
+def play(script: Script, start: int, settings: Settings) -> Reserved:
+    """A script through an allocator on a device without end; marks from event ``start`` on."""
+    allocator = Allocator(settings)
+    blocks: list[Block | None] = [None] * len(script.sizes)
+    requested = most = top = full = 0
+    for at, event in enumerate(script.events):
+        if event >= 0:
+            size = block_bytes(script.sizes[event], settings)
+            requested += script.sizes[event]
+            if size:
+                blocks[event] = allocate(allocator, allocator.pool(script.streams[event], size), size)
+        else:
+            requested -= script.sizes[~event]
+            if (gone := blocks[~event]) is not None:
+                release(allocator, gone)
+        if at >= start:
+            most, top, full = max(most, requested), max(top, allocator.allocated), max(full, allocator.reserved)
+    return Reserved(most, top, full)
+
+
+def replay(walk: Walk, plan: Plan, *, joined: bool, last_stays: bool, settings: Settings) -> Reserved:
+    """What a steady step of a stage requests, has allocated and reserved."""
+    run = Run(walk, plan, joined=joined, last_stays=last_stays)
+    run.load()
+    start = 0
+    for _ in range(STEPS):
+        start = len(run.script.events)
+        run.step()
+    return play(run.script, start, settings)

@@ -1,0 +1,99 @@
+"""TransformerEngine's modules as Megatron uses them (c188b533, transformer_engine/pytorch/module): what each saves and allocates.
+
+Products add weights' gradients to Megatron's buffer; what autograd is given in their place is one tensor a shape, kept for good
+(module/base.py:79-92, get_dummy_wgrad), which is counted with the states.
+"""
+
+from __future__ import annotations
+
+from memsheet.formulas.graph import Grad, Tensor
+from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis, Shape
+from memsheet.spec.dtypes import FP32
+
+STREAM: Shape = ("b", "n", "h")
+"""The residual stream of a rank."""
+
+
+def norm(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """A norm of its own: saves its input and one fp32 statistic a row (module/_common.py, ops/basic/rmsnorm.py)."""
+    shape, dtype = x.shape, x.dtype
+    out = r.tensor(path, shape, dtype)
+    rows = r.tensor(f"{path}/rsigma", shape[:-1], FP32)
+    return r.apply(out, (x,), (x, rows), lambda _: [r.grad(shape, dtype)])
+
+
+def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics) -> Tensor:
+    """LayerNormLinear (module/layernorm_linear.py:230-520, 640-900): saves its input and the normed rows of this rank, which are gathered
+    over the ranks of a sequence for the product and again in backward.
+    """
+    shape, dtype = x.shape, x.dtype
+    whole = gathered_shape(shape, how)
+    normed = r.tensor(f"{path}/normed", shape, dtype)
+    rows = r.tensor(f"{path}/rsigma", shape[:-1], FP32)
+    total = r.tensor(f"{path}/gathered", whole, dtype) if how.scattered else None
+    result = r.tensor(f"{path}/output", (*whole[:-1], out), dtype)
+    del total
+
+    def backward(_: Grad) -> list[Grad | None]:
+        again = r.grad(whole, dtype, f"{path}/gathered") if how.scattered else None
+        product = r.grad(whole, dtype)
+        own = r.grad(shape, dtype) if how.scattered else product
+        back = r.grad(shape, dtype)
+        del again, product, own
+        return [back]
+
+    return r.apply(result, (x,), (x, normed, rows), backward)
+
+
+def column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics, *, parallel: bool = True) -> Tensor:
+    """Linear over columns (module/linear.py:75-420): saves its input as this rank has it. ``parallel``: cut over ranks, not duplicated."""
+    shape, dtype, gathers = x.shape, x.dtype, parallel and how.scattered
+    whole = gathered_shape(shape, how) if gathers else shape
+    total = r.tensor(f"{path}/gathered", whole, dtype) if gathers else None
+    result = r.tensor(f"{path}/output", (*whole[:-1], out), dtype)
+    del total
+
+    def backward(_: Grad) -> list[Grad | None]:
+        again = r.grad(whole, dtype, f"{path}/gathered") if gathers else None
+        product = r.grad(whole, dtype)
+        own = r.grad(shape, dtype) if gathers else product
+        del again, product
+        return [own]
+
+    return r.apply(result, (x,), (x,), backward)
+
+
+def row(r: Recorder, x: Tensor, path: str, how: Numerics, *, out: Axis = "h") -> Tensor:
+    """Linear over rows: its partial sums are scattered over the sequence, or summed in place; backward gathers the gradient."""
+    shape, dtype = x.shape, x.dtype
+    whole = (*shape[:-1], out) if len(shape) == 3 else ("b", "s", out)
+    partial = r.tensor(f"{path}/partial" if how.scattered else f"{path}/output", whole, dtype)
+    result = r.tensor(f"{path}/output", (*STREAM[:-1], out), dtype) if how.scattered else partial
+    del partial
+
+    def backward(_: Grad) -> list[Grad | None]:
+        total = r.grad(whole, dtype, f"{path}/gathered") if how.scattered else None
+        back = r.grad(shape, dtype)
+        del total
+        return [back]
+
+    return r.apply(result, (x,), (x,), backward)
+
+
+def gathered_shape(shape: Shape, how: Numerics) -> Shape:
+    """A rank's rows of a sequence, all ranks' together."""
+    return tuple("s" if axis == "n" else axis for axis in shape) if how.scattered else shape
+
+
+def swiglu(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
+    """Saves the two halves it is given and makes one gradient for both (Megatron-LM fusions/fused_bias_swiglu.py:60-130)."""
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, shape, dtype), (x,), (x,), lambda _: [r.grad(back, dtype)])
+
+
+def remade(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
+    """A new tensor from ``x`` of which nothing is saved, and the same way back: a permutation, an exchange between ranks, a turn by angles."""
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])

@@ -1,0 +1,287 @@
+"""A layer of torchtitan's Llama and its two ends, operation by operation (torchtitan 9dec370, models/llama/model.py:160-350).
+
+The stream between layers is cut along the sequence over tensor-parallel ranks (``s/t``); attention and feed-forward gather it. ``compiled``
+layers are what torch.compile makes of the same: elementwise operations are one kernel each and keep nothing of their own.
+"""
+
+from __future__ import annotations
+
+from memsheet.formulas.graph import Chosen, Grad, Joined, Leaf, Tensor
+from memsheet.formulas.norms import rms_norm
+from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis, Shape
+from memsheet.spec.dtypes import BOOL, FP8, FP32, INT64
+from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, Norm
+from memsheet.spec.plan import Loss
+
+STREAM: Shape = ("b", "s/t", "h")
+WHOLE: Shape = ("b", "s", "h")
+HEADS: Shape = ("b", "s", "a", "d")
+COMPILED, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASYNC = (
+    "compiled", "fused norm", "repeats kv", "fp8", "fp8 gathered", "ring", "all-gathered kv", "async tp",
+)  # fmt: skip
+
+
+def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """One layer."""
+    (at,), ff = block.mixers, block.feed_forward
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    h = r.add(x, attention(r, normalise(r, x, block.norms[0], how), at, how), "/residual")
+    return r.add(h, feed_forward(r, normalise(r, h, block.norms[1], how), ff, how), "/residual")
+
+
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+    """Written out in fp32, or one kernel that keeps a statistic for each position (inductor's, or torch's own)."""
+    if not how.options & {COMPILED, FUSED_NORM}:
+        return rms_norm(r, x, norm, norm.path, how)
+    weight = r.parameter(norm.path, (norm.size,), how.parameters)
+    out, rstd = r.tensor(norm.path + "/output", x.shape, x.dtype), r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)
+    return r.custom(norm.path, (x, weight), out, (x, weight, rstd))
+
+
+# ---- products ----------------------------------------------------------------------------------------------------------------
+
+
+def linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+    """``x @ weight.T``, in eight bits where the layer was swapped."""
+    weight = r.parameter(path, (out, width), how.parameters)
+    return _fp8_linear(r, x, weight, out, path, how) if FP8_PRODUCTS in how.options else r.linear(x, weight, out, path)
+
+
+def _fp8_linear(r: Recorder, x: Tensor, weight: Tensor, out: Axis, path: str, how: Numerics) -> Tensor:
+    """torchao's Float8Linear (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast for each product.
+
+    A weight that was gathered in eight bits needs no cast.
+    """
+    casts = FP8_GATHERED not in how.options
+    shape, dtype, given, matrix = (*x.shape[:-1], out), x.dtype, x.shape, weight.shape
+    low = [r.tensor(f"{path}/fp8_input", given, FP8), *([r.tensor(f"{path}/fp8_weight", matrix, FP8)] if casts else [])]
+    result = r.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT)
+    del low
+
+    def backward(g: Grad) -> list[Grad | None]:
+        low = [r.grad(shape, FP8), *([r.grad(matrix, FP8)] if casts else [])]
+        to_input = r.grad(given, dtype)
+        low[1:] = [r.grad(given, FP8), r.grad(shape, FP8)]  # the gradient again, laid out for the other product
+        return [to_input, r.grad(matrix, dtype)]
+
+    return r.apply(result, (x, weight), (x, weight), backward)
+
+
+# ---- tensor-parallel ranks ---------------------------------------------------------------------------------------------------
+
+
+def gather(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
+    """The whole sequence: gathered rank after rank, then joined along the sequence; backward adds the ranks' gradients and cuts them."""
+    if not how.tensor_parallel:
+        return r.view(x, WHOLE)
+    dtype = x.dtype
+    out = _rearranged(r, path, "all_gather", how, x)
+
+    def backward(g: Grad) -> list[Grad | None]:
+        ordered = None if ASYNC in how.options else r.grad(WHOLE, dtype, f"{path}/ordered")
+        cut = r.grad(STREAM, dtype, f"{path}/reduce_scatter")
+        del ordered
+        return [cut]
+
+    return r.apply(out, (x,), (), backward)
+
+
+def _rearranged(r: Recorder, path: str, name: str, how: Numerics, x: Tensor) -> Tensor:
+    """What a collective gathered along dimension 0, joined along the sequence (torch distributed/_functional_collectives.py:183-226). In
+    micro-pipelined products it lies in symmetric memory, outside the allocator.
+    """
+    flat = None if ASYNC in how.options else r.tensor(f"{path}/{name}", WHOLE, x.dtype)
+    out = r.tensor(f"{path}/gathered", WHOLE, x.dtype)
+    del flat
+    return out
+
+
+def scatter(r: Recorder, y: Tensor, path: str, how: Numerics) -> Tensor:
+    """The ranks' parts added and cut along the sequence, for which they are put in order first; backward gathers."""
+    if not how.tensor_parallel:
+        return r.view(y, STREAM)
+    dtype = y.dtype
+    ordered = None if ASYNC in how.options else r.tensor(f"{path}/ordered", WHOLE, dtype)
+    out = r.result(f"{path}/reduce_scatter", STREAM, dtype, Chosen.REDUCE_SCATTER)
+    del ordered
+
+    def backward(g: Grad) -> list[Grad | None]:
+        flat = None if ASYNC in how.options else r.grad(WHOLE, dtype, f"{path}/all_gather")
+        whole = r.grad(WHOLE, dtype, f"{path}/gathered")
+        del flat
+        return [whole]
+
+    return r.apply(out, (y,), (), backward)
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------------------
+
+
+def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+    whole = gather(r, x, at.path, how)
+    del x
+    names = [w.path.removesuffix(".weight") for w in at.weights]
+    q, k, v = (
+        r.view(linear(r, whole, name, f"{heads}·d", "h", how), ("b", "s", heads, "d")) for name, heads in zip(names, "akk", strict=False)
+    )
+    if COMPILED in how.options:
+        del whole
+    q, k = rotary(r, q, k, at.path, how)
+    keys, values = _for_every_head(r, k, at, "/k", how), _for_every_head(r, v, at, "/v", how)
+    del k, v
+    attend = _ring if RING in how.options else _flash
+    context = r.view(attend(r, q, keys, values, at.path, how), ("b", "s", "a·d"))
+    del q, keys, values
+    return scatter(r, linear(r, context, names[3], "h", "a·d", how), at.path, how)
+
+
+def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: Numerics) -> tuple[Tensor, Tensor]:
+    """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again (model.py:91-120)."""
+    if COMPILED in how.options:
+        return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
+    dtype = q.dtype
+    wide = [r.cast(q, FP32, path + "/q_fp32"), r.cast(k, FP32, path + "/k_fp32")]
+    turned = [r.scale(wide[0], path + "/q_turned"), r.scale(wide[1], path + "/k_turned")]
+    return r.cast(turned[0], dtype, path + "/q_rotary"), r.cast(turned[1], dtype, path + "/k_rotary")
+
+
+def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: Numerics) -> Tensor:
+    """Keys or values repeated (model.py:123-132): one head is only expanded, which is a view."""
+    if REPEATS not in how.options or at.heads == at.kv_heads:
+        return x
+    back, dtype = x.shape, x.dtype
+    repeated = Tensor(x.storage, HEADS, dtype) if at.kv_heads == 1 else r.tensor(at.path + name, HEADS, dtype)
+    return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+def _kept(r: Recorder, q: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
+    """What an attention kernel makes: the output, a log-sum-exp for each head and position, the generator's state."""
+    made = Chosen.ATTENTION
+    out = r.result(path + "/context", q.shape, q.dtype, made)
+    return out, r.result(path + "/logsumexp", ("b", "a", "s"), FP32, made), r.result(path + "/rng", (2,), INT64, made)
+
+
+def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+    """Flash attention: q, k, v are laid out by position, and so is the result. Its backward adds into an fp32 gradient of the queries and
+    has a sum for each row (aten native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
+    """
+    out, *rest = _kept(r, q, path)
+    return r.custom(path, (q, k, v), out, (q, k, v, out, *rest), scratch=((HEADS, FP32), (("b", "a", "s"), FP32)))
+
+
+def _ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+    """Attention over the ranks that share a sequence (torch 2.6 distributed/tensor/experimental/_attention.py, _templated_ring_attention):
+    keys and values are made contiguous, joined, and gathered from all ranks or handed round; partial results are merged in fp32.
+    """
+    both: Shape = (2, *HEADS)
+    dtype, metas = q.dtype, [(t.shape, t.dtype) for t in (q, k, v)]
+    moved: Shape = ("cp", *both) if ALL_GATHER in how.options else both
+    held = [r.tensor(path + name, HEADS, dtype) for name in ("/k_contiguous", "/v_contiguous")]
+    joined = r.tensor(path + "/kv", both, dtype)
+    held.append(r.tensor(path + "/kv_gathered", moved, dtype))
+    del joined
+    part, merged = r.tensor(path + "/part", HEADS, dtype), r.tensor(path + "/merged", HEADS, FP32)
+    again = r.tensor(path + "/merged", HEADS, FP32)
+    del part, merged
+    out, *rest = _kept(r, q, path)
+    del again
+    held.clear()
+
+    def backward(g: Grad) -> list[Grad | None]:
+        """Gradients of all parts are added in fp32; those of keys and values travel on with them."""
+        held = [r.grad(HEADS, dtype, path + name) for name in ("/k_contiguous", "/v_contiguous")]
+        held += [r.grad(moved, dtype, path + "/kv_gathered")]
+        sums = [r.grad(HEADS, FP32) for _ in metas]
+        held += [r.grad(HEADS, FP32, f"{path}/scratch"), *(r.grad(HEADS, dtype) for _ in metas)]
+        del held[3]
+        held += [r.grad(both, FP32, path + "/kv_gradients"), r.grad(both, FP32, path + "/kv_gradients")]
+        held.clear()
+        grads = [r.grad(shape, kind) for shape, kind in metas]
+        sums.clear()
+        return list(grads)
+
+    return r.apply(out, (q, k, v), (q, k, v, out, *rest), backward)
+
+
+# ---- feed-forward ------------------------------------------------------------------------------------------------------------
+
+
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+    """``w2(silu(w1(x)) * w3(x))`` (model.py:257)."""
+    gate_of, up_of, down_of = (w.path.removesuffix(".weight") for w in ff.weights)
+    whole = gather(r, x, ff.path, how)
+    del x
+    gate = linear(r, whole, gate_of, "f", "h", how)
+    if COMPILED in how.options:
+        up = linear(r, whole, up_of, "f", "h", how)
+        del whole
+        inner = _gated(r, gate, up, ff.path)
+        del gate, up
+        with r.nothing_chosen():
+            return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
+    else:
+        gate = r.unary(gate, ff.path + "/activation", saves="input")
+        inner = r.mul(gate, linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
+        del gate
+    return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
+
+
+def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str) -> Tensor:
+    """Activation and product in one kernel, both gradients in another."""
+    shape, dtype = gate.shape, gate.dtype
+    return r.apply(r.tensor(path + "/product", shape, dtype), (gate, up), (gate, up), lambda _: [r.grad(shape, dtype), r.grad(shape, dtype)])
+
+
+# ---- the two ends ------------------------------------------------------------------------------------------------------------
+
+
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Rows of the table; over tensor-parallel ranks each looks up its own, and the sum is cut along the sequence."""
+    path, dtype = embeddings.weights[0].path, how.parameters
+    name = path.removesuffix(".weight")
+    if not how.tensor_parallel:
+        table = r.parameter(path, ("V0", "h"), dtype, joined=tied)
+        return r.apply(r.tensor(f"{name}/output", STREAM, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)]), ()
+    table = Tensor(None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT))
+    masks = r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
+    found = r.apply(r.tensor(f"{name}/rows_found", WHOLE, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
+    del masks
+    return scatter(r, found, name, how), ()
+
+
+def head(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
+    """Logits: of the rank's share of the vocabulary where the loss takes them so, else of all of it."""
+    name = head.weights[0].path.removesuffix(".weight")
+    weight = r.parameter(name, ("V", "h"), how.parameters)
+    whole = gather(r, x, name, how)
+    del x
+    logits = r.linear(whole, weight, "V", name)
+    del whole
+    return r.gathered(logits, ("b", "s", "V0"), name) if how.tensor_parallel and loss is Loss.PLAIN else logits
+
+
+def parallel_cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
+    """The loss over a vocabulary that is cut (torch distributed/tensor/parallel/loss.py:187-219, 395-480): shifted, exponentials summed,
+    log-probabilities saved; backward is one function of zeros, exponentials, their sum and its product with what arrives.
+    """
+    wide = r.cast(logits, FP32, "loss/fp32")
+    shape = wide.shape
+    shifted = r.tensor("loss/shifted", shape, FP32)
+    exponentials = r.tensor("loss/exponentials", shape, FP32)
+    del exponentials
+    made = r.tensor("loss/log_softmax", shape, FP32)
+    logged = r.apply(made, (wide,), (made,), lambda g: [Grad(g.storage, g.shape, g.dtype)])
+    del shifted
+
+    def backward(_: Grad) -> list[Grad | None]:
+        zeros, exponentials = r.grad(shape, FP32, "loss/zeros"), r.grad(shape, FP32, "loss/exponentials")
+        total = r.grad(shape, FP32, "loss/sum")
+        del exponentials
+        product = r.grad(shape, FP32)
+        del zeros, total
+        return [product]
+
+    return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), backward)

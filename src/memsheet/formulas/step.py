@@ -1,0 +1,201 @@
+"""A training step on one rank: its chunks of the model, what the engine keeps around them, and the most that each instant holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from memsheet.arith import Count, agreed
+from memsheet.engines.torch_versions import gradients_stay
+from memsheet.formulas.activations import check_modelled, numerics
+from memsheet.formulas.evaluate import EMPTY, Bag, Key, Moment, largest, merge
+from memsheet.formulas.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
+from memsheet.formulas.groups import Walk, walk
+from memsheet.formulas.kept import Host, Kept
+from memsheet.formulas.model_code import model_code
+from memsheet.formulas.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
+from memsheet.formulas.pipeline import chunk_models, flights, stage_model
+from memsheet.formulas.scaler import scaler_states, unscaling
+from memsheet.formulas.states import Held, held_tensors, parameter_bytes, parameter_shard
+from memsheet.formulas.stretches import stretches
+from memsheet.formulas.surroundings import Surroundings, replicated
+from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
+from memsheet.sheet import Component, Instant
+from memsheet.spec.dtypes import INT64
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Implementation, Plan, Spread
+
+UNSYNCED: Key = (Component.GRADIENTS, "no_sync")
+UNSYNCED_NOTE = (
+    "gradients are reduced after every micro-batch; accelerate and the Trainer keep them whole until the last one (no_sync): the high end"
+)
+
+Instants = dict[Instant, Bag]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """What a rank of a pipeline ``stage`` has of a model: all of it, and the ``chunks`` that run one at a time."""
+
+    model: ModelSpec
+    chunks: tuple[ModelSpec, ...]
+    stage: int = 0
+
+    @classmethod
+    def of(cls, spec: ModelSpec, plan: Plan, stage: int) -> Rank:
+        return cls(model=stage_model(spec, plan, stage), chunks=chunk_models(spec, plan, stage), stage=stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Trained:
+    """A step's instants, with their low and high ends where routing leaves them open, and what the engine keeps."""
+
+    bags: Instants
+    low: Instants | None
+    high: Instants | None
+    kept: Kept
+
+
+def train(rank: Rank, plan: Plan, engine: Engine) -> Trained:
+    """A training step. Raises InputError naming what is not modelled.
+
+    Where tokens choose their experts freely, three routings are accounted: balanced, as expected of even choices, and all on this rank.
+    """
+    check_modelled(rank.model, plan, engine)
+    bags, kept = _last_smaller(rank, plan, engine)
+    if plan.routing is None or not _open(plan):
+        return Trained(bags=bags, low=None, high=None, kept=kept)
+    low, high = (
+        _last_smaller(rank, replace(plan, routing=replace(plan.routing, spread=spread)), engine)[0]
+        for spread in (Spread.BALANCED, Spread.WORST)
+    )
+    return Trained(bags=bags, low=low, high=high, kept=kept)
+
+
+def _open(plan: Plan) -> bool:
+    """Whether the number of copies that a rank's experts are given depends on the routing."""
+    routing = plan.routing
+    return routing is not None and not routing.balanced and not routing.padded and not agreed(plan.mesh.ep == 1)
+
+
+def _last_smaller(rank: Rank, plan: Plan, engine: Engine) -> tuple[Instants, Kept]:
+    """Of two micro-batches the smaller comes last and is the only one that finds gradients there, so either may hold most; with more of them
+    a whole one does.
+    """
+    if not isinstance(plan.accumulation, int) or plan.accumulation != 2 or plan.last_microbatch == plan.microbatch:  # strata have no rests
+        return _passes(rank, plan, engine)
+    last = plan.last_microbatch
+    first, _ = _passes(rank, replace(plan, global_batch=None), engine)
+    second, kept = _passes(rank, replace(plan, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel), engine)
+    return {instant: largest([[(1, first[instant])], [(1, second[instant])]]) for instant in first}, kept
+
+
+def _passes(rank: Rank, plan: Plan, engine: Engine) -> tuple[Instants, Kept]:
+    """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
+    walks, kept = _kept(rank, plan, engine)
+    steps = [_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
+    whole: list[Moment] = [everything_kept(step) for step in steps]
+    candidates: dict[Instant, list[Moment]] = {}
+    for flight in flights(plan, rank.stage):
+        others = [(times * number, bag) for number, moment in zip(flight.others, whole, strict=True) for times, bag in moment]
+        own = moments(replace(steps[flight.chunk], others=merge(others) if plan.mesh.pp > 1 else EMPTY))
+        for instant, found in own.items():
+            if (instant is Instant.BACKWARD) is flight.backward or instant is Instant.LOAD:
+                candidates.setdefault(instant, []).extend(found)
+    peaks = {instant: largest(candidates[instant]) for instant in Instant if candidates.get(instant)}
+    peaks[Instant.OPTIMIZER_STEP] = merge([(1, steps[0].states), (1, kept.around.always), (1, kept.at_step)])
+    return peaks, kept
+
+
+def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: Engine) -> Step:
+    how, code, model = numerics(plan, engine), model_code(engine.code), rank.chunks[number]
+    return Step(
+        walk=chunk, around=kept.around, states=kept.states, resident_gradients=kept.resident, shared=code.shared(model, plan, how),
+        masks=code.masks(model, plan, how), plan=plan, stretches=stretches(chunk, plan), keeps_masks=code.keeps_masks(model, plan),
+    )  # fmt: skip
+
+
+def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kept]:
+    """The chunks of a rank in order of execution, and what the engine keeps around them."""
+    model = rank.model
+    if engine.sharding is Sharding.MEGATRON:
+        from memsheet.formulas.megatron import megatron_kept
+
+        return tuple(walk(chunk, plan, engine, release=True) for chunk in rank.chunks), megatron_kept(model, plan)
+    if engine.sharding is Sharding.DEEPSPEED:
+        from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
+        from memsheet.formulas.zero_states import check_deepspeed
+
+        check_deepspeed(plan)
+        stage = deepspeed_walk(model, plan, engine)
+        return (stage,), _with_inputs(deepspeed_kept(model, plan, stage), plan)
+    parameters = tuple(held_tensors(model, plan))
+    shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
+    accumulates = agreed(plan.accumulation > 1) or (engine.name == "transformers" and gradients_stay(plan.engine_version))
+    release = stepped(plan) if plan.optimizer_in_backward else accumulates and engine.sharding.keeps_whole_gradients
+    stage = walk(model, plan, engine, release=release)
+    gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
+    unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
+    waiting = Bag.of((key, 0) for key in unsynced)
+    kept = Kept(
+        states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
+        resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
+        ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=paged_states(shards, plan),
+    )  # fmt: skip
+    if model.towers:
+        from memsheet.formulas.towers import with_towers
+
+        kept = with_towers(kept, model, plan, engine, lambda one, elements: optimizer_bytes(one, elements, plan))
+    if engine.sharding is not Sharding.FSDP2 or not (plan.offload.parameters or plan.offload.optimizer):
+        return (stage,), _with_inputs(kept, plan)
+    from memsheet.formulas.fsdp2_offload import offloaded
+
+    return (stage,), _with_inputs(offloaded(kept, plan, parameters), plan)
+
+
+def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
+    """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
+    if engine.sharding is not Sharding.FSDP2:
+        return replicated(plan, parameters)
+    from memsheet.formulas.fsdp2_around import fsdp2
+
+    rooted = engine.roots_frozen_ends and plan.adapter is not None
+    return fsdp2(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)
+
+
+def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
+    if unsynced:
+        yield UNSYNCED_NOTE
+    if plan.optimizer and plan.optimizer.implementation is Implementation.TORCHAO:
+        yield "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter at a time, are not counted"
+
+
+def _at_step(shards: tuple[tuple[Held, Count], ...], gradients: Bag, plan: Plan, engine: Engine) -> Bag:
+    """Gradients and scratch while the optimizer works."""
+    if plan.optimizer_in_backward:
+        return EMPTY
+    if plan.precision.master_weights is not None and engine.sharding is Sharding.REPLICATED:
+        return largest([[(1, moment)] for moment in widening(shards, plan)])
+    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
+    return merge([(1, gradients), (1, scratch), (1, unscaling(plan, engine))])
+
+
+def _states(
+    model: ModelSpec, plan: Plan, engine: Engine, parameters: tuple[Held, ...], shards: tuple[tuple[Held, Count], ...]
+) -> Bag:  # fmt: skip
+    """What is there at every instant of a steady step, gradients aside. ``shards``: what trains, and how much of it the rank keeps."""
+    pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, engine.sharding).items())
+    master, block = plan.precision.master_weights, head_elements(model)
+    for h, kept in shards:
+        if master is not None:
+            pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
+        pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan, block)))
+    return Bag.of([*pairs, *scaler_states(plan, engine).held.items()])
+
+
+def _with_inputs(kept: Kept, plan: Plan) -> Kept:
+    """Token ids and labels of a micro-batch beside the states."""
+    size = INT64.nbytes(plan.microbatch * plan.seq_len)
+    own = Bag.of([((Component.INPUTS, "input_ids"), size), ((Component.INPUTS, "labels"), size)])
+    return replace(kept, states=merge([(1, kept.states), (1, own)]))
