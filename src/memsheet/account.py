@@ -18,8 +18,9 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.optimizers import PAGED_STATES
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.step import Rank, Trained, train
 from memsheet.references import DERIVATIVES, ZERO
-from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import LatentAttention, ModelSpec
@@ -48,12 +49,10 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
     built = model_code(engine.code).built(model, plan)
     host, notes = Host(), tuple[str, ...]()
     if plan.task == "train":
-        from memsheet.formulas.step import Rank, train
-
         step = train(Rank.of(built, plan, stage), plan, engine)
         tensors, allocated = _items(step.bags, engine, step.kept.ranges), {instant: bag.total for instant, bag in step.bags.items()}
         if step.low is not None and step.high is not None:
-            tensors = _between(step.bags, step.low, step.high, engine)
+            tensors = _between(step, engine)
         host, notes = step.kept.host, (*step.kept.notes, *step.kept.host.notes)
         tensors += _paged(step.kept.paged, step.bags)
     else:
@@ -122,14 +121,20 @@ def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tup
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
 
 
-def _between(bags: Mapping[Instant, Bag], low: Mapping[Instant, Bag], high: Mapping[Instant, Bag], engine: Engine) -> list[Item]:
+def _between(step: Trained, engine: Engine) -> list[Item]:
     """Items whose range is that of two other accounts of the same step; what only one of them has is a range from nothing."""
-    keys = {key: None for bag in (*bags.values(), *high.values()) for key in bag.held}
+    low, high = step.low or step.bags, step.high or step.bags
+    keys = {key: None for bag in (*step.bags.values(), *high.values()) for key in bag.held}
     evidence = {component: _evidence(component, engine) for component, _ in keys}
     items = []
     for key in keys:
-        at = {i: _ranged(bag.held.get(key, 0), low[i].held.get(key, 0), high[i].held.get(key, 0)) for i, bag in bags.items()}
-        at = {i: size for i, size in at.items() if size != Bytes(0, 0, 0)}
+        ends = step.kept.ranges.get(key)
+        at = {}
+        for instant, bag in step.bags.items():
+            least, most = ends or (low[instant].held.get(key, 0), high[instant].held.get(key, 0))
+            size = _ranged(bag.held.get(key, 0), least, most)
+            if size != NOTHING:
+                at[instant] = size
         items.append(Item(*key, at, evidence[key[0]]))
     return items
 

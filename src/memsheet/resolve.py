@@ -220,7 +220,9 @@ def _layers_per_stage(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec |
     if given is None and engine.stages is not None and stages > 1 and layers is not None:
         found = engine.stages(layers, stages, gaps.request.get("engine_version"))
         gaps.assumed += [f"layers_per_stage = {','.join(map(str, found))} ({engine.name}'s own rule)"] if found else []
-        return found or gaps.wrong("mesh.pp", mesh.pp, f"leaves stages of {layers} layers without any", "fewer stages")
+        if found is None:
+            gaps.wrong("mesh.pp", mesh.pp, f"leaves stages of {layers} layers without any", "fewer stages")
+        return found
     if given is None:
         if layers is not None and layers % stages:
             gaps.wrong("mesh.pp", mesh.pp, f"does not divide {layers} layers over {stages} stages", "give layers_per_stage")

@@ -118,7 +118,7 @@ def test_09_norms_routers_and_latent_projections_are_whole_experts_divide_by_ep_
 
 def test_09_a_padded_vocabulary_is_a_multiple_for_every_rank() -> None:
     table = next(w for _, w, _ in tensors(model("gpt2")) if w.role is Role.EMBEDDING)
-    assert held_shape(table, Mesh(tp=8), 128)[0] * 8 % (128 * 8) == 0
+    assert held_shape(table, Mesh(tp=8), 128 * 8)[0] * 8 % (128 * 8) == 0
 
 
 # ---- states ----------------------------------------------------------------------------------------------------------------

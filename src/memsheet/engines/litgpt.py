@@ -22,7 +22,7 @@ def _code(file: str, line: int) -> Evidence:
 
 ENGINE = Engine(
     name="litgpt",
-    tested="0f021f3 (torch 2.1, bitsandbytes 0.41.0)",
+    tested="0f021f3 (torch 2.2, bitsandbytes 0.41.0)",
     tasks=("train",),
     axes=(),
     zero=(0,),

@@ -16,22 +16,14 @@ ENGINE = Engine(
     default_zero=1,
     sharding=Sharding.MEGATRON,
     code=Code.MEGATRON,
-    models=frozenset(
-        {
-            "sequence_parallel",
-            "context_parallel_comm",
-            "moe.dispatch",
-            "moe.capacity_factor",
-            "moe.pad_to_capacity",
-            "moe.balanced",
-            "moe.grouped_gemm",
-            "moe.permute_fusion",
-        }
-    ),  # fmt: skip
+    models=frozenset({
+        "sequence_parallel", "context_parallel_comm", "moe.dispatch", "moe.capacity_factor", "moe.pad_to_capacity", "moe.balanced",
+        "moe.grouped_gemm", "moe.permute_fusion", "fp8.recipe", "fp8.param_storage", "fp8.all_gather",
+    }),
     default_precision="megatron-mixed",
     precisions=("megatron-mixed", "bf16-master"),
     autocast=False,
-    attention=(AttentionKind.FLASH, AttentionKind.CUDNN),
+    attention=(AttentionKind.FLASH, AttentionKind.CUDNN, AttentionKind.EAGER),
     losses=(Loss.FUSED, Loss.PLAIN, Loss.VOCAB_PARALLEL),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),

@@ -6,6 +6,7 @@ Local variables stand for those of the library's own functions: what one of them
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memsheet.formulas.families import Habits, Joint, Rest
 from memsheet.formulas.graph import Tensor
@@ -25,7 +26,9 @@ SCORES: Shape = ("b", "a", "s", "s")
 def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor | None]:
     """Projections, norms of queries and keys, rotary positions, attention, output projection; and the probabilities if eager."""
     weights = {w.path: w for w in at.weights}
-    q, k, v = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
+    q, k, v, *_whole = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
+    if own.joint is Joint.PICKED and at.kv_heads > 1:
+        at = replace(at, kv_heads=at.heads)
     if at.rotary_dim:
         q, k, _named = rotary(r, q, k, at, how, own)
     context, probabilities = CORES[how.attention](r, q, k, v, at, how, own)
@@ -46,6 +49,31 @@ def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], ho
             return r.split(whole, shapes)
         case Joint.SLICES:
             return [r.slice(whole, shape) for shape in shapes]
+        case Joint.PICKED:
+            return [*_picked(r, whole, at), whole]
+
+
+def _picked(r: Recorder, whole: Tensor, at: Attention) -> list[Tensor]:
+    """Queries, keys and values out of one projection, group by group (transformers 5.23, modeling_falcon.py:247-279)."""
+    path, one_head = at.path, at.kv_heads == 1
+    q = r.slice(whole, ("b", "s", "a", "d"))
+    parts = [q, *(_index(r, whole, ("b", "s", "k", "d"), f"{path}/{name}") for name in ("k", "v"))]
+    if not one_head:
+        parts = [r.copy(parts[0], ("b", "s", "a", "d"), path + "/q"), *(_flattened(r, x, path) for x in parts[1:])]
+    heads = ("a", "k", "k") if one_head else ("a", "a", "a")
+    return [r.view(x, ("b", axis, "s", "d")) for x, axis in zip(parts, heads, strict=True)]
+
+
+def _index(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
+    """Part of a tensor by a list of indices: a copy, whose gradient is put into a full-size tensor of zeros."""
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+def _flattened(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """A head of keys or values for every query of its group, copied out; its gradient is summed over the group."""
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path + "/flatten", ("b", "s", "a", "d"), dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
 def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
@@ -172,7 +200,7 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     weights = r.product(
         q, k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1))
     )
-    weights = r.scale(weights, path + "/scores")
+    weights = _scaled(r, weights, path, own)
     if at.softcap:
         weights = r.scale(weights, path + "/softcap")
         weights = r.unary(weights, path + "/softcap", saves="output")
@@ -185,6 +213,13 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
     return r.copy(out, MERGED, path + "/context"), weights
+
+
+def _scaled(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:
+    if not own.scaled_in_place:
+        return r.scale(x, path + "/scores")
+    shape, dtype = x.shape, x.dtype
+    return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
 
 
 def _softmax(r: Recorder, x: Tensor, path: str, own: Habits, how: Numerics) -> Tensor:

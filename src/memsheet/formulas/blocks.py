@@ -11,11 +11,11 @@ from collections.abc import Callable
 
 from memsheet.formulas.attention import attention
 from memsheet.formulas.experts import ROUTERS, moe
-from memsheet.formulas.families import habits
+from memsheet.formulas.families import Habits, habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
-from memsheet.formulas.graph import Tensor
-from memsheet.formulas.mixers import mixer_problem
+from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.mixers import mix as mix_otherwise
+from memsheet.formulas.mixers import mixer_problem
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
@@ -52,7 +52,9 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
         inner = kept if own.named_inner and not r.in_backward else None
         return _branch(
             r,
-            checkpointed(r, lambda z: moe(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense(r, z, ff, how, inner), y, ff.path, how),
+            checkpointed(
+                r, lambda z: moe(r, z, ff, how, block.kind) if isinstance(ff, Moe) else dense(r, z, ff, how, inner), y, ff.path, how
+            ),
             block,
             ff.path,
             how,
@@ -72,15 +74,18 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
             return _normalised_sum(r, feed, _normalised_sum(r, mix, x, norms[0], how), norms[1], how)
         case Arrangement.PARALLEL:
             y = normalise(r, x, norms[0], how)
-            return _sum(r, mix(y), feed(y), x)
+            return _sum(r, mix(y), feed(y), x, how, own)
         case Arrangement.PARALLEL_TWO_NORMS:
             mixed = mix(normalise(r, x, norms[0], how))
-            return _sum(r, mixed, feed(normalise(r, x, norms[1], how)), x)
+            return _sum(r, mixed, feed(normalise(r, x, norms[1], how)), x, how, own)
         case _:
             raise NotImplementedError(block.arrangement)
 
 
-def _sum(r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor) -> Tensor:
+def _sum(r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor, how: Numerics, own: Habits) -> Tensor:
+    if own.summed_in_place:
+        both = r.apply(Tensor(fed.storage, fed.shape, fed.dtype), (fed, mixed), (), lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2)
+        return r.add(r.dropout(both, "/residual_dropout", active=how.dropout), x, "/residual")
     return r.add(r.add(mixed, fed, "/residual"), x, "/residual")
 
 

@@ -63,9 +63,15 @@ def _experts(r: Recorder, x: Tensor, ff: Moe, how: Numerics, scores: Tensor) -> 
     inverse = r.tensor(module + "/inverse", PAIRS, INT64)
     ordered = _indexed(r, weighted, COPIES, inverse, module + "/ordered")
     del weighted
-    result = r.apply(r.tensor(module + "/output", STREAM, ordered.dtype), (ordered,), (), lambda g: [Grad(g.storage, COPIES, g.dtype)])
+    result = _summed(r, ordered, module)
     del sorted_, order, inverse, copies, made, ordered, shares
     return r.cast(result, x.dtype, module + "/output")
+
+
+def _summed(r: Recorder, x: Tensor, module: str) -> Tensor:
+    """The sum over a token's experts. Its gradient is spread over them, and copied out to be a list of rows again."""
+    dtype = x.dtype
+    return r.apply(r.tensor(module + "/output", STREAM, dtype), (x,), (), lambda _: [r.grad(COPIES, dtype)])
 
 
 def _indexed(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: str) -> Tensor:

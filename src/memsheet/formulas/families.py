@@ -10,6 +10,7 @@ class Joint(Enum):
     """How queries, keys and values come out of one projection."""
 
     SPLIT = "split"  # views of one split: their gradients are joined once
+    PICKED = "picked"  # queries are a slice, keys and values picked by lists of indices, and repeated for groups of queries
     SLICES = "slices"  # a slice each: every gradient is a full-size tensor of zeros around its part
 
 
@@ -37,6 +38,9 @@ class Habits:
     wide_scores: bool = False  # queries and keys are raised to fp32 for their product
     wide_softmax: bool = True  # softmax is asked for in fp32
     lowered_softmax: bool = True  # what softmax made is cast to the dtype of the values or queries at once
+    scaled_in_place: bool = False  # the scores are
+    always_masked: bool = False  # sdpa gets a mask, causal or not
+    summed_in_place: bool = False  # a parallel block adds one branch to the other in place, and drops of their sum
     scaled_query: bool = False  # queries are scaled as they are made
     own_window: bool = False  # its layers cut the window from a buffer of their own; the model makes one mask
     positions_each: bool = False  # learned positions are looked up for each sequence
@@ -68,6 +72,9 @@ HABITS: dict[str, Habits] = {
     "gpt_neox": Habits(rest=Rest.IN_TURN, branch_dropout=True),
     "qwen2_vl": Habits(tables_each=True),
     "qwen2_5_vl": Habits(tables_each=True),
+    "falcon": Habits(
+        joint=Joint.PICKED, wide_softmax=False, lowered_softmax=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
+    ),
     "bert": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),
     "roberta": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),
     "opt": Habits(scaled_query=True, positions_each=True, branch_dropout=True),

@@ -166,7 +166,9 @@ def _root_leaving(of: Groups, group: Group) -> Bag:
     buffer, shard = _key(Component.COMMUNICATION, group, "reduce_scatter"), (Component.GRADIENTS, ROOT)
     whole = [pair for each in of.rooted if each for pair in each.gradients.held.items()]
     copied = Bag.of([(buffer, size), *group.gradients.held.items()])
-    gone = Bag.of([(buffer, size), (shard, ceil_div(size, of.plan.mesh.sharded)), *((key, -n) for key, n in whole if key not in group.gradients.held)])
+    gone = Bag.of(
+        [(buffer, size), (shard, ceil_div(size, of.plan.mesh.sharded)), *((key, -n) for key, n in whole if key not in group.gradients.held)]
+    )
     return largest([[(1, copied)], [(1, gone)]])
 
 

@@ -10,11 +10,11 @@ from memsheet.allocator.caching import allocate, release
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.evaluate import Part
-from memsheet.formulas.fsdp2_script import DEFAULT, GATHERS, REDUCES, Played, Recorded, Script, Unit, backward, forward
+from memsheet.formulas.fsdp2_script import GATHERS, REDUCES, Played, Recorded, Script, Unit, backward, forward
 from memsheet.formulas.fsdp2_sizes import computed
-from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.groups import Walk
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard
-from memsheet.formulas.states import Held, gradient_dtype
+from memsheet.formulas.states import Held
 from memsheet.spec.dtypes import INT64
 from memsheet.spec.plan import Implementation, OptimizerName, Plan
 

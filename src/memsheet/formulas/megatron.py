@@ -15,9 +15,9 @@ from memsheet.formulas.states import Held, held_tensors, module_of
 from memsheet.formulas.surroundings import Surroundings
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP32, INT64, DType
+from memsheet.spec.dtypes import BF16, FP8, FP32, INT64, DType
 from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
-from memsheet.spec.plan import Mesh, Plan
+from memsheet.spec.plan import AttentionKind, Mesh, Plan
 from memsheet.units import MIB
 
 PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128
@@ -52,16 +52,27 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
     """States and buffers of a rank; nothing is gathered for a layer."""
     parts = tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in held_tensors(spec, plan))
     rows = [row for part in parts for row in _states(part, plan)]
-    states = Bag.of([*rows, *_padding(parts, plan), *_inputs(plan), *_placeholders(spec, plan), *_gathering(spec, plan), *_grouped(spec)])
+    states = Bag.of(
+        [
+            *rows,
+            *_padding(parts, plan),
+            *_inputs(plan),
+            *_placeholders(spec, plan),
+            *_gathering(spec, plan),
+            *_grouped(spec),
+            *_scores(spec, plan),
+            *_cast_weights(parts, plan),
+        ]
+    )
     at_step = Bag.of([((Component.TEMPORARIES, "optimizer"), _widened(parts, plan))])
-    return Kept(states=states, around=Surroundings(), resident=EMPTY, at_step=at_step)
+    return Kept(states=states, around=Surroundings(), resident=EMPTY, at_step=at_step, ranges=_ranges(parts))
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")
 def _states(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
     held, precision = part.held, plan.precision
     module = module_of(held.path)
-    yield (Component.PARAMETERS, module), held.times * held.dtype.nbytes(held.elements)
+    yield (Component.PARAMETERS, module), held.times * _directions(held.dtype) * held.dtype.nbytes(held.elements)
     if not held.trains:
         return
     trained = held.dtype if plan.adapter else precision.gradients
@@ -69,6 +80,31 @@ def _states(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
     if precision.master_weights is not None:
         yield (Component.MASTER_WEIGHTS, module), precision.master_weights.nbytes(part.shard)
     yield (Component.OPTIMIZER_STATES, module), 2 * precision.moments.nbytes(part.shard)
+
+
+def _directions(dtype: DType) -> int:
+    """Copies of a weight in eight bits: along rows, and along columns for the input's gradient. Cards from compute capability 10 on need
+    the second for scales of blocks alone (TransformerEngine pytorch/tensor/float8_tensor.py, mxfp8_tensor.py), so it is the high end.
+    """
+    return 2 if dtype.bits < BF16.bits else 1
+
+
+def _ranges(parts: tuple[Part, ...]) -> dict[Key, tuple[Count, Count]]:
+    """Parameters in eight bits that scale whole tensors: with and without the copy along columns."""
+    found = dict[Key, tuple[Count, Count]]()
+    for part in parts:
+        held = part.held
+        if held.dtype is FP8:
+            one = held.times * held.dtype.nbytes(held.elements)
+            found[Component.PARAMETERS, module_of(held.path)] = (one, 2 * one)
+    return found
+
+
+def _cast_weights(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
+    """Weights kept in sixteen bits are cast once a step for eight-bit products, and the casts stay (module/base.py, get_weight_workspace)."""
+    if plan.fp8 is not None and not plan.fp8.stored:
+        size = sum(p.held.times * p.held.elements for p in parts if p.held.role in (Role.LINEAR, Role.EXPERT))
+        yield (Component.WORKSPACES, "transformer_engine/cast_weights"), 2 * FP8.nbytes(size)
 
 
 @formula(
@@ -160,7 +196,16 @@ def matrices(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
 def _gathering(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     if plan.sequence_parallel and spec.head.kind != "none":
         ends = end_axes(spec, plan)
-        yield (Component.COMMUNICATION, "global_memory_buffer"), plan.precision.parameters.nbytes(ends["b"] * ends["s"] * spec.hidden)
+        yield (Component.COMMUNICATION, "global_memory_buffer"), _compute(plan).nbytes(ends["b"] * ends["s"] * spec.hidden)
+
+
+@formula(cites=MEGATRON, at="dot_product_attention.py:150-165: the scores' product reads a buffer that stays, though it adds nothing of it")
+def _scores(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
+    """The buffer of attention that computes scores in full."""
+    if plan.attention is not AttentionKind.EAGER or not spec.stacks[-1].runs:
+        return
+    of = axes(spec.stacks[-1].runs[0].pattern[0], plan)
+    yield (Component.COMMUNICATION, "global_memory_buffer"), _compute(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"])
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:2073-2091: shards of gradients are raised to fp32 where they are not, all at once")

@@ -158,9 +158,10 @@ def _scan(r: Recorder, operands: tuple[Tensor, ...], vectors: tuple[Tensor, ...]
     states = r.tensor(path + "/states", ("b", "c", "g", "2·n"), FP32)
     inputs = (u, steps, decay, b, c, gate, *vectors)
     metas = [(t.shape, t.dtype, t.needs_grad) for t in inputs]
+    copied = how.several and "out_proj" not in how.adapter_targets  # an adapter's gradient lies as its input does
 
     def backward(_: Grad) -> list[Grad | None]:
-        arrived = r.grad(CHANNELS, metas[5][1]) if how.several and how.trains else None
+        arrived = r.grad(CHANNELS, metas[5][1]) if copied else None
         made = {5: r.grad(*metas[5][:2]), 0: r.grad(*metas[0][:2]), 1: r.grad(*metas[1][:2]), 2: r.grad(MATRIX, FP32)}
         wide = [r.grad(metas[n][0], FP32) for n in (3, 4)]
         made |= {n: r.grad(*metas[n][:2]) for n in range(6, len(metas))}

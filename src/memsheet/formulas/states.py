@@ -10,7 +10,7 @@ from memsheet.formulas.params import buffers, tensors, tower_tensors
 from memsheet.formulas.sharding import dim0_shard, elements_of, held_shape
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import FP32, INT8, INT8_ADAM, DType, dtype_named
+from memsheet.spec.dtypes import BF16, FP32, INT8, INT8_ADAM, DType, dtype_named
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
 from memsheet.spec.plan import AdapterKind, Plan, Quantization
@@ -96,7 +96,13 @@ def storage(path: str, weight: Weight, plan: Plan) -> DType:
     if plan.quantization and quantized(path, weight, plan.quantization):
         return plan.quantization.weights
     fixed = dtype_named(weight.dtype) if weight.dtype else None
-    return fixed or plan.precision.parameters
+    return fixed or _kept_in(weight, plan.precision.parameters)
+
+
+def _kept_in(weight: Weight, dtype: DType) -> DType:
+    """Eight-bit parameters are matrices of layers; what else there is stays in bf16."""
+    matrix = weight.role in (Role.LINEAR, Role.EXPERT) and len(weight.shape) > 1
+    return dtype if matrix or dtype.bits >= BF16.bits else BF16
 
 
 def quantized(path: str, weight: Weight, how: Quantization) -> bool:

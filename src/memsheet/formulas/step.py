@@ -136,12 +136,14 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
     release = stepped(plan) if plan.optimizer_in_backward else accumulates and engine.sharding.keeps_whole_gradients
     stage = walk(model, plan, engine, release=release)
     gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
+    reduces_last = engine.whole_in_pipelines and plan.mesh.pp > 1
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
-    waiting = Bag.of((key, 0) for key in unsynced)
+    waiting = Bag.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
+    unsynced = {} if reduces_last else unsynced
     kept = Kept(
         states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
-        resident=merge([(1, gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
-        ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=paged_states(shards, plan),
+        resident=merge([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
+        ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=0 if plan.offload.optimizer else paged_states(shards, plan),
     )  # fmt: skip
     if model.towers:
         from memsheet.formulas.towers import with_towers

@@ -66,7 +66,10 @@ def _held(model: ModelSpec, plan: Plan, engine: Engine) -> Iterator[tuple[Held, 
             yield one, parameter_shard(one, plan, engine.sharding)
 
 
-@formula(cites=TORCH_FSDP2, at="_fully_shard.py: what no layer has is the root's, gathered when the model's forward begins and not resharded after it")
+@formula(
+    cites=TORCH_FSDP2,
+    at="_fully_shard.py: what no layer has is the root's, gathered when the model's forward begins and not resharded after it",
+)
 def rooted(model: ModelSpec, plan: Plan) -> Bag:
     """What of the towers is in no layer, in the compute dtype."""
     layers = tuple(fold(f"{tower.stack.path}.*.") for tower in model.towers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memsheet.arith import Count
 from memsheet.formulas.evaluate import EMPTY, Bag, Moment
@@ -208,7 +208,10 @@ def _all_kept(step: Step) -> list[tuple[Count, Bag]]:
 
 
 def everything_kept(step: Step) -> Moment:
-    """What a micro-batch keeps between its forward and its backward, which are not next to one another in a pipeline."""
+    """What a micro-batch keeps between its forward and its backward, which are not next to one another in a pipeline. What the engine
+    gathered is there once for all of them.
+    """
+    step = replace(step, around=Surroundings())
     head = [(1, step.walk.head.part.retained)] if step.walk.head else []
     loss = [(1, step.walk.loss.retained)] if step.walk.loss else []
     return [(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step), *head, *loss]

@@ -8,7 +8,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.spec.check import Request
 from memsheet.spec.defaults import CACHE_DTYPES, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES, PROMPTED
-from memsheet.spec.dtypes import FP8, dtype_named
+from memsheet.spec.dtypes import FP8, MXFP8, dtype_named
 
 SIZES = ("microbatch", "global_batch", "serving.batch", "serving.max_sequences", "serving.max_model_len", "serving.prompt_tokens")
 SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three names for what is served at once
@@ -43,8 +43,8 @@ def _dtypes(request: Request) -> Iterator[Problem]:
     for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": CACHE_DTYPES}.items():
         value = request.get(key)
         found = dtype_named(value) if value is not None else None
-        if found is FP8 and key == "precision.compute" and request.get("fp8.recipe"):
-            continue  # products alone, by an engine that models the recipe
+        if found in (FP8, MXFP8) and key in ("precision.compute", "precision.parameters") and request.get("fp8.recipe"):
+            continue  # products and their weights alone, by an engine that models the recipe
         if found is not None and found.name not in known:
             yield Problem(field=key, value=value, reason="is not modelled there", hint=f"modelled: {', '.join(known)}")
 

@@ -16,7 +16,7 @@ from memsheet.formulas.ends import embed
 from memsheet.formulas.evaluate import Bag, with_products
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.litgpt_block import forward
-from memsheet.formulas.model_code.litgpt_built import STACK, built, reasons
+from memsheet.formulas.model_code.litgpt_built import built, is_built, reasons
 from memsheet.formulas.model_code.litgpt_loss import LM_HEAD_CHUNK, SCALED, chunked_loss, loss_input, states
 from memsheet.formulas.numerics import Numerics
 from memsheet.references import LITGPT, formula
@@ -30,7 +30,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What litgpt has no model for, and what its scripts do not do."""
     found = [
         Problem(field="model", value=spec.name, reason=f"is no model of litgpt's: {why}", hint="another engine")
-        for why in (() if spec.stacks[0].path == STACK else reasons(spec, plan))
+        for why in (() if is_built(spec) else reasons(spec, plan))
     ]
     adapter, layers = plan.adapter, sum(stack.layers for stack in spec.stacks)
     if plan.dropout:

@@ -1,8 +1,8 @@
 """litgpt's blocks over shape-only tensors, in the order of its code (Lightning-AI/litgpt 0f021f3a, lit_gpt/).
 
-Local variables stand for those of its functions: what one of them still names is still there. Kernels are those of torch 2.1, which it
-asked for then: flash attention writes its output position by position. Axes are those of ``blocks.py``; four-bit layers are those of
-bitsandbytes 0.41.0, which it pinned.
+Local variables stand for those of its functions: what one of them still names is still there. Axes are those of ``blocks.py``.
+Attention is flash attention 2, of torch from 2.2 on (its README:113-121; the flash-attn package before): its output is laid out as the
+queries are, head by head, so that it is copied where heads are merged. Four-bit layers are those of bitsandbytes 0.41.0, which it pinned.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from memsheet.spec.model import Arrangement, Attention, Block, Dense, Role, Weig
 
 Weights = dict[str, Weight]
 BIAS_ALIGNMENT = 16
-"""Elements that a mask's last dimension is padded to for the efficient kernel (torch 2.1 transformers/attention.cpp, preprocess_mask)."""
+"""Elements that a mask's last dimension is padded to for the efficient kernel (torch transformers/attention.cpp, preprocess_mask)."""
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
@@ -118,10 +118,11 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     q_roped, k_roped = rope(r, _turned(r, q, at), "attn/q"), rope(r, _turned(r, k, at), "attn/k")
     q = r.cat((q_roped, _rest(r, q, at)), HEADS, "attn/q/rotary")
     k = r.cat((k_roped, _rest(r, k, at)), HEADS, "attn/k/rotary")
-    y = r.view(_flash(r, q, k, v), MERGED)
+    y = r.view(flash(r, q, k, v), MERGED)
     if "attn.gating_factor" in weights:
         y = _with_prompts(r, q, y, at, weights, how)
-    return linear(r, r.view(y, ("b", "s", "a·d")), weights, "attn.proj", "h", "a·d", how)
+    y = r.copy(y, ("b", "s", "a·d"), "attn/merged")
+    return linear(r, y, weights, "attn.proj", "h", "a·d", how)
 
 
 def _queries_keys_values(r: Recorder, x: Tensor, at: Attention, weights: Weights, how: Numerics) -> Tensor:
@@ -192,7 +193,7 @@ def rope(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.cast(roped, x.dtype, f"{path}/roped")
 
 
-def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     out = r.tensor("attn/context", HEADS, q.dtype)
     lse = r.tensor("attn/logsumexp", ("b", "a", "s"), FP32)
     seed = r.tensor("attn/rng", (2,), INT64)
@@ -211,7 +212,7 @@ def _with_prompts(r: Recorder, q: Tensor, y: Tensor, at: Attention, weights: Wei
 
 def _over_prompts(r: Recorder, q: Tensor, length: int, how: Numerics) -> Tensor:
     """A mask keeps flash out. The efficient kernel wants as many sequences of keys as of queries and there is one, so that several are
-    attended to by plain operations (torch 2.1 sdp_utils_cpp.h, check_batch_size_and_num_heads_dense).
+    attended to by plain operations (torch transformers/sdp_utils_cpp.h, check_batch_size_and_num_heads_dense).
     """
     shape, dtype = q.shape, q.dtype
     out = r.tensor("attn/prompts", shape, dtype)

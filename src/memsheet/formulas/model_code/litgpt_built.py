@@ -14,7 +14,7 @@ from memsheet.spec.plan import Adapter, AdapterKind, Plan
 
 BEFORE, FIRST, AFTER = "litgpt layer before the prompts", "litgpt layer with the first prompts", "litgpt layer"
 """Kinds of blocks: nothing trains in those before the first prompts of a llama-adapter, nor ahead of the first that has them."""
-STACK = "transformer.h"
+KINDS = frozenset({BEFORE, FIRST, AFTER})
 JOINED = ("query_key_value", "qkv_proj", "c_attn", "Wqkv")
 GELU = frozenset({"gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_python_tanh"})  # one function of torch in litgpt
 NORMS = {NormKind.RMS: NormKind.RMS_FP32_SCALE, NormKind.LAYER: NormKind.LAYER}
@@ -104,16 +104,20 @@ def _target_reasons(block: Block, plan: Plan) -> Iterator[str]:
 # ---- building ------------------------------------------------------------------------------------------------------------------
 
 
+def is_built(spec: ModelSpec) -> bool:
+    return all(block.kind in KINDS for stack in spec.stacks for run in stack.runs for block in run.pattern)
+
+
 def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with litgpt's modules and the adapter's own; as it is where litgpt has no such model."""
-    if spec.stacks[0].path == STACK or reasons(spec, plan):
+    if is_built(spec) or reasons(spec, plan):
         return spec
     (stack,) = spec.stacks
     layers = [block for run in stack.runs for _ in range(run.count) for block in run.pattern]
     blocks = [_block(block, plan, number) for number, block in enumerate(layers)]
     runs = tuple(Run(pattern=(block,), count=len(list(same))) for block, same in groupby(blocks))
     (final,) = stack.final_norms
-    new = Stack(path=STACK, hidden=stack.hidden, runs=runs, final_norms=(_norm(final, "ln_f", plan),), final_path="transformer")
+    new = Stack(path="transformer.h", hidden=stack.hidden, runs=runs, final_norms=(_norm(final, "ln_f", plan),), final_path="transformer")
     table = replace(spec.embeddings.weights[0], path="transformer.wte.weight")
     return replace(
         spec, stacks=(new,), embeddings=replace(spec.embeddings, weights=(table,), dropout=False), head=_head(spec, table, plan),

@@ -20,12 +20,12 @@ from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.megatron_attention import attention, latent_attention
 from memsheet.formulas.model_code.megatron_experts import expert_axes, experts_layer
 from memsheet.formulas.model_code.megatron_loss import logits, loss_input, vocabulary_loss
-from memsheet.formulas.model_code.megatron_modules import STREAM, norm, normed_column, row, swiglu
+from memsheet.formulas.model_code.megatron_modules import FP8_PRODUCTS, STREAM, norm, normed_column, row, swiglu
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BOOL, FP32, INT64
+from memsheet.spec.dtypes import BF16, BOOL, FP32, INT64, DType
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import AttentionKind, ContextParallel, Plan
 
@@ -39,13 +39,13 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     """One layer (transformer_layer.py:430-560): attention and feed-forward, each added to the stream."""
     at, ff = block.mixers[0], block.feed_forward
     mixed = latent_attention(r, x, at, how) if isinstance(at, LatentAttention) else attention(r, x, at, how)  # type: ignore[arg-type]
-    x = r.add(mixed, x, "/residual")
+    x = r.add(r.dropout(mixed, "/attention_dropout", active=how.dropout), x, "/residual")
     del mixed
     if isinstance(ff, Moe):
-        return r.add(experts_layer(r, x, ff, how), x, "/residual")
+        return r.add(r.dropout(experts_layer(r, x, ff, how), "/mlp_dropout", active=how.dropout), x, "/residual")
     assert isinstance(ff, Dense)
     fed = r.again(lambda y: feed_forward(r, y, ff, how), x) if "mlp" in how.again else feed_forward(r, x, ff, how)
-    return r.add(fed, x, "/residual")
+    return r.add(r.dropout(fed, "/mlp_dropout", active=how.dropout), x, "/residual")
 
 
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
@@ -148,10 +148,16 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     return replace(how, one_group=bool(agreed(groups == 1)))
 
 
+def _wide(dtype: DType) -> DType:
+    """What is computed with where only products are in eight bits."""
+    return BF16 if dtype.bits < BF16.bits else dtype
+
+
 def _plan_numerics(plan: Plan, how: Numerics) -> Numerics:
     routing = plan.routing
     return replace(
         how, scattered=plan.sequence_parallel, several=bool(agreed(plan.microbatch > 1)), transposes=plan.attention is AttentionKind.FLASH,
+        options=frozenset({FP8_PRODUCTS}) if plan.fp8 is not None else frozenset(), parameters=_wide(how.parameters), stream=_wide(how.stream),
         exchanges=plan.context_parallel is ContextParallel.ALL_TO_ALL, capacity=bool(routing and routing.capacity_factor is not None),
         shares_experts=bool(agreed(plan.mesh.ep > 1)), splits_experts=bool(agreed(plan.mesh.etp > 1)),
     )  # fmt: skip

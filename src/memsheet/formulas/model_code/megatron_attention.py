@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from memsheet.formulas.graph import Grad, Storage, Tensor
 from memsheet.formulas.model_code.megatron_modules import column, norm, normed_column, remade, row
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
-from memsheet.spec.dtypes import FP32
+from memsheet.spec.dtypes import BOOL, FP32, DType
 from memsheet.spec.model import Attention, LatentAttention
 
 HEADS: Shape = ("b", "s", "a", "d")
@@ -39,7 +39,9 @@ def core(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics,
     Under recompute of core_attn the kernel runs again in backward.
     """
     if "core_attn" in how.again:
-        return _again(r, q, k, v, path, width)
+        return _again(r, (q, k, v), path, how, width)
+    if how.attention is AttentionKernel.EAGER:
+        return _in_full(r, q, k, v, path, how)
     back = how.several and how.transposes
     q, k = ((r.copy(one, one.shape, f"{path}/{name}") if back else one) for one, name in ((q, "query"), (k, "key")))
     v = r.copy(v, v.shape, f"{path}/value")
@@ -81,20 +83,36 @@ def _exchanged(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.apply(result, (x,), (), back)
 
 
-def _again(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, width: Axis) -> Tensor:
+SCORES: Shape = ("b", "a", "s", "s")
+
+
+def _in_full(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+    """Scores, softmax fused with scale and mask, dropout, times the values, whose order is then that of the sequence
+    (dot_product_attention.py:130-240). Keys and values are repeated for the queries of a group.
+    """
+    k, v = (one if one.shape == HEADS else remade(r, one, HEADS, f"{path}/repeated") for one in (k, v))
+    scores = r.product(q, k, SCORES, f"{path}/scores")
+    shares = r.unary(scores, f"{path}/softmax", saves="output")
+    del scores
+    shares = r.dropout(shares, f"{path}/dropout", active=how.dropout)
+    return r.copy(r.product(shares, v, HEADS, f"{path}/context"), HEADS, f"{path}/context")
+
+
+def _again(r: Recorder, given: tuple[Tensor, ...], path: str, how: Numerics, width: Axis) -> Tensor:
     """The kernel under a checkpoint of its own, which keeps queries, keys and values as they come; its result is the projection's input."""
-    shape, dtype = ("b", "s", "a", width), q.dtype
-    metas = [(one.shape, one.dtype) for one in (q, k, v)]
-    value = v.shape
+    shape, dtype = ("b", "s", "a", width), given[0].dtype
+    metas = [(one.shape, one.dtype) for one in given]
+    scratch: list[tuple[Shape, DType]] = [(given[2].shape, dtype), (shape, dtype)]
+    if how.attention is AttentionKernel.EAGER:  # shares and what dropout made of them, and the gradients of both
+        scratch = [(SCORES, dtype)] * (4 if how.dropout else 3) + ([(SCORES, BOOL)] if how.dropout else [])
 
     def backward(_: Grad) -> list[Grad | None]:
-        copied = r.grad(value, dtype, f"{path}/value")
-        out = r.grad(shape, dtype, f"{path}/context")
+        made = [r.grad(*meta, f"{path}/recomputed") for meta in scratch]
         grads: list[Grad | None] = [r.grad(*meta) for meta in metas]
-        del copied, out
+        del made
         return grads
 
-    return r.apply(r.tensor(f"{path}/context", shape, dtype), (q, k, v), (q, k, v), backward)
+    return r.apply(r.tensor(f"{path}/context", shape, dtype), given, given, backward)
 
 
 # ---- latent attention --------------------------------------------------------------------------------------------------------

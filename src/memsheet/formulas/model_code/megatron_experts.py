@@ -10,7 +10,7 @@ from math import log, sqrt
 
 from memsheet.arith import Count, agreed, ceil_div, maximum, minimum
 from memsheet.formulas.graph import Grad, Storage, Tensor
-from memsheet.formulas.model_code.megatron_modules import STREAM, column, norm, remade, row, swiglu
+from memsheet.formulas.model_code.megatron_modules import STREAM, column, lowered, norm, remade, row, swiglu
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Shape
@@ -92,7 +92,7 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     Under recompute of moe_act its result goes when the second product has read it and is made again before that one's backward.
     """
     path, dtype = f"{ff.path}.experts", x.dtype
-    inner = _grouped(r, x, ("x", "2·i"), f"{path}.linear_fc1")
+    inner = _grouped(r, x, ("x", "2·i"), f"{path}.linear_fc1", how)
     weights = r.tensor(f"{path}/shares", ("x",), dtype)
     made: list[Storage] = []
 
@@ -103,7 +103,7 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
 
     act = r.apply(r.tensor(f"{path}/activation", ("x", "i"), dtype), (inner,), (inner, weights), back)
     if "moe_act" not in how.again:
-        return _grouped(r, act, GIVEN, f"{path}.linear_fc2")
+        return _grouped(r, act, GIVEN, f"{path}.linear_fc2", how)
     out = r.tensor(f"{path}.linear_fc2/output", GIVEN, dtype)
 
     def again(_: Grad) -> list[Grad | None]:
@@ -113,9 +113,9 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     return r.apply(out, (act,), (), again)
 
 
-def _grouped(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
-    back, dtype = x.shape, x.dtype
-    return r.apply(r.tensor(f"{path}/output", shape, dtype), (x,), (x,), lambda _: [r.grad(back, dtype)])
+def _grouped(r: Recorder, x: Tensor, shape: Shape, path: str, how: Numerics) -> Tensor:
+    back, dtype, kept = x.shape, x.dtype, lowered(r, x, path, how)
+    return r.apply(r.tensor(f"{path}/output", shape, dtype), (x,), (kept,), lambda _: [r.grad(back, dtype)])
 
 
 def local_experts(ff: Moe, plan: Plan) -> Count:

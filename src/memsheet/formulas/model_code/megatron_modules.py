@@ -10,8 +10,12 @@ from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
-from memsheet.spec.dtypes import FP32
+from memsheet.spec.dtypes import FP8, FP32
 
+FP8_PRODUCTS = "fp8"
+"""An option of how a plan runs: products of layers in eight bits. What is saved for a weight's gradient is the cast operand; the gradient that
+arrives is cast too, along rows and along columns (module/base.py, grad_output_preprocess).
+"""
 STREAM: Shape = ("b", "n", "h")
 """The residual stream of a rank."""
 
@@ -30,18 +34,20 @@ def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics) -
     """
     shape, dtype = x.shape, x.dtype
     whole = gathered_shape(shape, how)
-    normed = r.tensor(f"{path}/normed", shape, dtype)
+    low = FP8 if FP8_PRODUCTS in how.options else dtype
+    normed = r.tensor(f"{path}/normed", shape, low)
     rows = r.tensor(f"{path}/rsigma", shape[:-1], FP32)
-    total = r.tensor(f"{path}/gathered", whole, dtype) if how.scattered else None
+    total = r.tensor(f"{path}/gathered", whole, low) if how.scattered else None
     result = r.tensor(f"{path}/output", (*whole[:-1], out), dtype)
     del total
 
-    def backward(_: Grad) -> list[Grad | None]:
-        again = r.grad(whole, dtype, f"{path}/gathered") if how.scattered else None
+    def backward(g: Grad) -> list[Grad | None]:
+        casts = _casts(r, g, how)
+        again = r.grad(whole, low, f"{path}/gathered") if how.scattered else None
         product = r.grad(whole, dtype)
         own = r.grad(shape, dtype) if how.scattered else product
         back = r.grad(shape, dtype)
-        del again, product, own
+        del again, product, own, casts
         return [back]
 
     return r.apply(result, (x,), (x, normed, rows), backward)
@@ -51,18 +57,29 @@ def column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics, *, paral
     """Linear over columns (module/linear.py:75-420): saves its input as this rank has it. ``parallel``: cut over ranks, not duplicated."""
     shape, dtype, gathers = x.shape, x.dtype, parallel and how.scattered
     whole = gathered_shape(shape, how) if gathers else shape
-    total = r.tensor(f"{path}/gathered", whole, dtype) if gathers else None
+    kept = lowered(r, x, path, how)
+    total = r.tensor(f"{path}/gathered", whole, kept.dtype) if gathers else None
     result = r.tensor(f"{path}/output", (*whole[:-1], out), dtype)
     del total
 
-    def backward(_: Grad) -> list[Grad | None]:
+    def backward(g: Grad) -> list[Grad | None]:
+        casts = _casts(r, g, how)
         again = r.grad(whole, dtype, f"{path}/gathered") if gathers else None
         product = r.grad(whole, dtype)
         own = r.grad(shape, dtype) if gathers else product
-        del again, product
+        del again, product, casts
         return [own]
 
-    return r.apply(result, (x,), (x,), backward)
+    return r.apply(result, (x,), (kept,), backward)
+
+
+def lowered(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
+    """What a product saves of its operand: the operand, or its cast."""
+    return r.tensor(f"{path}/cast", x.shape, FP8) if FP8_PRODUCTS in how.options else x
+
+
+def _casts(r: Recorder, g: Grad, how: Numerics) -> list[Grad]:
+    return [r.grad(g.shape, FP8), r.grad(g.shape, FP8)] if FP8_PRODUCTS in how.options else []
 
 
 def row(r: Recorder, x: Tensor, path: str, how: Numerics, *, out: Axis = "h") -> Tensor:
@@ -72,14 +89,16 @@ def row(r: Recorder, x: Tensor, path: str, how: Numerics, *, out: Axis = "h") ->
     partial = r.tensor(f"{path}/partial" if how.scattered else f"{path}/output", whole, dtype)
     result = r.tensor(f"{path}/output", (*STREAM[:-1], out), dtype) if how.scattered else partial
     del partial
+    kept = lowered(r, x, path, how)
 
-    def backward(_: Grad) -> list[Grad | None]:
+    def backward(g: Grad) -> list[Grad | None]:
+        casts = _casts(r, g, how)
         total = r.grad(whole, dtype, f"{path}/gathered") if how.scattered else None
         back = r.grad(shape, dtype)
-        del total
+        del total, casts
         return [back]
 
-    return r.apply(result, (x,), (x,), backward)
+    return r.apply(result, (x,), (kept,), backward)
 
 
 def gathered_shape(shape: Shape, how: Numerics) -> Shape:

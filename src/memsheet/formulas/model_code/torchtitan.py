@@ -131,8 +131,16 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     mesh, parallel = plan.mesh, plan.loss is Loss.VOCAB_PARALLEL
     yield "loss", "vocab_parallel", parallel and not agreed(mesh.tp > 1), "is for tensor-parallel ranks", "leave it out"
     pieces = mesh.tp * maximum(1, 2 * mesh.cp * (mesh.cp > 1))
-    yield "seq_len", plan.seq_len, agreed(plan.seq_len % pieces != 0), f"is not a multiple of {pieces}, by which ranks share it", "a multiple"
-    heads = min((m.kv_heads for s in spec.stacks for run in s.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)), default=1)
+    yield (
+        "seq_len",
+        plan.seq_len,
+        agreed(plan.seq_len % pieces != 0),
+        f"is not a multiple of {pieces}, by which ranks share it",
+        "a multiple",
+    )
+    heads = min(
+        (m.kv_heads for s in spec.stacks for run in s.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)), default=1
+    )
     yield "mesh.tp", mesh.tp, agreed(heads % mesh.tp != 0), f"does not divide {heads} heads of keys and values", "a divisor"
 
 

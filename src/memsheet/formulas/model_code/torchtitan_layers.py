@@ -37,8 +37,19 @@ def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
     if not how.options & {COMPILED, FUSED_NORM}:
         return rms_norm(r, x, norm, norm.path, how)
     weight = r.parameter(norm.path, (norm.size,), how.parameters)
-    out, rstd = r.tensor(norm.path + "/output", x.shape, x.dtype), r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)
+    out, rstd = _made(r, norm.path + "/output", x.shape, how, x), r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)
     return r.custom(norm.path, (x, weight), out, (x, weight, rstd))
+
+
+def _made(r: Recorder, path: str, shape: Shape, how: Numerics, like: Tensor) -> Tensor:
+    """What an elementwise kernel makes. One that is only read to be cast to eight bits is computed where it is read: inductor copies a
+    short expression of few reads into each of its users (torch/_inductor/ir.py, StorageBox.should_realize_on_reuse).
+    """
+    return Tensor(None, shape, like.dtype) if _inlines(how) else r.tensor(path, shape, like.dtype)
+
+
+def _inlines(how: Numerics) -> bool:
+    return {COMPILED, FP8_PRODUCTS} <= how.options
 
 
 # ---- products ----------------------------------------------------------------------------------------------------------------
@@ -46,27 +57,43 @@ def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
 
 def linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
     """``x @ weight.T``, in eight bits where the layer was swapped."""
-    weight = r.parameter(path, (out, width), how.parameters)
-    return _fp8_linear(r, x, weight, out, path, how) if FP8_PRODUCTS in how.options else r.linear(x, weight, out, path)
+    if FP8_PRODUCTS not in how.options:
+        return r.linear(x, r.parameter(path, (out, width), how.parameters), out, path)
+    return _fp8_linears(r, x, ((path, out),), width, how)[0]
 
 
-def _fp8_linear(r: Recorder, x: Tensor, weight: Tensor, out: Axis, path: str, how: Numerics) -> Tensor:
-    """torchao's Float8Linear (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast for each product.
+def linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: Numerics) -> list[Tensor]:
+    """Several layers of one input. In a compiled layer its cast to eight bits is made once."""
+    if FP8_PRODUCTS in how.options and COMPILED in how.options:
+        return _fp8_linears(r, x, layers, width, how)
+    return [linear(r, x, path, out, width, how) for path, out in layers]
 
-    A weight that was gathered in eight bits needs no cast.
+
+def _fp8_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: Numerics) -> list[Tensor]:
+    """Float8Linear of torchao (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast for each product. An input
+    that is in eight bits already is saved so, a weight that was gathered so needs no cast.
     """
-    casts = FP8_GATHERED not in how.options
-    shape, dtype, given, matrix = (*x.shape[:-1], out), x.dtype, x.shape, weight.shape
-    low = [r.tensor(f"{path}/fp8_input", given, FP8), *([r.tensor(f"{path}/fp8_weight", matrix, FP8)] if casts else [])]
-    result = r.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT)
+    low = x if x.dtype is FP8 else r.tensor(f"{layers[0][0]}/fp8_input", x.shape, FP8)
+    made = [_fp8_linear(r, x, path, out, width, how) for path, out in layers]
     del low
+    return made
+
+
+def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+    casts, dtype = FP8_GATHERED not in how.options, how.stream
+    weight = r.parameter(path, (out, width), how.parameters)
+    shape, given, matrix = (*x.shape[:-1], out), x.shape, weight.shape
+    cast = [r.tensor(f"{path}/fp8_weight", matrix, FP8)] if casts else []
+    result = r.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT)
+    cast.clear()
 
     def backward(g: Grad) -> list[Grad | None]:
-        low = [r.grad(shape, FP8), *([r.grad(matrix, FP8)] if casts else [])]
+        low = [g if g.dtype is FP8 else r.grad(shape, FP8), *([r.grad(matrix, FP8)] if casts else [])]
         to_input = r.grad(given, dtype)
-        low[1:] = [r.grad(given, FP8), r.grad(shape, FP8)]  # the gradient again, laid out for the other product
-        return [to_input, r.grad(matrix, dtype)]
+        low[1:] = [r.grad(given, FP8), r.grad(shape, FP8)]  # both again, laid out for the other product
+        return [Grad(to_input.storage, given, x_dtype), r.grad(matrix, dtype)]
 
+    x_dtype = x.dtype
     return r.apply(result, (x, weight), (x, weight), backward)
 
 
@@ -74,11 +101,19 @@ def _fp8_linear(r: Recorder, x: Tensor, weight: Tensor, out: Axis, path: str, ho
 
 
 def gather(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
-    """The whole sequence: gathered rank after rank, then joined along the sequence; backward adds the ranks' gradients and cuts them."""
+    """The whole sequence: gathered rank after rank, then joined along the sequence (torch distributed/_functional_collectives.py:183-226);
+    backward adds the ranks' gradients and cuts them. Eight bits are cast to before (torchao 0.7 float8_tensor_parallel.py). In products
+    that torch pipelines with it, what arrives lies in symmetric memory, outside the allocator.
+    """
     if not how.tensor_parallel:
         return r.view(x, WHOLE)
     dtype = x.dtype
-    out = _rearranged(r, path, "all_gather", how, x)
+    sent = r.tensor(f"{path}/fp8_input", STREAM, FP8) if FP8_PRODUCTS in how.options else None
+    kind = FP8 if sent else dtype
+    flat = None if ASYNC in how.options else r.tensor(f"{path}/all_gather", WHOLE, kind)
+    del sent
+    out = r.tensor(f"{path}/gathered", WHOLE, kind)
+    del flat
 
     def backward(g: Grad) -> list[Grad | None]:
         ordered = None if ASYNC in how.options else r.grad(WHOLE, dtype, f"{path}/ordered")
@@ -87,16 +122,6 @@ def gather(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
         return [cut]
 
     return r.apply(out, (x,), (), backward)
-
-
-def _rearranged(r: Recorder, path: str, name: str, how: Numerics, x: Tensor) -> Tensor:
-    """What a collective gathered along dimension 0, joined along the sequence (torch distributed/_functional_collectives.py:183-226). In
-    micro-pipelined products it lies in symmetric memory, outside the allocator.
-    """
-    flat = None if ASYNC in how.options else r.tensor(f"{path}/{name}", WHOLE, x.dtype)
-    out = r.tensor(f"{path}/gathered", WHOLE, x.dtype)
-    del flat
-    return out
 
 
 def scatter(r: Recorder, y: Tensor, path: str, how: Numerics) -> Tensor:
@@ -108,11 +133,15 @@ def scatter(r: Recorder, y: Tensor, path: str, how: Numerics) -> Tensor:
     out = r.result(f"{path}/reduce_scatter", STREAM, dtype, Chosen.REDUCE_SCATTER)
     del ordered
 
+    kind = FP8 if FP8_PRODUCTS in how.options else dtype
+
     def backward(g: Grad) -> list[Grad | None]:
-        flat = None if ASYNC in how.options else r.grad(WHOLE, dtype, f"{path}/all_gather")
-        whole = r.grad(WHOLE, dtype, f"{path}/gathered")
+        sent = r.grad(STREAM, FP8, f"{path}/fp8_gradient") if kind is FP8 else None
+        flat = None if ASYNC in how.options else r.grad(WHOLE, kind, f"{path}/all_gather")
+        del sent
+        whole = r.grad(WHOLE, kind, f"{path}/gathered")
         del flat
-        return [whole]
+        return [Grad(whole.storage, WHOLE, dtype)]
 
     return r.apply(out, (y,), (), backward)
 
@@ -124,9 +153,8 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     whole = gather(r, x, at.path, how)
     del x
     names = [w.path.removesuffix(".weight") for w in at.weights]
-    q, k, v = (
-        r.view(linear(r, whole, name, f"{heads}·d", "h", how), ("b", "s", heads, "d")) for name, heads in zip(names, "akk", strict=False)
-    )
+    projected = linears(r, whole, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=False)), "h", how)
+    q, k, v = (r.view(projected.pop(0), ("b", "s", heads, "d")) for heads in "akk")
     if COMPILED in how.options:
         del whole
     q, k = rotary(r, q, k, at.path, how)
@@ -214,25 +242,28 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
     gate_of, up_of, down_of = (w.path.removesuffix(".weight") for w in ff.weights)
     whole = gather(r, x, ff.path, how)
     del x
-    gate = linear(r, whole, gate_of, "f", "h", how)
     if COMPILED in how.options:
-        up = linear(r, whole, up_of, "f", "h", how)
+        gate, up = linears(r, whole, ((gate_of, "f"), (up_of, "f")), "h", how)
         del whole
-        inner = _gated(r, gate, up, ff.path)
-        del gate, up
+        inner = _gated(r, gate, up, ff.path, how)
+        if not _inlines(how):
+            del gate, up
         with r.nothing_chosen():
             return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
-    else:
-        gate = r.unary(gate, ff.path + "/activation", saves="input")
-        inner = r.mul(gate, linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
-        del gate
+    gate = r.unary(linear(r, whole, gate_of, "f", "h", how), ff.path + "/activation", saves="input")
+    inner = r.mul(gate, linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
+    del gate
     return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
 
 
-def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str) -> Tensor:
-    """Activation and product in one kernel, both gradients in another."""
+def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str, how: Numerics) -> Tensor:
+    """Activation and product in one kernel, both gradients in another, or in what casts them."""
     shape, dtype = gate.shape, gate.dtype
-    return r.apply(r.tensor(path + "/product", shape, dtype), (gate, up), (gate, up), lambda _: [r.grad(shape, dtype), r.grad(shape, dtype)])
+
+    def backward(_: Grad) -> list[Grad | None]:
+        return [Grad(None, shape, dtype) if _inlines(how) else r.grad(shape, dtype) for _ in range(2)]
+
+    return r.apply(_made(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward)
 
 
 # ---- the two ends ------------------------------------------------------------------------------------------------------------

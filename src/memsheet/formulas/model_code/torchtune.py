@@ -27,7 +27,9 @@ POSITIONS = 131_072
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
-    return (torchtune_compiled if COMPILED in how.options else torchtune_layers).forward(r, x, block, how)
+    if COMPILED in how.options:
+        return torchtune_compiled.forward(r, x, block, how)
+    return torchtune_layers.forward(r, x, block, how)
 
 
 def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:

@@ -70,8 +70,10 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     attention_back = _attention(f, x, block.norms[0], at)
     feed_back, out = _feed_forward(f, block.norms[1], ff, _names(at.weights)[-1])
 
-    def backward(g: Grad) -> list[Grad | None]:
-        last = attention_back(feed_back(g))
+    def backward(_: Grad) -> list[Grad | None]:
+        between = feed_back()  # of the sum before the second norm, which joins the stream again
+        last = attention_back()
+        del between
         return [last if x_needs else None, *(f.gradients.pop(path) for path in names)]
 
     x_needs, names = x.needs_grad, list(f.parameters)
@@ -147,7 +149,7 @@ def _product_back(f: Function, name: str, shape: tuple[Axis, Axis]) -> Grad:
     return grad
 
 
-def _attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[Grad], Grad]:
+def _attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[], Grad]:
     """From the layer's input to attention's output projection, which is saved; and back, given the gradient of the sum of both."""
     q, k, v, o = _names(at.weights)
     shapes: dict[str, tuple[Axis, Axis]] = {q: ("a·d", "h"), k: ("k·d", "h"), v: ("k·d", "h"), o: ("h", "a·d")}
@@ -165,7 +167,7 @@ def _attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[G
     del context
     f.keep(f"{o}/output", _product(f, o, shapes[o]))
 
-    def back(g: Grad) -> Grad:
+    def back() -> Grad:
         d_context = _product_back(f, o, shapes[o])
         grads = [f.grad(QUERIES) for _ in (q, k, v)]
         del d_context
@@ -186,7 +188,7 @@ def _attention(f: Function, x: Tensor, norm: Norm, at: Attention) -> Callable[[G
     return back
 
 
-def _feed_forward(f: Function, norm: Norm, ff: Dense, before: str) -> tuple[Callable[[Grad], Grad], Tensor]:
+def _feed_forward(f: Function, norm: Norm, ff: Dense, before: str) -> tuple[Callable[[], Grad], Tensor]:
     """From attention's output projection ``before`` and the input to the layer's output; and back to the gradient of their sum."""
     gate, up, down = _names(ff.weights)
     wide: tuple[Axis, Axis] = ("f", "h")
@@ -200,7 +202,7 @@ def _feed_forward(f: Function, norm: Norm, ff: Dense, before: str) -> tuple[Call
     out = _product(f, down, ("h", "f"))
     del inner
 
-    def back(g: Grad) -> Grad:
+    def back() -> Grad:
         d_inner: Grad | None = _product_back(f, down, ("h", "f"))
         f.saved.pop(f"{ff.path}/product", None)
         halves = [d_inner, f.grad(("b", "s", "f"))]  # one of the two is written over the product's gradient

@@ -13,7 +13,7 @@ from memsheet.spec.dtypes import FP32, INT8, INT64, DType
 from memsheet.spec.model import Attention, Block, Dense, Norm, Role, Weight
 
 HEADS: Shape = ("b", "s", "a", "d")
-COMPILED, SHARDED = "compiled", "sharded"
+COMPILED = "compiled"
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
@@ -111,10 +111,10 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     weights = {w.path: w for w in at.weights}
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")]
     q = r.view(project(r, x, weights, names[0], ("a·d", "h"), how), HEADS)
-    q = rotary(r, q, at.path + "/q", how)
+    q = rotary(r, q, at.path + "/q")
     k = project(r, x, weights, names[1], ("k·d", "h"), how)
     v = project(r, x, weights, names[2], ("k·d", "h"), how)
-    k = rotary(r, r.view(k, ("b", "s", "k", "d")), at.path + "/k", how)
+    k = rotary(r, r.view(k, ("b", "s", "k", "d")), at.path + "/k")
     v = r.view(v, ("b", "s", "k", "d"))
     k, v = _repeated(r, k, at.path + "/k", at), _repeated(r, v, at.path + "/v", at)
     out = flash(r, q, k, v, at.path)
@@ -136,7 +136,7 @@ def flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> Tensor:
     return r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
 
 
-def rotary(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
+def rotary(r: Recorder, x: Tensor, path: str) -> Tensor:
     """RotaryPositionalEmbeddings.forward (position_embeddings.py:80-130): in fp32, odd and even elements by themselves."""
     dtype = x.dtype
     wide = r.cast(x, FP32, path + "/fp32")

@@ -12,28 +12,27 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Shape
 from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Head
 from memsheet.spec.plan import Loss
 
 PIECES = 8
 PIECE: Shape = ("b", "c", "V")
 
 
-def head(r: Recorder, x: Tensor, _: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
+def head(_: Recorder, x: Tensor, *__: object) -> Tensor:
     """Hidden states: their logits belong to the loss, which is over before anything of them is let go."""
     return x
 
 
-def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: Numerics, _: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "h"), how.stream, "loss/input"
 
 
 def loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
-    return _chunked(r, x, weight, how) if loss is Loss.CHUNKED else _whole(r, x, weight, how)
+    return _chunked(r, x, weight, how) if loss is Loss.CHUNKED else _whole(r, x, weight)
 
 
-def _whole(r: Recorder, x: Tensor, weight: Tensor, how: Numerics) -> Tensor:
+def _whole(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
     """Logits raised to fp32 in the model's forward, and the library's loss over all of them."""
     logits = r.cast(r.linear(x, weight, "V", "lm_head"), FP32, "loss/fp32")
     logged = r.unary(logits, "loss/log_softmax", saves="output")
@@ -111,5 +110,3 @@ def _products_back(
     whole = r.grad(shape, dtype, "loss/cat")
     pieces.clear()
     return [whole, total]
-
-

@@ -13,8 +13,8 @@ from memsheet.engines.verified import NO_SDPA, TP_TRAINED, VERIFIED
 from memsheet.errors import Problem
 from memsheet.formulas.attention import table_dtype
 from memsheet.formulas.blocks import forward, unmodelled
-from memsheet.formulas.ends import HEADS, embed, logits_or_states, loss, loss_input
 from memsheet.formulas.encoders import pooled, unmodelled_head
+from memsheet.formulas.ends import HEADS, embed, logits_or_states, loss, loss_input
 from memsheet.formulas.evaluate import Bag, with_products
 from memsheet.formulas.families import habits
 from memsheet.formulas.losses import chunk_of
@@ -59,6 +59,8 @@ def _needs_mask(at: Attention, plan: Plan) -> bool:
     """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the flash-attn package takes it as a
     number.
     """
+    if plan.attention is AttentionKind.SDPA and own.always_masked:
+        return True
     return plan.attention is AttentionKind.SDPA and at.window is not None and agreed(at.window <= plan.seq_len)
 
 
@@ -72,7 +74,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     found += tower_problems(spec, plan)
     if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _blocks(spec) if block.feed_forward}):
         found.append(Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint))
-    if spec.head.kind not in HEADS and spec.head.kind != "none" or len(spec.stacks) != 1:
+    if (spec.head.kind not in HEADS and spec.head.kind != "none") or len(spec.stacks) != 1:
         found.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
     return [*found, *_modules(spec, plan), *_tensor_parallel(spec, plan), *_idle_dropout(spec, plan)]
 
