@@ -25,7 +25,7 @@ help:
 	@echo "make regold    golden files and computed pages, written again; read the difference before you keep it"
 	@echo "make check     ruff, mypy, import-linter"
 	@echo "make format    let ruff rewrite the layout"
-	@echo "make bench     accuracy and speed, printed"
+	@echo "make bench     accuracy and speed, printed, and docs/accuracy.md written again (DATA=FILE: of other cases)"
 	@echo "make docs      the documentation, into docs/_build/html"
 	@echo "Choose an interpreter with PYTHON=python3.12; it must be 3.11 or newer."
 
@@ -54,8 +54,11 @@ format: $(DEV)
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+# DATA: another file of measured cases (memsheet/cases/1); PAGE: the folder that docs/accuracy.md and its plot are written to.
+PAGE   ?= docs
 bench: $(DEV)
-	$(BIN)/python benchmarks/accuracy.py
+	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA))
+	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA)) --page $(PAGE)
 	$(BIN)/python benchmarks/speed.py
 
 docs: $(DOCS)

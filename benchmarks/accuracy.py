@@ -1,6 +1,6 @@
 """How far memsheet's predictions are from what was measured, failures included.
 
-    python benchmarks/accuracy.py [--data FILE] [--group G] [--records DIR] [--json | --markdown] [--full]
+    python benchmarks/accuracy.py [--data FILE] [--group G] [--records DIR] [--json | --markdown | --page FOLDER] [--full]
 
 ``--data``: any file of schema ``memsheet/cases/1`` (``benchmarks/data/README.md``); ``--records``: a folder of our own
 measured runs (``memsheet measure --record``, or bare sheets). A case that memsheet refuses is counted with its reason. Nothing here is fitted.
@@ -19,7 +19,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from accuracy_text import markdown, screen
-from asking import SPEED, VERDICT, Case, Outcome, Row, run_case
+from asking import MEMORY, SPEED, VERDICT, Case, Outcome, Row, run_case
+from parity import parity
 from records import records, run_record
 
 DATA = Path(__file__).parent / "data"
@@ -106,10 +107,14 @@ def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """The whole result as plain values."""
     rows = [row for outcome in outcomes for row in outcome.rows]
     beyond = sorted((row for row in rows if abs(row.error) > WORST_BAR), key=lambda row: -abs(row.error))
+    engines = {row.id: str(o.case["plan"].get("engine")) for o in outcomes for row in o.rows}
     return {
         "groups": [summary(key, members) for key, members in grouped(outcomes).items()],
         "overall": overall(outcomes),
-        "rows": [_row(row) for row in rows],
+        "rows": [{**_row(row), "engine": engines[row.id]} for row in rows],
+        "outside": [
+            {"id": row.id, "error": row.error, "reason": _reasons().get(row.id.partition("@")[0], "")} for row in rows if not row.inside
+        ],
         "beyond_bar": [{"id": row.id, "error": row.error, "suspect": row.suspect, "note": row.note} for row in beyond],
         "wrong_verdicts": [o.case["id"] for o in outcomes if o.verdict is False],
         "peers": json.loads((DATA / "peers.json").read_text(encoding="utf-8"))["peers"],
@@ -119,6 +124,12 @@ def document(outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 def _remarks() -> dict[str, str]:
     found: dict[str, str] = json.loads((DATA / "remarks.json").read_text(encoding="utf-8"))["groups"]
+    return found
+
+
+def _reasons() -> dict[str, str]:
+    """Why a row lies outside its range, where the engine's source says."""
+    found: dict[str, str] = json.loads((DATA / "remarks.json").read_text(encoding="utf-8")).get("rows", {})
     return found
 
 
@@ -137,7 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--full", action="store_true", help="every row beyond the bar, not the five worst of each group")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true")
-    form.add_argument("--markdown", action="store_true", help="the page docs/concepts/accuracy.md")
+    form.add_argument("--markdown", action="store_true", help="the page docs/accuracy.md, printed")
+    form.add_argument(
+        "--page", type=Path, default=None, metavar="FOLDER", help="the page and its plot, written to accuracy.md and accuracy.svg there"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.records and not chosen.records.is_dir():
         parser.error(f"--records {chosen.records} is not a folder")
@@ -148,6 +162,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not outcomes:
         raise SystemExit(f"no cases{f' in group {chosen.group}' if chosen.group else ''}")
     result = {**document(outcomes), **({} if theirs else {"peers": []})}
+    if chosen.page is not None:
+        groups = {row.id: o.case["group"] for o in outcomes for row in o.rows}
+        (chosen.page / "accuracy.md").write_text(markdown(result, groups) + "\n", encoding="utf-8")
+        points = [row for row in result["rows"] if row["metric"] in MEMORY]
+        (chosen.page / "accuracy.svg").write_text(
+            parity(points, "Predicted against measured memory, every figure that ran"), encoding="utf-8"
+        )
+        print(f"{chosen.page}/accuracy.md and accuracy.svg: {len(result['rows'])} figures")
+        return 0
     if chosen.json:
         json.dump(result, sys.stdout, indent=1, allow_nan=False)
         print()

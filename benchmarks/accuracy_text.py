@@ -112,14 +112,14 @@ def _beyond(result: Result, groups: Mapping[str, str], width: int, *, full: bool
 
 
 def markdown(result: Result, groups: Mapping[str, str]) -> str:
-    return "\n".join([*_page_head(), *_page_tables(result), *_page_rows(result, groups)])
+    return "\n".join([*_page_head(), *_page_tables(result), *_page_rows(result, groups), *_page_outside(result, groups)])
 
 
 def _page_head() -> Iterator[str]:
     yield f"""# Accuracy
 
 Predictions beside figures that other people measured and published, failures included. This page is written by
-`python benchmarks/accuracy.py --markdown`; it was last made on {datetime.now(UTC):%Y-%m-%d} with memsheet {version("memsheet")}.
+`make bench`; it was last made on {datetime.now(UTC):%Y-%m-%d} with memsheet {version("memsheet")}.
 
 ## How the table is made
 
@@ -145,11 +145,13 @@ def _table_row(values: Sequence[str]) -> str:
 
 
 def _page_tables(result: Result) -> Iterator[str]:
-    yield _table_row(["Kind", "Group", "Quality", "Figure", "Run", "Signed", "Mean", "Worst", "Inside", "Verdicts right:wrong"])
-    yield _table_row(["---"] * 4 + ["---:"] * 6)
+    yield _table_row(["Kind", "Group", "Quality", "Figure", "Run", "Signed", "Mean", "Worst", "Inside", "Verdicts right:wrong", "A peer's"])
+    yield _table_row(["---"] * 4 + ["---:"] * 6 + ["---"])
     for line in result["groups"]:
         if line["run"]:
-            yield _table_row([line["kind"], line["group"], line["quality"], METRICS.get(line["metric"], line["metric"]), *cells(line)])
+            figure = METRICS.get(line["metric"], line["metric"])
+            yield _table_row([line["kind"], line["group"], line["quality"], figure, *cells(line), _peer(result, line)])
+    yield "\n![Predicted against measured](accuracy.svg)"
     yield "\n## Refused\n"
     yield _table_row(["Kind", "Group", "Quality", "Cases", "Reason"])
     yield _table_row(["---", "---", "---", "---:", "---"])
@@ -163,6 +165,24 @@ def _page_tables(result: Result) -> Iterator[str]:
         shares = percent(found["inside_range"], digits=0), percent(found["coverage"], digits=0)
         yield _table_row([kind, str(found["groups"]), error(found["absolute"]), error(found["worst"]), *shares])
     yield "\nWrong verdicts: " + (", ".join(f"`{name}`" for name in result["wrong_verdicts"]) or "none") + ".\n"
+
+
+def _peer(result: Result, line: Result) -> str:
+    """What a peer reaches over the rows of a group, where that is known."""
+    known = [
+        p for p in result["peers"] if line["group"] in p["groups"] and ("time" in p["what"]) == line["metric"].endswith(("_s", "_gpu"))
+    ]
+    return "; ".join(f"{p['peer']} mean {error(p['absolute'])}, worst {error(p['worst'])}" for p in known) or "-"
+
+
+def _page_outside(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
+    """Rows whose figure lies outside the predicted range, and why where the engine's source says."""
+    rows = [row for row in result["outside"] if row["reason"]]
+    yield f"\n## Outside the range\n\n{len(result['outside'])} rows; of these it is known from an engine's source why:\n"
+    yield _table_row(["Group", "Row", "Error", "Reason"])
+    yield _table_row(["---", "---", "---:", "---"])
+    for row in rows:
+        yield _table_row([groups[row["id"]], f"`{row['id']}`", error(row["error"], sign=True), row["reason"]])
 
 
 def _page_rows(result: Result, groups: Mapping[str, str]) -> Iterator[str]:

@@ -74,13 +74,15 @@ def run_case(case: Case) -> Outcome:
 
 
 def metrics_of(case: Case) -> tuple[str, ...]:
-    """What a case is compared by: one memory figure (several of a server), else its speed, else its verdict alone."""
+    """What a case is compared by: one memory figure (several of a server), else its verdict alone. Speeds are not predicted yet: a case of
+    speed says at least that its job fitted.
+    """
     truth = case["truth"]
     memory = next(((m,) for m in MEMORY if truth.get(m) is not None), ())
     served = tuple(m for m in SERVING if truth.get(m) is not None)
     speed = next(((m,) for m in SPEED if truth.get(m) is not None), ())
-    wanted = (speed, memory, served) if case["kind"] == "step-time" else (served or memory, speed)
-    return next((metrics for metrics in wanted if metrics), (VERDICT,))
+    judged = truth.get("fits") is not None
+    return served or memory or ((VERDICT,) if judged else speed or (VERDICT,))
 
 
 def ask(case: Case) -> Answer:

@@ -37,9 +37,6 @@ def _routing(gaps: Gaps, model: ModelSpec | None) -> Routing | None:
     if not any(isinstance(block.feed_forward, Moe) for block in blocks):
         return None
     capacity = gaps.request.get("moe.capacity_factor")
-    if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int | float) or capacity <= 0):
-        gaps.wrong("moe.capacity_factor", capacity, "is no positive number", "for example 1.25; leave it out to drop no token")
-        capacity = None
     padded = bool(gaps.request.get("moe.pad_to_capacity"))
     if padded and capacity is None:
         gaps.wrong("moe.pad_to_capacity", padded, "pads to a capacity, and there is none", "give moe.capacity_factor")

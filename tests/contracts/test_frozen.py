@@ -8,8 +8,8 @@ NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdi
 PLAN_FLAGS = [
     "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
     "--engine-version", "--ep", "--etp", "--expandable-segments", "--global-batch", "--kv-dtype", "--layers-per-stage", "--lora-rank",
-    "--lora-targets", "--loss", "--max-batched-tokens", "--max-model-len", "--memory-fraction", "--microbatch", "--no-compile",
-    "--no-cuda-graphs", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
+    "--lora-targets", "--loss", "--max-batched-tokens", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
+    "--no-cuda-graphs", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
     "--precision", "--prompt-tokens", "--quantize", "--recompute", "--recompute-every", "--recompute-layers", "--recompute-modules",
     "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--tp",

@@ -19,7 +19,7 @@ JOB, MESH, STEP, PRECISION, MEMORY, SERVING, OUTPUT = (
 
 # short name: (group, metavar, help); metavars are left out of flags that are on or off
 HELP: dict[str, tuple[Group, str, str]] = {
-    "engine": (JOB, "NAME", "The framework that runs it: transformers, fsdp2, deepspeed."),
+    "engine": (JOB, "NAME", "The framework that runs it: transformers, fsdp2, deepspeed, megatron, torchtitan …"),
     "engine_version": (JOB, "VERSION", "Its version, for the record."),
     "dp_replicate": (MESH, "N", "Data-parallel ranks that each keep a whole copy."),
     "dp_shard": (MESH, "N", "Data-parallel ranks that split the states."),
@@ -33,14 +33,18 @@ HELP: dict[str, tuple[Group, str, str]] = {
     "reshard_after_forward": (MESH, "", "Free gathered parameters after forward and gather them again."),
     "sequence_parallel": (MESH, "", "Split the regions outside tensor parallelism along the sequence."),
     "context_parallel_comm": (MESH, "KIND", "ring, all_gather or all_to_all."),
-    "schedule": (MESH, "NAME", "Order of microbatches in the pipeline: gpipe, 1f1b, interleaved."),
+    "schedule": (MESH, "NAME", "Order of microbatches in the pipeline: gpipe, 1f1b, interleaved …"),
     "layers_per_stage": (MESH, "N,N,…", "Layers of each stage where they are uneven: 10,11,11."),
     "seq_len": (STEP, "TOKENS", "Tokens of one sequence."),
     "microbatch": (STEP, "N", "Sequences per forward of a rank."),
     "global_batch": (STEP, "N", "Sequences per optimizer step over all ranks."),
+    "moe_dispatch": (STEP, "KIND", "How tokens reach their experts: alltoall, deepep, hybridep."),
+    "moe_capacity_factor": (STEP, "SHARE", "Tokens an expert takes, in shares of an even split; without it none are dropped."),
+    "moe_pad_to_capacity": (STEP, "", "Experts compute on their whole capacity."),
+    "moe_balanced": (STEP, "", "The routing is even by decree, as in a benchmark."),
     "vocab_multiple": (STEP, "N", "Pad the vocabulary to a multiple of this."),
-    "attention": (STEP, "KIND", "eager, sdpa or flash."),
-    "loss": (STEP, "KIND", "plain, fused or chunked."),
+    "attention": (STEP, "KIND", "eager, sdpa, flash or cudnn."),
+    "loss": (STEP, "KIND", "plain, fused, chunked or vocab_parallel."),
     "compile": (STEP, "", "Run through torch.compile."),
     "dropout": (STEP, "SHARE", "Dropout of the hidden states, 0 to 1."),
     "precision": (PRECISION, "NAME", "fp32, bf16-autocast, fp16-autocast, bf16-master, bf16-pure or fsdp2-mixed."),
@@ -151,7 +155,7 @@ def read(key: str, text: Any) -> Any:
     match RULES[key].kind:
         case "count":
             return whole(text)
-        case "share":
+        case "share" | "number":
             return _share(text)
         case "counts":
             return [whole(part) for part in text.split(",")]

@@ -161,6 +161,8 @@ def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: Habits) 
     dtype = x.dtype
     if own.wide_rotary:
         x = r.cast(x, FP32, path + "/fp32")
+    if own.rotary_kernel:
+        return r.cast(r.scale(x, path + "/rotary"), dtype, path + "/rotary")
     turned = r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
     return r.cast(turned, dtype, path + "/rotary") if own.wide_rotary or own.wide_tables else turned
 
@@ -205,14 +207,21 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
         weights = r.scale(weights, path + "/softcap")
         weights = r.unary(weights, path + "/softcap", saves="output")
         weights = r.scale(weights, path + "/softcap")
+    _raw = weights if own.scaled_in_place else None  # goes by its name until softmax has its result
     if at.causal or how.keeps_scores:
         weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
     weights = _softmax(r, weights, path, own, how)
+    del _raw
     if own.lowered_softmax:
         weights = r.cast(weights, (q if own.wide_softmax else v).dtype, path + "/probabilities")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
     return r.copy(out, MERGED, path + "/context"), weights
+
+
+def scores_dtype(how: Numerics, own: Habits) -> DType:
+    """Of the probabilities that eager attention returns."""
+    return (how.autocast or how.parameters) if own.lowered_softmax else how.stream
 
 
 def _scaled(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:

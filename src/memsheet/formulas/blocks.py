@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsheet.formulas.attention import attention
+from memsheet.formulas.attention import attention, scores_dtype
 from memsheet.formulas.experts import ROUTERS, moe
 from memsheet.formulas.families import Habits, habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
@@ -17,7 +17,7 @@ from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.mixers import mix as mix_otherwise
 from memsheet.formulas.mixers import mixer_problem
 from memsheet.formulas.norms import normalise
-from memsheet.formulas.numerics import Numerics, checkpointed
+from memsheet.formulas.numerics import AttentionKernel, Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe, Norm
 
@@ -25,6 +25,8 @@ from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe, Norm
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     """One dense decoder block. Eager attention's probabilities stay to its end."""
     kept: list[Tensor | None] = []
+    if habits(block.kind).named_outputs and how.attention is AttentionKernel.EAGER and not r.saves:
+        kept.append(r.tensor("/previous_probabilities", ("b", "a", "s", "s"), scores_dtype(how, habits(block.kind))))
     out = _arranged(r, x, block, how, kept)
     kept.clear()
     return out
@@ -76,7 +78,12 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
             y = normalise(r, x, norms[0], how)
             return _sum(r, mix(y), feed(y), x, how, own)
         case Arrangement.PARALLEL_TWO_NORMS:
-            mixed = mix(normalise(r, x, norms[0], how))
+            y = normalise(r, x, norms[0], how)
+            if own.summed_in_place:  # both norms come first
+                second = normalise(r, x, norms[1], how)
+                return _sum(r, mix(y), feed(second), x, how, own)
+            mixed = mix(y)
+            del y
             return _sum(r, mixed, feed(normalise(r, x, norms[1], how)), x, how, own)
         case _:
             raise NotImplementedError(block.arrangement)

@@ -41,7 +41,7 @@ def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: Numerics) -> Te
         return shared
     path = gate.path.removesuffix(".weight")
     share = r.linear(x, r.parameter(path, tuple(gate.shape), how.parameters, trains=how.trains), 1, path)
-    return _weighted(r, shared, r.unary(share, path + "/sigmoid", saves="output"), ff.path)
+    return r.mul(shared, r.unary(share, path + "/sigmoid", saves="output"), ff.path + "/weighted")
 
 
 def _experts(r: Recorder, x: Tensor, ff: Moe, how: Numerics, scores: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ def _experts(r: Recorder, x: Tensor, ff: Moe, how: Numerics, scores: Tensor) -> 
     made = r.mul(ACTIVATIONS[ff.activation](r, gate, module + "/activation"), up, module + "/product")
     del gate, up, both
     made = _grouped(r, made, weights["down_proj"], offsets, COPIES, how, module)
-    weighted = _weighted(r, made, shares, module)
+    weighted = r.mul(made, shares, module + "/weighted")
     inverse = r.tensor(module + "/inverse", PAIRS, INT64)
     ordered = _indexed(r, weighted, COPIES, inverse, module + "/ordered")
     del weighted
@@ -88,22 +88,8 @@ def _grouped(r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape
     shape, dtype, trains, needs = x.shape, x.dtype, matrices.needs_grad, x.needs_grad
 
     def backward(_: Grad) -> list[Grad | None]:
-        of_x = r.grad(shape, dtype) if needs else None
-        return [of_x, r.grad(tuple(weight.shape), dtype) if trains else None]
+        of_weight = r.grad(tuple(weight.shape), dtype) if trains else None
+        return [r.grad(shape, dtype) if needs else None, of_weight]
 
     saved = ([x] if trains else []) + ([matrices] if needs else [])
     return r.apply(r.tensor(name, out, dtype), (x, matrices), (*saved, offsets), backward)
-
-
-def _weighted(r: Recorder, x: Tensor, shares: Tensor, module: str) -> Tensor:
-    """Rows times one number each, whose gradient is a product as large as the rows before it is summed."""
-    shape, dtype, back = x.shape, FP32 if shares.dtype is FP32 else x.dtype, shares.shape
-
-    def backward(_: Grad) -> list[Grad | None]:
-        of_x = r.grad(shape, dtype)
-        wide = r.grad(shape, dtype)
-        of_shares = r.grad(back, shares.dtype)
-        del wide
-        return [of_x, of_shares]
-
-    return r.apply(r.tensor(module + "/weighted", shape, dtype), (x, shares), (x, shares), backward)

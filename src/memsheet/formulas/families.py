@@ -35,9 +35,12 @@ class Habits:
     tables_each: bool = False  # rotary tables are made for each sequence, whose positions may differ
     wide_tables: bool = False  # the tables stay in fp32; what they widen is lowered again
     wide_rotary: bool = False  # queries and keys are turned in fp32
+    rotary_kernel: bool = False  # beside the flash-attn package, whose kernel turns them in one operation
     wide_scores: bool = False  # queries and keys are raised to fp32 for their product
     wide_softmax: bool = True  # softmax is asked for in fp32
     lowered_softmax: bool = True  # what softmax made is cast to the dtype of the values or queries at once
+    named_outputs: bool = False  # the model's loop names what a block returns, its probabilities too, until the next one has returned
+    transposed: bool = False  # linear layers are written out, with a transposed view of the weight
     scaled_in_place: bool = False  # the scores are
     always_masked: bool = False  # sdpa gets a mask, causal or not
     summed_in_place: bool = False  # a parallel block adds one branch to the other in place, and drops of their sum
@@ -54,6 +57,7 @@ HABITS: dict[str, Habits] = {
     "olmo2": Habits(wide_tables=True),
     "phi": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
     "phi3": Habits(joint=Joint.SLICES, rest=Rest.AT_ONCE, branch_dropout=True),
+    "qwen": Habits(wide_tables=True, wide_rotary=True, rotary_kernel=True),
     "stablelm": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
     "nemotron": Habits(rest=Rest.TOGETHER),
     "glm": Habits(own_tables=True, rest=Rest.IN_TURN),
@@ -73,7 +77,8 @@ HABITS: dict[str, Habits] = {
     "qwen2_vl": Habits(tables_each=True),
     "qwen2_5_vl": Habits(tables_each=True),
     "falcon": Habits(
-        joint=Joint.PICKED, wide_softmax=False, lowered_softmax=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
+        joint=Joint.PICKED, transposed=True, wide_softmax=False, lowered_softmax=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
+        named_outputs=True,
     ),
     "bert": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),
     "roberta": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -98,8 +98,7 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
                 made[block, recomputed] = _layer(block, stack, _as_run(plan, recomputed=recomputed), engine, release=release)
         layers.append(Layers(tuple(made[key] for key in pattern), count))
     if layers and ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE:
-        block = stack.runs[0].pattern[0]
-        layers = _enter_with(_layer(block, stack, plan, engine, release=release, input_grad=False), layers)
+        layers = _entered(stack, layers, lambda block: _layer(block, stack, plan, engine, release=release, input_grad=False))
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     first = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
@@ -159,11 +158,22 @@ def _first_so_many(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...]
             yield run.pattern, run.count - whole - bool(part), False
 
 
-def _enter_with(first: Group, layers: list[Layers]) -> list[Layers]:
-    """Another group for the first layer: nothing before it trains (under recompute peft asks for its input's gradient all the same)."""
-    run, *others = layers
-    again = [Layers(run.pattern, run.count - 1)] if run.count > 1 else []
-    return [Layers((first, *run.pattern[1:]), 1), *again, *others]
+def _entered(stack: Stack, layers: list[Layers], make: Callable[[Block], Group]) -> list[Layers]:
+    """Other groups for the first layers, up to the one that trains something: nothing before it does (under recompute peft asks for its
+    input's gradient all the same).
+    """
+    blocks = [block for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    made = {block: make(block) for block in dict.fromkeys(blocks)}
+    training = (n for n, block in enumerate(blocks) if any(h.trains for h in made[block].parameters))
+    groups, entered = [made[block] for block in blocks[: next(training, 0) + 1]], list[Layers]()
+    for run in layers:
+        count, width = run.count, len(run.pattern)
+        while groups and count:
+            entered.append(Layers((*groups[:width], *run.pattern[len(groups) :]), 1))
+            groups, count = groups[width:], count - 1
+        if count:
+            entered.append(Layers(run.pattern, count))
+    return entered
 
 
 def _layer(block: Block, stack: Stack, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> Group:

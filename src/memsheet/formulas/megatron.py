@@ -24,6 +24,9 @@ PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128
 """Elements that a parameter starts at a multiple of, and that a bucket is padded to beside the ranks (param_and_grad_buffer.py:555-582)."""
 
 
+DISPATCH: Key = (Component.COMMUNICATION, "moe_dispatch")
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A parameter with the ranks that its optimizer states are divided over."""
@@ -64,8 +67,9 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
             *_cast_weights(parts, plan),
         ]
     )
+    dispatched = dispatch_buffers(spec, plan)
     at_step = Bag.of([((Component.TEMPORARIES, "optimizer"), _widened(parts, plan))])
-    return Kept(states=states, around=Surroundings(), resident=EMPTY, at_step=at_step, ranges=_ranges(parts))
+    return Kept(states=states, around=Surroundings(), resident=EMPTY, at_step=at_step, ranges={**_ranges(parts), DISPATCH: (0, dispatched)})
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")
@@ -147,7 +151,8 @@ def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
                     shapes.setdefault(key, (name, rows * columns))
     if spec.head.kind != "none":
         ends = end_axes(spec, plan)
-        shapes.setdefault("lm_head", ("lm_head", ends["V"] * spec.hidden))
+        rows, columns = ends["V"], spec.hidden
+        shapes.setdefault((rows, columns) if isinstance(rows, int) else "lm_head", ("lm_head", rows * columns))
     dtype = _compute(plan)
     for name, elements in shapes.values():
         yield (Component.WORKSPACES, f"dummy_wgrad/{name}"), dtype.nbytes(elements)
@@ -190,6 +195,23 @@ def matrices(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
     if dense is not None:
         yield "linear_fc1", of["2·f"] if dense.gated else of["f"], h
         yield "linear_fc2", h, of["f"]
+
+
+FLEX = ("deepep", "hybridep", "flex")
+"""Dispatchers that keep buffers of their own."""
+
+
+@formula(
+    cites=MEGATRON,
+    at="moe/fused_a2a.py:40-110, 300-380: buffers for what every rank may send, to and from experts; sized at run time, so the high end",
+)
+def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
+    """Bytes that a dispatcher of its own may keep."""
+    if plan.routing is None or plan.routing.dispatch not in FLEX:
+        return 0
+    of = [axes(b, plan) for s in spec.stacks for run in s.runs for b in run.pattern if isinstance(b.feed_forward, Moe)]
+    tokens = of[0]["b"] * of[0]["n"] if of else 0
+    return 2 * BF16.nbytes(tokens * plan.mesh.ep * spec.hidden)
 
 
 @formula(cites=MEGATRON, at="tensor_parallel/layers.py:470-480 and utils.py GlobalMemoryBuffer: what the output layer gathers stays")

@@ -52,6 +52,7 @@ class Numerics:
     offloads: bool = False  # what is saved for backward waits on the host
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
     keeps_scores: bool = False  # torch before 1.11: softmax saves its input; models of the time added a mask in their parameters' dtype
+    transposed: bool = False  # linear layers multiply with a transposed view of their weight, whose cast autocast does not cache
     head: str = "causal_lm"  # the kind of head, which decides the loss
     scattered: bool = False  # outside tensor parallelism a rank has its part of the sequence
     one_group: bool = False  # a rank's queries share one head of keys and values
@@ -91,7 +92,8 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
         result = r.dequantized_linear(x, (out, width), out, name, bias=low)
     else:
         given = r.spread(x, name) if how.tensor_parallel and weight.cut == 0 else x
-        result = r.linear(given, r.parameter(name, (out, width), how.parameters, trains=how.trains), out, name, bias=low)
+        matrix = r.parameter(name, (out, width), how.parameters, trains=how.trains)
+        result = r.linear(given, r.view(matrix, (width, out)) if how.transposed else matrix, out, name, bias=low)
         if how.tensor_parallel and weight.cut == 1:
             result = r.reduced(result, f"{name}/all_reduce")
     if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:

@@ -115,7 +115,8 @@ def _out(r: Recorder, made: Tensor, weights: Weights, path: str, how: Numerics) 
         low = r.autocast(made, path + "/input")
         rows = _laid_out(r, low, TOKENS, path + "/rows", how) if how.several else r.view(low, TOKENS)
         return project(r, rows, weights, path, "h", "c", how)
-    copied = how.adapter_dtype if how.several and r.compute is None and path.rpartition(".")[2] in how.adapter_targets else None
+    adapted = how.several and r.saves and r.compute is None and path.rpartition(".")[2] in how.adapter_targets
+    copied = how.adapter_dtype if adapted else None
     cast = r.tensor(path + "/lora_cast", TOKENS, copied) if copied is not None else None
     out = project(r, r.view(made, TOKENS), weights, path, "h", "c", how)
     del cast

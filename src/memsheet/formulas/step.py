@@ -136,6 +136,7 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
     release = stepped(plan) if plan.optimizer_in_backward else accumulates and engine.sharding.keeps_whole_gradients
     stage = walk(model, plan, engine, release=release)
     gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
+    # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the last micro-batch
     reduces_last = engine.whole_in_pipelines and plan.mesh.pp > 1
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)

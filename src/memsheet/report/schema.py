@@ -35,6 +35,8 @@ def _plan_type(rule: Rule) -> Any:
             return list[Annotated[int, Field(ge=0)]]
         case "flag":
             return bool | list[str] if rule.choices else bool
+        case "number":
+            return Annotated[float, Field(gt=rule.low, le=rule.high)]
         case "share":
             return Annotated[float, Field(ge=0, le=1)]
         case "text" | "dtype":

@@ -61,7 +61,7 @@ RULES: dict[str, Rule] = {
     "recompute.layers": _count(high=10_000), "recompute.segments": _count(high=10_000),
     "attention": _choice("eager", "sdpa", "flash", "cudnn"), "loss": _choice("plain", "fused", "chunked", "vocab_parallel"),
     "compile": _FLAG, "dropout": _SHARE,
-    "moe.dispatch": _TEXT, "moe.capacity_factor": Rule("any"), "moe.balanced": _FLAG,
+    "moe.dispatch": _TEXT, "moe.capacity_factor": Rule("number", low=0), "moe.balanced": _FLAG,
     "moe.pad_to_capacity": _FLAG, "moe.grouped_gemm": _FLAG, "moe.permute_fusion": _FLAG,
     "adapter.kind": _choice("lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2"), "adapter.rank": _count(high=2**16), "adapter.targets": _TEXTS, "adapter.dtype": _DTYPE,
     "adapter.alpha": Rule("any"), "adapter.dropout": _SHARE, "adapter.trainable_parameters": _count(0, 2**50), "adapter.full_modules": _TEXTS,
@@ -144,7 +144,13 @@ def _texts_reason(_: Rule, value: Any) -> str | None:
     return None if isinstance(value, list | tuple) and all(isinstance(v, str) for v in value) else "is not a list of texts"
 
 
+def _number_reason(rule: Rule, value: Any) -> str | None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return None if number and rule.low < value <= rule.high else f"is not a number above {rule.low}"
+
+
 _REASONS: dict[str, Any] = {
+    "number": _number_reason,
     "count": _count_reason,
     "share": _share_reason,
     "counts": _counts_reason,

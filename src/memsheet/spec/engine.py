@@ -35,6 +35,7 @@ class Code(Enum):
     LITGPT = "litgpt"
     LLM_FOUNDRY = "llm_foundry"
     INTERNEVO = "internevo"
+    SWIFT = "swift"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

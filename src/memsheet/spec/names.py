@@ -21,7 +21,8 @@ SHORT: dict[str, str] = {
     "quantize": "quantization.weights", "expandable_segments": "allocator.expandable_segments",
     "max_model_len": "serving.max_model_len", "sequences": "serving.max_sequences", "max_batched_tokens": "serving.max_batched_tokens",
     "kv_dtype": "serving.kv_dtype", "page_tokens": "serving.page_tokens", "memory_fraction": "serving.memory_fraction",
-    "cuda_graphs": "cuda_graphs", "prompt_tokens": "serving.prompt_tokens", "output_tokens": "serving.output_tokens",
+    "moe_dispatch": "moe.dispatch", "moe_capacity_factor": "moe.capacity_factor", "moe_pad_to_capacity": "moe.pad_to_capacity",
+    "moe_balanced": "moe.balanced", "cuda_graphs": "cuda_graphs", "prompt_tokens": "serving.prompt_tokens", "output_tokens": "serving.output_tokens",
 }  # fmt: skip
 """Short name → dotted key of ``memsheet/plan/1``. ``offload`` is a list of what to offload and stands apart."""
 

@@ -2,8 +2,8 @@
 
 The model is built in ``litgpt_built.py``, its blocks are in ``litgpt_block.py``, output layer and loss in ``litgpt_loss.py``.
 
-What one micro-batch leaves to the next is not counted: the loop still names the last loss and logits when the next forward runs, which
-are those of the longest sample only once. Finetuning runs that one first, and others are shorter.
+What the loop still names of the micro-batch before when the next one runs is counted once, with its own: finetuning runs the longest
+sample first, and others are shorter.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from memsheet.formulas.evaluate import Bag, with_products
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.litgpt_block import forward
 from memsheet.formulas.model_code.litgpt_built import built, is_built, reasons
-from memsheet.formulas.model_code.litgpt_loss import LM_HEAD_CHUNK, SCALED, chunked_loss, loss_input, states
+from memsheet.formulas.model_code.litgpt_loss import CHUNKS, LM_HEAD_CHUNK, SCALED, chunked_loss, loss_input, named_logits, states
 from memsheet.formulas.numerics import Numerics
 from memsheet.references import LITGPT, formula
 from memsheet.sheet import Component
@@ -44,9 +44,10 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 
 def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
-    """bf16-true: everything in one dtype, adapters too."""
+    """Switches of the output layer."""
     scaled = plan.adapter is not None and plan.adapter.kind is AdapterKind.LLAMA_ADAPTER_V2
-    return replace(how, options=how.options | {SCALED}) if scaled else how
+    chunks = plan.loss is Loss.CHUNKED and agreed(plan.seq_len > LM_HEAD_CHUNK)
+    return replace(how, options=how.options | {name for name, on in ((SCALED, scaled), (CHUNKS, chunks)) if on})
 
 
 def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
@@ -80,7 +81,13 @@ def shared(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     return Bag.of(((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.seq_len * at.rotary_dim)) for name in ("cos", "sin"))
 
 
+@formula(cites=LITGPT, at="finetune/lora.py:201-205: logits is a local variable of the loop")
+def logits(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+    return Bag.of([((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))])
+
+
 CODE = ModelCode(
     forward=forward, embed=embed, head=states, loss=chunked_loss, loss_input=loss_input, problems=problems, built=built,
-    plan_numerics=plan_numerics, block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, shared=shared,
+    plan_numerics=plan_numerics, block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, shared=shared, masks=logits,
+    keeps_masks=lambda *_: True,
 )  # fmt: skip

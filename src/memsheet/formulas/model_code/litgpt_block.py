@@ -18,7 +18,7 @@ from memsheet.spec.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Role, Weight
 
 Weights = dict[str, Weight]
-BIAS_ALIGNMENT = 16
+BIAS_ALIGNMENT = 8
 """Elements that a mask's last dimension is padded to for the efficient kernel (torch transformers/attention.cpp, preprocess_mask)."""
 
 
@@ -217,7 +217,7 @@ def _over_prompts(r: Recorder, q: Tensor, length: int, how: Numerics) -> Tensor:
     shape, dtype = q.shape, q.dtype
     out = r.tensor("attn/prompts", shape, dtype)
     if not how.several:
-        mask = r.tensor("attn/prompts_bias", ("b", "a", "s", -(-length // BIAS_ALIGNMENT) * BIAS_ALIGNMENT), dtype)
+        mask = r.tensor("attn/prompts_bias", ("s", -(-length // BIAS_ALIGNMENT) * BIAS_ALIGNMENT), dtype)
         lse = r.tensor("attn/prompts_logsumexp", ("b", "a", "s32"), FP32)
         return r.custom("attn/prompts", (q,), out, (q, out, lse, mask))
     scaled = r.scale(q, "attn/prompts_q")

@@ -6,6 +6,7 @@ logits of all chunks are a list that the training loop names. Axis ``c``: tokens
 
 from __future__ import annotations
 
+from memsheet.arith import Count
 from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.model_code.litgpt_block import dequantized
 from memsheet.formulas.numerics import Numerics
@@ -19,9 +20,17 @@ LM_HEAD_CHUNK = 128
 """Positions of a chunk (finetune/lora.py:201)."""
 SCALED = "scale and bias on every linear layer"
 """The option of adapter_v2's model, whose output layer has them too."""
+CHUNKS = "more than one chunk of positions"
 LOGITS: Shape = ("b", "s", "V")
 CHUNK: Shape = ("c", "V")
 WEIGHT: Shape = ("V", "h")
+
+
+def named_logits(axes: dict[str, Count]) -> Count:
+    """Bytes of all logits in fp32, because Fabric's wrapper casts what a model returns to torch's default dtype (fabric/wrappers.py:121). The
+    training loop names them through backward and the next forward.
+    """
+    return FP32.nbytes(axes["b"] * axes["s"] * axes["V"])
 
 
 def states(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
@@ -34,9 +43,7 @@ def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
 
 
 def chunked_loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
-    """Logits in the model's dtype, all of them again in fp32 because Fabric's wrapper casts what the model returns to torch's default dtype
-    (fabric/wrappers.py:121), and their log-softmax.
-    """
+    """Logits in the model's dtype, the log-softmax of those in fp32 (``named_logits``)."""
     weight = r.parameter("lm_head", WEIGHT, how.parameters, trains=how.trains)
     scale, bias = (r.parameter("lm_head", ("V",), how.parameters) if SCALED in how.options else None for _ in range(2))
     low, shape, input_needed = x.dtype, x.shape, how.trains or how.quantized
@@ -47,11 +54,9 @@ def chunked_loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) 
         shifted = r.tensor("lm_head/shifted", LOGITS, low)
         del logits
         logits = r.tensor("lm_head/output", LOGITS, low)
-    wide = r.tensor("lm_head/logits", LOGITS, FP32)
     del logits
-    kept = [r.tensor("loss/log_softmax", LOGITS, FP32), wide, *([x] if input_needed else [])]
+    kept = [r.tensor("loss/log_softmax", LOGITS, FP32), *([x] if input_needed else [])]
     inner = [shifted] if scale is not None else []
-    del wide
     inputs = (x, *(t for t in (weight, scale, bias) if t is not None))
 
     def backward(_: Grad) -> list[Grad | None]:
@@ -82,7 +87,7 @@ def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: 
         del scaled, pieces
         own = [r.grad(("V",), low), r.grad(("V",), low)]
     total = None
-    for number in range(3 if how.trains else 0):  # the first is a transposed view, to which the engine adds nothing in place
+    for number in range((2 if CHUNKS in how.options else 1) if how.trains else 0):  # the first is a view: nothing is added to it in place
         product = r.grad(WEIGHT, low, "lm_head/gradient")
         total = r.grad(WEIGHT, low, "lm_head/gradient") if number == 1 else total or product
         del product

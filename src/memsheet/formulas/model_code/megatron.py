@@ -31,6 +31,7 @@ from memsheet.spec.plan import AttentionKind, ContextParallel, Plan
 
 GATED = frozenset({"silu", "swish"})
 PLAIN = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2"})
+DISPATCHERS = ("alltoall", "deepep", "hybridep", "flex")
 MODULES = frozenset({"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"})
 """What ``recompute.modules`` may name (transformer_config.py, recompute_modules)."""
 
@@ -112,6 +113,9 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     ]  # fmt: skip
     if plan.context_parallel is ContextParallel.ALL_TO_ALL:
         found += _all_to_all(spec, plan)
+    if plan.routing is not None and plan.routing.dispatch not in DISPATCHERS:
+        reason = "is none of megatron's token dispatchers that are modelled"
+        found.append(Problem(field="moe.dispatch", value=plan.routing.dispatch, reason=reason, hint=", ".join(DISPATCHERS)))
     if plan.sequence_parallel and not agreed(plan.mesh.tp > 1):
         found.append(Problem(field="sequence_parallel", value=True, reason="splits over tensor-parallel ranks, and there is one"))
     return found

@@ -16,7 +16,8 @@ from memsheet.formulas.blocks import forward, unmodelled
 from memsheet.formulas.encoders import pooled, unmodelled_head
 from memsheet.formulas.ends import HEADS, embed, logits_or_states, loss, loss_input
 from memsheet.formulas.evaluate import Bag, with_products
-from memsheet.formulas.families import habits
+from memsheet.formulas.families import Joint, habits
+from memsheet.formulas.first_qwen import joined
 from memsheet.formulas.losses import chunk_of
 from memsheet.formulas.mixers import mixer_axes, other_masks, other_tables
 from memsheet.formulas.model_code import ModelCode
@@ -37,6 +38,7 @@ TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
 
 def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
+    how = replace(how, transposed=True) if habits(block.kind).transposed else how
     at = block.mixers[0]
     if isinstance(at, LatentAttention):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
         return replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
@@ -45,21 +47,26 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     compute = how.autocast or how.parameters
     if how.processor:  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
         kernel = AttentionKernel.MATH if how.dropout else AttentionKernel.PROCESSOR
-        return replace(how, attention=kernel, mask=_needs_mask(at, plan))
+        return replace(how, attention=kernel, mask=_needs_mask(at, plan, block.kind))
     if compute is FP32:
-        grouped = at.heads != at.kv_heads
-        return replace(how, attention=AttentionKernel.MATH if grouped else AttentionKernel.EFFICIENT, mask=_needs_mask(at, plan))
-    if _needs_mask(at, plan):
-        return replace(how, attention=AttentionKernel.EFFICIENT, mask=True)
+        return replace(how, attention=AttentionKernel.MATH if _grouped(at, block.kind) else AttentionKernel.EFFICIENT, mask=_needs_mask(at, plan, block.kind))
+    if _needs_mask(at, plan, block.kind):
+        unrepeated = _grouped(at, block.kind) and habits(block.kind).always_masked
+        return replace(how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True)
     short = at.head_dim % HEAD_ALIGNMENT
     return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
 
 
-def _needs_mask(at: Attention, plan: Plan) -> bool:
+def _grouped(at: Attention, kind: str) -> bool:
+    """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are several."""
+    return at.heads != at.kv_heads and (habits(kind).joint is not Joint.PICKED or at.kv_heads == 1)
+
+
+def _needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
     """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the flash-attn package takes it as a
     number.
     """
-    if plan.attention is AttentionKind.SDPA and own.always_masked:
+    if plan.attention is AttentionKind.SDPA and habits(kind).always_masked:
         return True
     return plan.attention is AttentionKind.SDPA and at.window is not None and agreed(at.window <= plan.seq_len)
 
@@ -189,8 +196,9 @@ def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) ->
     return tables if copied else [*tables, *other_tables(_blocks(spec), plan.seq_len, how)]
 
 
-def built(spec: ModelSpec, _: Plan) -> ModelSpec:
-    """The model with a pooler as a part of the head that takes what it makes."""
+def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model with a pooler as a part of the head that takes what it makes, and with projections joined as the plan names them."""
+    spec = joined(spec, plan)
     own = pooled(spec.extras, spec.head)
     return replace(spec, extras=(), head=replace(spec.head, weights=(*own, *spec.head.weights))) if own else spec
 
@@ -219,7 +227,7 @@ def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
         kinds = {None if habits(kind).own_window else at.window for kind, at in _attentions(spec) if at.causal} | other_masks(_blocks(spec))
         mask = how.stream.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
     else:
-        kinds, mask = {at.window for _, at in _attentions(spec) if _needs_mask(at, plan)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
+        kinds, mask = {at.window for kind, at in _attentions(spec) if _needs_mask(at, plan, kind)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
     component = Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES  # a checkpoint's argument
     tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
     return Bag.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables])

@@ -1,0 +1,19 @@
+"""ms-swift trains the library's models as they were in transformers 4.36: their losses shift logits that are raised to fp32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.formulas.first_qwen import SHIFTED
+from memsheet.formulas.model_code import transformers
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+
+def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model with the loss of its time: Qwen's first code has its own (formulas/first_qwen.py)."""
+    found = transformers.CODE.built(spec, plan)
+    return replace(found, head=replace(found.head, kind=SHIFTED)) if found.head.kind == "causal_lm" else found
+
+
+CODE = replace(transformers.CODE, built=built)
