@@ -53,7 +53,7 @@ def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None,
     found = _with_fields(base, fields)
     if task == "infer":
         return _served(gaps, found)
-    if adapter is not None and engine.sharding is not Sharding.DEEPSPEED:
+    if adapter is not None and engine.sharding not in (Sharding.DEEPSPEED, Sharding.MEGATRON):  # whose optimizers keep copies of adapters too
         found = _of_adapters(gaps, found, adapter, engine)
     _check_reduce(gaps, found, engine)
     return found

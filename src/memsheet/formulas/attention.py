@@ -196,11 +196,13 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     path = at.path
     inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
     views = at.kv_heads in (at.heads, 1)
-    k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
+    late = own.joint is Joint.PICKED  # one head of keys is broadcast by each product
+    if not late:
+        k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     if own.wide_scores:
         q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
     weights = r.product(
-        q, k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1))
+        q, repeat_kv(r, k, path + "/k", at) if late else k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1))
     )
     weights = _scaled(r, weights, path, own)
     if at.softcap:
@@ -215,6 +217,7 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     if own.lowered_softmax:
         weights = r.cast(weights, (q if own.wide_softmax else v).dtype, path + "/probabilities")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
+    v = repeat_kv(r, v, path + "/v", at) if late else v
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
     return r.copy(out, MERGED, path + "/context"), weights
 
@@ -270,7 +273,7 @@ def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, 
     q, k, v = (r.cast(t, FP32, f"{at.path}/{name}_fp32") for t, name in zip(low, "qkv", strict=True))
     del low
     with r.without_autocast():  # which has cast the one call's operands
-        out = _in_plain_operations(r, q, k, v, at, how, several=how.several and inside)
+        out = (_broadcast if own.joint is Joint.PICKED else _in_plain_operations)(r, q, k, v, at, how, several=how.several and inside)
         out = r.cast(out, dtype, at.path + "/context")
     return r.copy(out, MERGED, at.path + "/context"), None
 
@@ -288,6 +291,20 @@ def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atten
     weights = r.unary(weights, path + "/softmax", saves="output")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout)
     return r.product(weights, v, HEADS, path + "/context")
+
+
+def _broadcast(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
+    """The same where one head of keys and values meets many of queries unasked: each product repeats it, and the mask is in the dtype that
+    the call was given.
+    """
+    path = at.path
+    bias = r.tensor(path + "/mask_bias", ("b", "s", "s"), how.autocast or how.parameters)
+    q = r.scale(q, path + "/q")
+    k = r.scale(k, path + "/k")
+    weights = r.product(q, repeat_kv(r, k, path + "/k", at), SCORES, path + "/scores", copies=(several, several))
+    weights = r.add(weights, bias, path + "/scores")
+    weights = r.unary(weights, path + "/softmax", saves="output")
+    return r.product(weights, repeat_kv(r, v, path + "/v", at), HEADS, path + "/context", copies=(False, several))
 
 
 def _bias(r: Recorder, q: Tensor, path: str, how: Numerics) -> Tensor:

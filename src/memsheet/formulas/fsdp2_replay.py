@@ -10,7 +10,7 @@ from memsheet.allocator.caching import allocate, release
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.evaluate import Part
-from memsheet.formulas.fsdp2_script import GATHERS, REDUCES, Played, Recorded, Script, Unit, backward, forward
+from memsheet.formulas.fsdp2_script import GATHERS, REDUCES, Lifetimes, Played, Recorded, Script, Sized, backward, forward
 from memsheet.formulas.fsdp2_sizes import computed
 from memsheet.formulas.groups import Walk
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard
@@ -20,6 +20,19 @@ from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 STEPS = 3
 """The optimizer's states are made in the first; what that leaves in pieces shows in the second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is gathered together, in bytes on this rank: each parameter ``whole``, the buffer they arrive in and what is sent for it, the
+    buffer in which gradients are reduced and what is left of it.
+    """
+
+    whole: tuple[int, ...]
+    gathered: int
+    sent: int
+    reduce_input: int
+    reduced: int
 
 
 @dataclass(slots=True, eq=False)
@@ -43,8 +56,8 @@ def _unit(held: Sequence[Held], plan: Plan) -> Unit:
 class Run:
     """Steps of one stage as they are written into a script."""
 
-    def __init__(self, walk: Walk, plan: Plan, *, joined: bool, last_stays: bool) -> None:
-        self.walk, self.plan, self.script = walk, plan, Script()
+    def __init__(self, walk: Walk, plan: Plan, lifetimes: Lifetimes, *, joined: bool, last_stays: bool) -> None:
+        self.walk, self.plan, self.lifetimes, self.script = walk, plan, lifetimes, Script()
         self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
         keeps = not plan.reshard_after_forward
         ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
@@ -63,11 +76,13 @@ class Run:
         self.gradients: list[int] = []
         self.moments: list[int] = []
 
-    def part(self, part: Part) -> Recorded:
+    def part(self, part: Part, lifetimes: Lifetimes = Lifetimes.RECORDED) -> Recorded:
+        """A part's tapes with their sizes. Only layers are compiled."""
         if id(part) not in self.recorded:
             assert part.played is not None
             tape, light, axes = part.played
-            self.recorded[id(part)] = Recorded.of(tape, axes, light)
+            first = Sized.of(light, axes, lifetimes) if light else None
+            self.recorded[id(part)] = Recorded(Sized.of(tape, axes, Lifetimes.RECORDED if light else lifetimes), first)
         return self.recorded[id(part)]
 
     # ---- gathering and reducing ----------------------------------------------------------------------------------------------
@@ -143,7 +158,7 @@ class Run:
                 self.reshard(self.first)
         for group, at in zip(self.layers, self.placed, strict=True):
             self._enter(at)
-            done, x = forward(script, self.part(group.part), x)
+            done, x = forward(script, self.part(group.part, self.lifetimes), x)
             played.append(done)
             if not at.stays:
                 self.reshard(at)
@@ -204,41 +219,32 @@ class Run:
             self.script.give([self.script.take(size) for size in sizes])
 
 
-@dataclass(frozen=True, slots=True)
-class Reserved:
-    """High-water marks of a steady step, in bytes."""
-
-    requested: int
-    allocated: int
-    reserved: int
-
-
-def play(script: Script, start: int, settings: Settings) -> Reserved:
-    """A script through an allocator on a device without end; marks from event ``start`` on."""
-    allocator = Allocator(settings)
+def play(script: Script, start: int, settings: Settings, capacity: int | None = None) -> int | None:
+    """The most that is reserved from event ``start`` of a script on, None where it dies on a device of ``capacity`` bytes."""
+    allocator = Allocator(settings, capacity)
     blocks: list[Block | None] = [None] * len(script.sizes)
-    requested = most = top = full = 0
+    most = 0
+    rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
     for at, event in enumerate(script.events):
         if event >= 0:
-            size = block_bytes(script.sizes[event], settings)
-            requested += script.sizes[event]
+            size = rounded[script.sizes[event]]
             if size:
                 blocks[event] = allocate(allocator, allocator.pool(script.streams[event], size), size)
-        else:
-            requested -= script.sizes[~event]
-            if (gone := blocks[~event]) is not None:
-                release(allocator, gone)
+                if blocks[event] is None:
+                    return None
+        elif (gone := blocks[~event]) is not None:
+            release(allocator, gone)
         if at >= start:
-            most, top, full = max(most, requested), max(top, allocator.allocated), max(full, allocator.reserved)
-    return Reserved(most, top, full)
+            most = max(most, allocator.reserved)
+    return most
 
 
-def replay(walk: Walk, plan: Plan, *, joined: bool, last_stays: bool, settings: Settings) -> Reserved:
-    """What a steady step of a stage requests, has allocated and reserved."""
-    run = Run(walk, plan, joined=joined, last_stays=last_stays)
+def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, *, joined: bool, last_stays: bool) -> tuple[Script, int]:
+    """The script of some steps of a stage, and the event at which the last of them begins."""
+    run = Run(walk, plan, lifetimes, joined=joined, last_stays=last_stays)
     run.load()
     start = 0
     for _ in range(STEPS):
         start = len(run.script.events)
         run.step()
-    return play(run.script, start, settings)
+    return run.script, start

@@ -143,6 +143,8 @@ def _inputs(plan: Plan) -> Iterator[tuple[Key, Count]]:
 def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape of a matrix, for good."""
     shapes: dict[object, tuple[str, Count]] = {}
+    if plan.adapter is not None:  # frozen weights get nothing
+        return
     for stack in spec.stacks:
         for run in stack.runs:
             for block in run.pattern:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.arith import Count, agreed, ceil_div, minimum
+from memsheet.arith import Count, agreed, ceil_div, maximum, minimum
 from memsheet.errors import Problem
 from memsheet.formulas.ends import embed
 from memsheet.formulas.evaluate import Bag, with_products
@@ -70,7 +70,11 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     chunk = minimum(LM_HEAD_CHUNK, plan.seq_len) if plan.loss is Loss.CHUNKED else plan.seq_len
     vocab = spec.embeddings.weights[0].shape[0] if spec.embeddings.weights else spec.vocab
-    return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": vocab, "V0": vocab, "c": plan.microbatch * chunk}
+    whole = (ceil_div(plan.seq_len, LM_HEAD_CHUNK) - 1) * LM_HEAD_CHUNK
+    return {
+        "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": vocab, "V0": vocab, "c": plan.microbatch * chunk,
+        "s1": whole, "s2": maximum(0, whole - LM_HEAD_CHUNK),
+    }  # fmt: skip
 
 
 @formula(cites=LITGPT, at="model.py:47-64: cosines and sines of as many positions as the longest sample has, made again in fp32 for it")

@@ -1,7 +1,8 @@
 """litgpt's output layer and loss over shape-only tensors (Lightning-AI/litgpt 0f021f3a, lit_gpt/lora.py:528-530, utils.py:229-270).
 
 Finetuning splits the last hidden states into chunks of 128 positions: the output layer and the cross-entropy run chunk by chunk, but the
-logits of all chunks are a list that the training loop names. Axis ``c``: tokens of one chunk.
+logits of all chunks are a list that the training loop names. Axes: ``c`` tokens of one chunk; ``s1`` and ``s2`` positions that the last
+one, or two, leave.
 """
 
 from __future__ import annotations
@@ -86,11 +87,7 @@ def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: 
         scaled, pieces = r.grad(CHUNK, low, "lm_head/gradient"), r.grad(CHUNK, low, "lm_head/gradient")
         del scaled, pieces
         own = [r.grad(("V",), low), r.grad(("V",), low)]
-    total = None
-    for number in range((2 if CHUNKS in how.options else 1) if how.trains else 0):  # the first is a view: nothing is added to it in place
-        product = r.grad(WEIGHT, low, "lm_head/gradient")
-        total = r.grad(WEIGHT, low, "lm_head/gradient") if number == 1 else total or product
-        del product
+    total = _head_gradient(r, arrived, low, how) if how.trains else None
     taken = dequantized(r, WEIGHT, low, "lm_head") if how.quantized else None
     piece = r.grad(("c", "h"), low, "loss/gradient")
     del taken, piece
@@ -100,3 +97,21 @@ def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: 
     joined = r.grad(shape, low, "loss/gradient")
     del pieces_of_all
     return [joined, total, *own]
+
+
+def _head_gradient(r: Recorder, arrived: list[Grad], low: DType, how: Numerics) -> Grad:
+    """The sum of what chunks give, as the second of them has come: the first is a transposed view, to which nothing is added in place."""
+    total = r.grad(WEIGHT, low, "lm_head/gradient")
+    if CHUNKS in how.options:
+        arrived[:] = _less(r, arrived, "s1", low)
+        product = r.grad(WEIGHT, low, "lm_head/gradient")
+        arrived[:] = _less(r, arrived, "s2", low)
+        total = r.grad(WEIGHT, low, "lm_head/gradient")
+        del product
+    return total
+
+
+def _less(r: Recorder, arrived: list[Grad], left: str, low: DType) -> list[Grad]:
+    """Gradients of logits when another chunk has had its turn."""
+    arrived.clear()
+    return [r.grad(("b", left, "V"), low, "loss/gradient")]

@@ -102,6 +102,9 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         Problem(field="model", value=spec.name, reason=f"the layers of {block.kind} are not modelled for megatron: {why}")
         for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled(block))
     ]  # fmt: skip
+    if plan.adapter is not None and any(isinstance(b.feed_forward, Moe) for s in spec.stacks for run in s.runs for b in run.pattern):
+        reason = "is not modelled for megatron's experts"
+        found.append(Problem(field="adapter.rank", value=plan.adapter.rank, reason=reason, hint="a dense model"))
     if spec.towers:
         found.append(Problem(field="model", value=spec.name, reason="its vision tower is not modelled for megatron"))
     if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
@@ -187,7 +190,7 @@ def axes(block: Block, plan: Plan) -> dict[str, Count]:
             "qr": at.q_lora_rank or 0, "kr": at.kv_lora_rank, "kr+dr": at.kv_lora_rank + at.qk_rope_head_dim, "dr": at.qk_rope_head_dim,
             "dq": query, "dv": at.v_head_dim, "a·dq": found["a"] * query, "a·(dn+dv)": found["a"] * (at.qk_nope_head_dim + at.v_head_dim),
         }  # fmt: skip
-    return with_products(found)
+    return with_products({**found, "r": plan.adapter.rank if plan.adapter else 0})
 
 
 def _positions(plan: Plan) -> dict[str, Count]:

@@ -50,7 +50,8 @@ def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics) -
         del again, product, own, casts
         return [back]
 
-    return r.apply(result, (x,), (x, normed, rows), backward)
+    kept = (x, normed, rows) if how.trains or adapted(path, how) else (x, rows)
+    return _with_adapter(r, r.apply(result, (x,), kept, backward), normed, path, how)
 
 
 def column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics, *, parallel: bool = True) -> Tensor:
@@ -70,7 +71,40 @@ def column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics, *, paral
         del again, product, casts
         return [own]
 
-    return r.apply(result, (x,), (kept,), backward)
+    saved = (kept,) if how.trains or adapted(path, how) else ()
+    return _with_adapter(r, r.apply(result, (x,), saved, backward), x, path, how)
+
+
+ADAPTED = {
+    "q_proj": "linear_qkv", "k_proj": "linear_qkv", "v_proj": "linear_qkv", "qkv_proj": "linear_qkv", "o_proj": "linear_proj",
+    "gate_proj": "linear_fc1", "up_proj": "linear_fc1", "down_proj": "linear_fc2",
+}  # fmt: skip
+"""Which fused module a LoRA target of a model's own names belongs to (Megatron-Bridge 600d069 peft/lora.py, canonical and fused targets)."""
+
+
+def adapted(path: str, how: Numerics) -> bool:
+    """Whether a module carries LoRA matrices."""
+    name = path.rpartition(".")[2]
+    return any(ADAPTED.get(target, target) == name for target in how.adapter_targets)
+
+
+def _with_adapter(r: Recorder, base: Tensor, x: Tensor, path: str, how: Numerics) -> Tensor:
+    """The module's result and its adapter's, added into a third tensor (Megatron-Bridge peft/lora_layers.py:65-88). ``x``: what both read."""
+    if not adapted(path, how):
+        return base
+    shape, dtype = base.shape, base.dtype
+    low_shape = (*shape[:-1], "r")
+    low = r.tensor(f"{path}.adapter/low", low_shape, dtype)
+    up = r.tensor(f"{path}.adapter/output", shape, dtype)
+
+    def backward(g: Grad) -> list[Grad | None]:
+        narrow = r.grad(low_shape, dtype)
+        del narrow
+        return [Grad(g.storage, shape, dtype)]
+
+    total = r.apply(r.tensor(f"{path}/output", shape, dtype), (base,), (low, x), backward)
+    del up
+    return total
 
 
 def lowered(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
@@ -98,7 +132,8 @@ def row(r: Recorder, x: Tensor, path: str, how: Numerics, *, out: Axis = "h") ->
         del total, casts
         return [back]
 
-    return r.apply(result, (x,), (kept,), backward)
+    saved = (kept,) if how.trains or adapted(path, how) else ()
+    return _with_adapter(r, r.apply(result, (x,), saved, backward), x, path, how)
 
 
 def gathered_shape(shape: Shape, how: Numerics) -> Shape:

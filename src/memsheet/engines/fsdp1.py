@@ -1,0 +1,52 @@
+"""FullyShardedDataParallel around every decoder layer and the rest of the model, as accelerate wraps transformers' models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsheet.references import TORCH_FSDP1, TORCH_OPTIM, TRANSFORMERS
+from memsheet.sheet import Cited
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.plan import Implementation, OptimizerName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrapping:
+    """``prefetches``: the unit before is gathered while one runs backward (BACKWARD_PRE), not after it (BACKWARD_POST).
+    ``keeps_outputs``: the trainer names what the model returned until its next forward.
+    """
+
+    prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:441)
+    keeps_outputs: bool = False
+
+
+WRAPPINGS = {
+    "fsdp1": Wrapping(),
+    "llm-foundry": Wrapping(
+        prefetches=False,  # mosaicml/composer v0.22.0 composer/trainer/dist_strategy.py:152
+        keeps_outputs=True,  # state.outputs, for metrics (composer/trainer/trainer.py, _train_microbatch)
+    ),
+}
+"""How each engine wraps; what it does not say is FullyShardedDataParallel's default."""
+
+ENGINE = Engine(
+    name="fsdp1",
+    tested="torch 2.13.0",
+    tasks=("train",),
+    axes=("dp_replicate", "dp_shard"),
+    zero=(3,),
+    default_zero=3,
+    sharding=Sharding.FSDP1,
+    default_precision="fsdp2-mixed",
+    precisions=("fp32", "fsdp2-mixed", "bf16-pure"),
+    autocast=False,
+    optimizers=(OptimizerName.ADAMW, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
+    default_implementation=Implementation.FUSED,
+    evidence={
+        "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
+        "sharding": Cited(TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"),
+        "unsharded_parameters": Cited(TORCH_FSDP1, "_runtime_utils.py: _pre_forward_unshard, _pre_backward_hook, _prefetch_handle"),
+        "communication": Cited(TORCH_FSDP1, "_runtime_utils.py: _reduce_grad"),
+        "optimizer": Cited(TORCH_OPTIM),
+    },
+)
