@@ -37,8 +37,13 @@ EVIDENCE: dict[Component, Evidence] = {
 NO_RANGES: Mapping[Key, tuple[Count, Count]] = MappingProxyType({})
 
 
-def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0, *, device: str = "cuda") -> Sheet:
+def account(
+    model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage: int = 0, *, device: str = "cuda", replays: bool = False
+) -> Sheet:  # fmt: skip
     """The sheet of a rank of pipeline stage ``stage`` (its ranks are alike). ``device``: "cuda", or "cpu" for a processor's kernels.
+
+    ``replays``: the allocator's slack is that of the step's own allocations where the engine's can be replayed, which takes a fraction of a
+    second, else a share of them.
 
     Raises InputError when something of the model or plan is not modelled; nothing is left out silently.
     """
@@ -62,10 +67,28 @@ def account(model: ModelSpec, plan: Plan, cluster: Cluster | None = None, stage:
         allocated = _allocated(tensors)
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
     items = [*tensors, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
+    if replays and cluster is not None and engine.replays and plan.task == "train":
+        items = _replayed(items, built, plan, engine, cluster, allocated)
     first, last = _ranks(plan, stage)
     return Sheet(
         rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
     )  # fmt: skip
+
+
+def _replayed(
+    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
+) -> list[Item]:
+    """``items`` with the slack of the step's own allocations, where they are those of one pass."""
+    from memsheet.formulas.activations import numerics
+    from memsheet.formulas.fsdp2_replay import replayable, reserved, slack
+    from memsheet.formulas.groups import walk
+
+    if not replayable(plan):
+        return items
+    beside = model_code(engine.code).shared(model, plan, numerics(plan, engine)).total
+    stage = walk(model, plan, engine, release=False)
+    found = reserved(stage, plan, cluster.device.framework_bytes, int(beside))
+    return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), slack(found, allocated)]
 
 
 def _check_processor(model: ModelSpec, plan: Plan) -> None:

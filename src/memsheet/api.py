@@ -102,7 +102,7 @@ def _notes(resolved: Resolved) -> tuple[str, ...]:
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:
     """One sheet a pipeline stage; ranks of a stage are alike."""
-    return tuple(account(spec, resolved.plan, cluster, stage) for stage in range(resolved.plan.mesh.pp))
+    return tuple(account(spec, resolved.plan, cluster, stage, replays=True) for stage in range(resolved.plan.mesh.pp))
 
 
 def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster | None) -> Answer:

@@ -103,7 +103,7 @@ def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine)
     if found.master_weights is not None:
         name = gaps.request.get("precision.name") or found.master_weights.name
         gaps.wrong("precision", name, f"keeps copies of what trains, and adapters train in {adapter.dtype.name} themselves", "bf16-pure")
-    own = engine.sharding is Sharding.FSDP2 or gaps.request.get("precision.reduce") is not None
+    own = engine.sharding.gathers or gaps.request.get("precision.reduce") is not None
     return replace(found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype)
 
 
@@ -114,7 +114,7 @@ def _in_fp32(gaps: Gaps, given: str) -> bool:
 
 def _check_reduce(gaps: Gaps, found: Precision, engine: Engine) -> None:
     given = gaps.request.get("precision.reduce")
-    if given is not None and engine.sharding is not Sharding.FSDP2 and found.reduce is not found.gradients:
+    if given is not None and not engine.sharding.gathers and found.reduce is not found.gradients:
         gaps.wrong("precision.reduce", given, f"is not how {engine.name} reduces: in the gradients' {found.gradients.name}", "leave it out")
 
 

@@ -16,7 +16,7 @@ class Wrapping:
     ``keeps_outputs``: the trainer names what the model returned until its next forward.
     """
 
-    prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:441)
+    prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:404)
     keeps_outputs: bool = False
 
 
@@ -24,7 +24,7 @@ WRAPPINGS = {
     "fsdp1": Wrapping(),
     "llm-foundry": Wrapping(
         prefetches=False,  # mosaicml/composer v0.22.0 composer/trainer/dist_strategy.py:152
-        keeps_outputs=True,  # state.outputs, for metrics (composer/trainer/trainer.py, _train_microbatch)
+        keeps_outputs=True,  # state.outputs, for metrics (composer/trainer/trainer.py:2815, 2562)
     ),
 }
 """How each engine wraps; what it does not say is FullyShardedDataParallel's default."""

@@ -30,7 +30,7 @@ ENGINE = Engine(
         "saved_activations": FromCode("mosaicml/llm-foundry", COMMIT, "llmfoundry/models/layers/blocks.py", 142),
         "sharding": Cited(TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"),
         "precision": FromCode("mosaicml/composer", "v0.22.0", "composer/trainer/mosaic_fsdp_utils.py", 106),
-        "outputs": FromCode("mosaicml/composer", "v0.22.0", "composer/trainer/trainer.py", 2600),
+        "outputs": FromCode("mosaicml/composer", "v0.22.0", "composer/trainer/trainer.py", 2815),
         "optimizer": Cited(TORCH_OPTIM),
     },
 )

@@ -98,6 +98,7 @@ ENGINE = Engine(
     stages=layers_of_stages,
     whole_in_pipelines=True,
     cuts_loss=True,
+    replays=True,
     schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE),
     optimizers=(OptimizerName.ADAMW,),
     default_implementation=Implementation.FUSED,

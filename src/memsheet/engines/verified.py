@@ -16,7 +16,7 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     **dict.fromkeys(("phi", "phi3", "stablelm", "starcoder2", "nemotron", "glm", "glm4", "cohere", "cohere2", "gemma", "gemma3_text"), _BOTH),
     **dict.fromkeys(("gpt2", "gpt_neox", "gpt_bigcode", "opt"), _BOTH),
     **dict.fromkeys(("bert", "roberta"), _BOTH),
-    **dict.fromkeys(("falcon",), _BOTH),
+    "falcon": frozenset({AttentionKind.EAGER, AttentionKind.SDPA}),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _BOTH),
     "qwen": _BOTH,  # read, not compared: no library has its code
     **dict.fromkeys(("gemma2", "gpt_neo", "gptj"), _EAGER),

@@ -23,9 +23,9 @@ from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, Recompute
 def numerics(plan: Plan, engine: Engine) -> Numerics:
     """How the blocks of a plan run, whatever their shapes."""
     precision, adapter = plan.precision, plan.adapter
-    gathered = precision.compute if engine.sharding is Sharding.FSDP2 else precision.parameters
+    gathered = precision.compute if engine.sharding.gathers else precision.parameters
     casts = engine.autocast and precision.casts
-    lowered = gathered if engine.sharding is Sharding.FSDP2 else None  # its policy casts adapters with everything else
+    lowered = gathered if engine.sharding.gathers else None  # its policy casts adapters with everything else
     how = Numerics(
         code=engine.code,        parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
         attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED, processor=engine.processor,

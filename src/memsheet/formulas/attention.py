@@ -202,7 +202,7 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     if own.wide_scores:
         q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
     weights = r.product(
-        q, repeat_kv(r, k, path + "/k", at) if late else k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1))
+        q, repeat_kv(r, r.autocast(k, path + "/k"), path + "/k", at) if late else k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1))
     )
     weights = _scaled(r, weights, path, own)
     if at.softcap:
@@ -216,8 +216,8 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     del _raw
     if own.lowered_softmax:
         weights = r.cast(weights, (q if own.wide_softmax else v).dtype, path + "/probabilities")
-    weights = r.dropout(weights, path + "/dropout", active=how.dropout)
-    v = repeat_kv(r, v, path + "/v", at) if late else v
+    weights = r.dropout(weights, path + "/dropout", active=how.dropout and own.drops_scores)
+    v = repeat_kv(r, r.autocast(v, path + "/v"), path + "/v", at) if late else v
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
     return r.copy(out, MERGED, path + "/context"), weights
 

@@ -41,6 +41,7 @@ class Habits:
     lowered_softmax: bool = True  # what softmax made is cast to the dtype of the values or queries at once
     named_outputs: bool = False  # the model's loop names what a block returns, its probabilities too, until the next one has returned
     transposed: bool = False  # linear layers are written out, with a transposed view of the weight
+    drops_scores: bool = True  # eager attention drops probabilities
     scaled_in_place: bool = False  # the scores are
     always_masked: bool = False  # sdpa gets a mask, causal or not
     summed_in_place: bool = False  # a parallel block adds one branch to the other in place, and drops of their sum
@@ -77,7 +78,7 @@ HABITS: dict[str, Habits] = {
     "qwen2_vl": Habits(tables_each=True),
     "qwen2_5_vl": Habits(tables_each=True),
     "falcon": Habits(
-        joint=Joint.PICKED, transposed=True, wide_softmax=False, lowered_softmax=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
+        joint=Joint.PICKED, transposed=True, wide_softmax=False, lowered_softmax=False, drops_scores=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
         named_outputs=True,
     ),
     "bert": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),

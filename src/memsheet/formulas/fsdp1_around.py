@@ -53,6 +53,7 @@ class Units:
     wrapping: Wrapping
     embeddings: Group | None
     head: Group | None
+    last: Group | None  # of the layers
 
     @property
     def rooted(self) -> tuple[Group | None, ...]:
@@ -79,6 +80,10 @@ class Units:
             return EMPTY
         named = row(Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.wrapping.keeps_outputs else 0)
         return merge([(1, self.head.gradients), (1, named)])
+
+    def holds(self, group: Group) -> Bag:
+        """From the start of backward, which the root begins, the last layer is gathered ahead."""
+        return Bag.of([self.whole(self.last)]) if group is self.head and self.wrapping.prefetches else EMPTY
 
     def forward(self, _: Group | None, group: Group) -> Bag:
         return Bag.of([self.whole(group)])
@@ -115,10 +120,11 @@ class Units:
 
 def fsdp1(plan: Plan, walk: Walk) -> Surroundings:
     """What surrounds the units of a stage."""
-    of = Units(plan, WRAPPINGS[plan.engine], walk.embeddings, walk.head)
+    of = Units(plan, WRAPPINGS[plan.engine], walk.embeddings, walk.head, walk.layers[-1].pattern[-1] if walk.layers else None)
     return Surroundings(
         through=row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(of.root, plan)),
         entering=cache(of.entering), forward=cache(of.forward), backward=cache(of.backward), leaving=cache(of.leaving), leaves=cache(of.leaves),
+        holds=cache(of.holds),
     )  # fmt: skip
 
 

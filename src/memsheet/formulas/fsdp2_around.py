@@ -89,16 +89,29 @@ def _key(component: Component, group: Group | None, what: str) -> Key:
     return component, f"{group.name if group else 'none'}/{what}"
 
 
-def _groups(plan: Plan, walk: Walk) -> Groups:
-    """The groups as the engine makes them: the library's as accelerate does, torchtitan's as its version does."""
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """How an engine groups parameters, besides one group a layer."""
+
+    joined: bool = False  # embeddings and head with the root, each with its own table
+    last_stays: bool = False  # the last layer is not resharded after its forward
+
+
+def wrapping(plan: Plan) -> Wrapping:
+    """The library's groups as accelerate makes them, torchtitan's as its version does."""
     if plan.engine != "torchtitan":
-        return Groups(plan, walk.embeddings, walk.head, walk.tied)
+        return Wrapping()
     from memsheet.engines.torchtitan import version_of
 
     version = version_of(plan.engine_version)
-    stays = version.last_stays and plan.reshard_after_forward and walk.layers
+    return Wrapping(version.ends_in_root, version.last_stays)
+
+
+def _groups(plan: Plan, walk: Walk) -> Groups:
+    wrapped = wrapping(plan)
+    stays = wrapped.last_stays and plan.reshard_after_forward and walk.layers
     last = walk.layers[-1].pattern[-1] if stays else None
-    return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=version.ends_in_root, last=last)
+    return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=wrapped.joined, last=last)
 
 
 def fsdp2(plan: Plan, walk: Walk, *, gloo: bool) -> Surroundings:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memsheet.allocator.blocks import Block
 from memsheet.allocator.caching import allocate, release
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
+from memsheet.arith import Count
 from memsheet.formulas.evaluate import Part
+from memsheet.formulas.fsdp2_around import wrapping
 from memsheet.formulas.fsdp2_script import GATHERS, REDUCES, Lifetimes, Played, Recorded, Script, Sized, backward, forward
 from memsheet.formulas.fsdp2_sizes import computed
 from memsheet.formulas.groups import Walk
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.states import Held
+from memsheet.references import TORCH_ALLOCATOR, formula
+from memsheet.sheet import Bytes, Component, Derived, Instant, Item
 from memsheet.spec.dtypes import INT64
 from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
-STEPS = 3
+STEPS = 2
 """The optimizer's states are made in the first; what that leaves in pieces shows in the second."""
+REPLAYED = Derived(
+    "replay of the step's own allocations, in their order and streams, through the caching allocator's rules (torch 2.13, "
+    "c10/cuda/CUDACachingAllocator.cpp); low and high: a layer's forward that makes nothing for itself, and one that keeps it to its end"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +64,19 @@ def _unit(held: Sequence[Held], plan: Plan) -> Unit:
 class Run:
     """Steps of one stage as they are written into a script."""
 
-    def __init__(self, walk: Walk, plan: Plan, lifetimes: Lifetimes, *, joined: bool, last_stays: bool) -> None:
+    def __init__(self, walk: Walk, plan: Plan, lifetimes: Lifetimes) -> None:
         self.walk, self.plan, self.lifetimes, self.script = walk, plan, lifetimes, Script()
         self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
         keeps = not plan.reshard_after_forward
         ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
-        rooted = joined or walk.tied
+        wrapped = wrapping(plan)
+        rooted = wrapped.joined or walk.tied
         root = Placed(_unit(ends, plan), stays=True) if rooted else None
         self.root = root
         self.first = root or (Placed(_unit(walk.embeddings.parameters, plan), stays=keeps) if walk.embeddings else None)
         self.last = root or (Placed(_unit(walk.head.parameters, plan), stays=True) if walk.head else None)
         self.placed = [
-            Placed(_unit(group.parameters, plan), stays=keeps or (last_stays and number == len(self.layers) - 1))
+            Placed(_unit(group.parameters, plan), stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1))
             for number, group in enumerate(self.layers)
         ]
         self.recorded: dict[int, Recorded] = {}
@@ -128,8 +137,9 @@ class Run:
 
     # ---- a step ----------------------------------------------------------------------------------------------------------------
 
-    def load(self) -> None:
-        """Shards of all parameters."""
+    def load(self, beside: int) -> None:
+        """Shards of all parameters, and what is there ``beside``."""
+        self.script.take(beside)
         for h in self._held():
             self.script.take(int(h.dtype.nbytes(dim0_shard(h.shape, self.plan.mesh.sharded))))
 
@@ -239,12 +249,47 @@ def play(script: Script, start: int, settings: Settings, capacity: int | None = 
     return most
 
 
-def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, *, joined: bool, last_stays: bool) -> tuple[Script, int]:
-    """The script of some steps of a stage, and the event at which the last of them begins."""
-    run = Run(walk, plan, lifetimes, joined=joined, last_stays=last_stays)
-    run.load()
+def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, beside: int = 0) -> tuple[Script, int]:
+    """The script of some steps of a stage, and the event at which the last of them begins. ``beside``: bytes that are there all the time."""
+    run = Run(walk, plan, lifetimes)
+    run.load(beside)
     start = 0
     for _ in range(STEPS):
         start = len(run.script.events)
         run.step()
     return run.script, start
+
+
+@formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for the allocations of a step in their order and streams")
+def reserved(walk: Walk, plan: Plan, room: int | None = None, beside: int = 0) -> Bytes:
+    """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``.
+
+    Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is through: what kernels are fused, and
+    what an operation makes inside, is not known. Expected is what is recorded; what torch.compile makes takes the place of what went.
+    """
+    expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
+    low, value, high = (_played(walk, plan, lifetimes, room, beside) for lifetimes in (Lifetimes.NONE, expected, Lifetimes.LATE))
+    return Bytes(min(low, value, high), value, max(low, value, high))
+
+
+def _played(walk: Walk, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int) -> int:
+    """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
+    script, start = scripted(walk, plan, lifetimes, beside)
+    settings = Settings(expandable_segments=plan.expandable_segments)
+    free = play(script, start, settings)
+    assert free is not None
+    return free if room is None or free <= room else play(script, start, settings, room) or free
+
+
+def replayable(plan: Plan) -> bool:
+    """Whether the step is one pass through one stage, with nothing on the host."""
+    alone = isinstance(plan.mesh.gpus, int) and plan.mesh.pp == 1 and plan.accumulation == 1
+    return alone and not (plan.offload.parameters or plan.offload.optimizer or plan.offload.activations or plan.optimizer_in_backward)
+
+
+def slack(found: Bytes, allocated: Mapping[Instant, Count]) -> Item:
+    """The row of the allocator's slack: what is reserved of earlier instants and steps stays."""
+    at = {
+        instant: Bytes(*(max(0, int(end) - int(size)) for end in (found.low, found.value, found.high))) for instant, size in allocated.items()
+    }
+    return Item(Component.ALLOCATOR_SLACK, "allocator", at, REPLAYED)

@@ -64,7 +64,8 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Coun
         case Name.PAGED_ADAMW | Name.PAGED_ADAMW_8BIT:
             return _paged(held, elements, plan)[0]
         case Name.ADAFACTOR:
-            return adafactor_states(held, elements, FP32 if plan.optimizer.implementation is Way.LOOP else dtype)
+            own = plan.optimizer.implementation is Way.LOOP
+            return adafactor_states(held, elements, FP32 if own else dtype) + (FP32.nbytes(1) if own else 0)  # the parameter's size
         case Name.MUON if orthogonal(held):
             return dtype.nbytes(elements)
         case Name.ADAM_MINI:
@@ -79,7 +80,7 @@ def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
     assert plan.optimizer is not None
     name, way = plan.optimizer.name, plan.optimizer.implementation
     counts = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
-    step = FP32.nbytes(1) if name is Name.ADAMW and way is Way.FUSED else 0  # a count on the device
+    step = FP32.nbytes(1) if name in (Name.ADAMW, Name.MUON) and way is Way.FUSED else 0  # a count on the device
     wide = way in (Way.BNB, Way.APEX)  # 32 bits whatever the parameter has
     return counts.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
 

@@ -37,8 +37,8 @@ def flights(plan: Plan, stage: int) -> tuple[Flight, ...]:
     """The moments at which a rank of a stage may hold most."""
     chunks, stages = plan.mesh.vpp, plan.mesh.pp
     if chunks == 1:
-        others = in_flight(plan.schedule, stages, stage, plan.accumulation) - 1
-        return tuple(Flight(chunk=0, backward=backward, others=(others,)) for backward in (False, True))
+        others = (in_flight(plan.schedule, stages, stage, plan.accumulation) - 1,)
+        return tuple(Flight(chunk=0, backward=backward, others=others) for backward in (False, True))
     return _interleaved(stages, chunks, stage, int(plan.accumulation))
 
 

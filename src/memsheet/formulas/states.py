@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.params import buffers, tensors, tower_tensors
-from memsheet.formulas.sharding import dim0_shard, elements_of, held_shape
+from memsheet.formulas.sharding import dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BF16, FP32, INT8, INT8_ADAM, DType, dtype_named
@@ -116,6 +116,8 @@ def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
     """Elements of a parameter that a data-parallel rank keeps between steps."""
     if sharding is Sharding.FSDP2:
         return dim0_shard(held.shape, plan.mesh.sharded)
+    if sharding is Sharding.FSDP1:
+        return flat_shard(held.elements, plan.mesh.dp_shard)
     return held.elements
 
 

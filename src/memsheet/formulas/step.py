@@ -14,7 +14,7 @@ from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
-from memsheet.formulas.pipeline import chunk_models, flights, stage_model
+from memsheet.formulas.pipeline import Flight, chunk_models, flights, stage_model
 from memsheet.formulas.scaler import scaler_states, unscaling
 from memsheet.formulas.states import Held, held_tensors, parameter_bytes, parameter_shard
 from memsheet.formulas.stretches import stretches
@@ -95,17 +95,29 @@ def _passes(rank: Rank, plan: Plan, engine: Engine) -> tuple[Instants, Kept]:
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
     walks, kept = _kept(rank, plan, engine)
     steps = [_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
-    whole: list[Moment] = [everything_kept(step) for step in steps]
     candidates: dict[Instant, list[Moment]] = {}
-    for flight in flights(plan, rank.stage):
-        others = [(times * number, bag) for number, moment in zip(flight.others, whole, strict=True) for times, bag in moment]
-        own = moments(replace(steps[flight.chunk], others=merge(others) if plan.mesh.pp > 1 else EMPTY))
-        for instant, found in own.items():
-            if (instant is Instant.BACKWARD) is flight.backward or instant is Instant.LOAD:
+    for step, passes in _in_flight(steps, plan, rank.stage):
+        for instant, found in moments(step).items():
+            if instant is Instant.LOAD or (instant is Instant.BACKWARD) in passes:
                 candidates.setdefault(instant, []).extend(found)
     peaks = {instant: largest(candidates[instant]) for instant in Instant if candidates.get(instant)}
     peaks[Instant.OPTIMIZER_STEP] = merge([(1, steps[0].states), (1, kept.around.always), (1, kept.at_step)])
     return peaks, kept
+
+
+def _in_flight(steps: list[Step], plan: Plan, stage: int) -> Iterator[tuple[Step, frozenset[bool]]]:
+    """Steps of a rank's chunks with what other micro-batches keep meanwhile, and the passes (backward or not) during which they do."""
+    if plan.mesh.pp == 1:
+        yield steps[0], frozenset((False, True))
+        return
+    whole = [everything_kept(step) for step in steps]
+    together: dict[int, tuple[Flight, set[bool]]] = {}
+    for flight in flights(plan, stage):
+        same = next((n for n, (f, _) in together.items() if f.chunk == flight.chunk and f.others is flight.others), id(flight))
+        together.setdefault(same, (flight, set()))[1].add(flight.backward)
+    for flight, passes in together.values():
+        others = [(times * number, bag) for number, moment in zip(flight.others, whole, strict=True) for times, bag in moment]
+        yield replace(steps[flight.chunk], others=merge(others)), frozenset(passes)
 
 
 def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: Engine) -> Step:
@@ -159,6 +171,10 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
 
 def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
     """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
+    if engine.sharding is Sharding.FSDP1:
+        from memsheet.formulas.fsdp1_around import fsdp1
+
+        return fsdp1(plan, stage)
     if engine.sharding is not Sharding.FSDP2:
         return replicated(plan, parameters)
     from memsheet.formulas.fsdp2_around import fsdp2

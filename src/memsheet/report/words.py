@@ -94,12 +94,15 @@ def _joined(*parts: str) -> str:
 def _split(component: Component, plan: Plan) -> tuple[str, ...]:
     """How the mesh splits a state; the axes that do not are left out."""
     mesh, words = plan.mesh, []
-    if plan.zero >= SHARDED_FROM[component] and mesh.dp_shard > 1:
-        words.append(f"1/{mesh.dp_shard} on each rank")
+    sharded = mesh.dp_shard * mesh.cp if mesh.cp > 1 else mesh.dp_shard
+    if plan.zero >= SHARDED_FROM[component] and sharded > 1:
+        words.append(f"1/{sharded} on each rank")
     elif mesh.data_parallel > 1:
         words.append("a whole copy on each rank")
     if mesh.tp > 1:
         words.append(f"split over tp {mesh.tp}")
+    if mesh.ep > 1:
+        words.append(f"experts over ep {mesh.ep}")
     if mesh.pp > 1:
         words.append("of this stage's layers")
     return tuple(words)

@@ -16,8 +16,14 @@ class Sharding(Enum):
 
     REPLICATED = "replicated"  # DistributedDataParallel
     FSDP2 = "fsdp2"  # per parameter, along dimension 0, padded
+    FSDP1 = "fsdp1"  # a flat parameter for each wrapped module
     DEEPSPEED = "deepspeed"  # flat buffers
     MEGATRON = "megatron"  # one buffer of parameters and one of gradients on every rank, optimizer states divided
+
+    @property
+    def gathers(self) -> bool:
+        """Whether parameters are gathered unit by unit, cast to the dtype they are computed in."""
+        return self in (Sharding.FSDP1, Sharding.FSDP2)
 
     @property
     def keeps_whole_gradients(self) -> bool:
@@ -68,6 +74,7 @@ class Engine:
     policies: frozenset[str] = frozenset()  # what it may recompute besides modules: chosen operations, every so many-th layer
     stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = None  # layers of each pipeline stage, of layers, stages, version
     whole_in_pipelines: bool = False  # parameters stay gathered from forward to backward where there are several stages
+    replays: bool = False  # its step's allocations can be played through the allocator
     cuts_loss: bool = False  # over tensor-parallel ranks the loss is of a part of the vocabulary unless one asks otherwise
     optimizers: tuple[OptimizerName, ...]
     default_implementation: Implementation

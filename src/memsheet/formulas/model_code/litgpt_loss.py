@@ -56,7 +56,7 @@ def chunked_loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) 
         del logits
         logits = r.tensor("lm_head/output", LOGITS, low)
     del logits
-    kept = [r.tensor("loss/log_softmax", LOGITS, FP32), *([x] if input_needed else [])]
+    kept = [r.tensor("loss/log_softmax", LOGITS, FP32), *([Tensor(x.storage, x.shape, low)] if input_needed else [])]
     inner = [shifted] if scale is not None else []
     inputs = (x, *(t for t in (weight, scale, bias) if t is not None))
 

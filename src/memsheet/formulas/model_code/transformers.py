@@ -26,7 +26,7 @@ from memsheet.formulas.towers import problems as tower_problems
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BOOL, FP32
-from memsheet.spec.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 FLASH_MAX_HEAD = 256
@@ -125,7 +125,7 @@ def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to be dropped."""
     kinds = sorted({block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern})
     eager = plan.attention is AttentionKind.EAGER
-    if not plan.dropout or eager or spec.embeddings.dropout or any(habits(kind).branch_dropout for kind in kinds):
+    if not plan.dropout or eager or spec.embeddings.dropout or any(habits(kind).branch_dropout or habits(kind).summed_in_place for kind in kinds):
         return []
     reason = f"keeps nothing: {', '.join(kinds)} drops no hidden states, and {plan.attention.value} attention drops inside its kernel"
     return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out, or --attention eager")]
@@ -138,7 +138,12 @@ def _unmodelled(block: Block, plan: Plan) -> str | None:
         return "transformers has no sdpa for them; give --attention eager"
     if plan.attention not in VERIFIED.get(block.kind, ()):
         return f"they were not compared with their real code under {plan.attention.value} attention; `memsheet trace` runs it"
-    at = block.mixers[0]
+    own, at = habits(block.kind), block.mixers[0]
+    if own.summed_in_place and block.arrangement is Arrangement.PRE:
+        return "their branches follow one another, which was not compared with the real code; `memsheet trace` runs it"
+    broadcast = isinstance(at, Attention) and own.always_masked and _grouped(at, block.kind)
+    if broadcast and plan.attention is AttentionKind.SDPA and plan.engine == "transformers" and plan.precision.casts:
+        return "torch has no kernel for one head of keys under a mask, and its plain operations under autocast are not; give --attention eager"
     if isinstance(at, Attention) and at.head_dim > FLASH_MAX_HEAD and plan.attention is not AttentionKind.EAGER:
         return f"head dim {at.head_dim} exceeds the {FLASH_MAX_HEAD} of flash kernels; give --attention eager"
     return None

@@ -1,0 +1,188 @@
+"""llm-foundry's MPT (5f39606): blocks with joined projections, flash attention on sequences without padding, low-precision layer norms.
+
+Built as MPTConfig's defaults say: biases in linear layers and norms, learned positions (configuration_mpt.py). Those of a checkpoint that
+transformers reads have neither, and their numbers are small beside the matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count
+from memsheet.errors import Problem
+from memsheet.formulas import ends
+from memsheet.formulas.evaluate import with_products
+from memsheet.formulas.graph import Joined, Tensor
+from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.norms import fused_layer_norm
+from memsheet.formulas.numerics import Numerics, parameter
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis, Shape
+from memsheet.references import LLM_FOUNDRY, formula
+from memsheet.spec.dtypes import FP32, INT64, DType
+from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, Role, Stack, Weight
+from memsheet.spec.plan import Loss, Plan
+
+ROWS: Shape = ("b", "s", "a·d")
+
+
+def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """MPTBlock.forward (layers/blocks.py:142-200)."""
+    (at,), ff, norms = block.mixers, block.feed_forward, block.norms
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    a = normalise(r, x, norms[0], how)
+    b = attention(r, a, at, how)
+    x = r.add(x, b, "/residual")
+    m = normalise(r, x, norms[1], how)
+    n = feed_forward(r, m, ff, how)
+    return r.add(x, n, "/residual")
+
+
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+    """LPLayerNorm.forward (layers/norm.py:47-67): in the dtype of the stream."""
+    return fused_layer_norm(r, x, tuple(parameter(r, w, how, norm.path) for w in norm.weights), norm.path)
+
+
+def _linear(r: Recorder, x: Tensor, weights: dict[str, Weight], shape: tuple[Axis, Axis], how: Numerics) -> Tensor:
+    """A linear layer and its bias, if it has one; ``weights``: its own."""
+    path = next(iter(weights)).removesuffix(".weight")
+    bias = weights.get(path + ".bias")
+    low = parameter(r, bias, how, f"{path}.bias") if bias else None
+    return r.linear(x, r.parameter(path, shape, how.parameters, trains=how.trains), shape[0], path, bias=low)
+
+
+def _of(weights: tuple[Weight, ...], number: int) -> dict[str, Weight]:
+    """The tensors of a linear layer, by its place among those of its module."""
+    names = [w.path.removesuffix(".weight") for w in weights if w.path.endswith(".weight")]
+    return {w.path: w for w in weights if w.path.rpartition(".")[0] == names[number]}
+
+
+def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+    """GroupedQueryAttention.forward and flash_attn_fn (layers/attention.py): rows without padding are picked out, and put back."""
+    q, k, v = r.split(_linear(r, x, _of(at.weights, 0), ("(a+2k)·d", "h"), how), (ROWS, ("b", "s", "k·d"), ("b", "s", "k·d")))
+    picked = [_moved(r, part, f"{at.path}/{name}") for name, part in zip("qkv", (q, k, v), strict=True)]
+    out = r.tensor(f"{at.path}/context", ROWS, x.dtype)
+    lse, seed = r.tensor(f"{at.path}/logsumexp", ("b", "a", "s"), FP32), r.tensor(f"{at.path}/rng", (2,), INT64)
+    out = r.custom(at.path, (picked[0], picked[1], picked[2]), out, (*picked, out, lse, seed))
+    picked.clear()
+    out = _moved(r, out, f"{at.path}/padded")
+    del q, k, v
+    return _linear(r, out, _of(at.weights, 1), ("h", "a·d"), how)
+
+
+def _moved(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """Rows gathered or scattered by their indices: a copy, and one for the gradient."""
+    shape, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
+
+
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+    """MPTMLP.forward (layers/ffn.py): down(gelu(up(x)))."""
+    x = _linear(r, x, _of(ff.weights, 0), ("f", "h"), how)
+    x = r.unary(x, f"{ff.path}/activation", saves="input")
+    return _linear(r, x, _of(ff.weights, 1), ("h", "f"), how)
+
+
+# ---- the two ends ------------------------------------------------------------------------------------------------------------
+
+
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Tokens and, for each sequence, positions (mpt/modeling_mpt.py:525-580); the sum takes over the name of the first."""
+    x, _ = ends.embed(r, embeddings, how, tied)
+    return x, ()
+
+
+def head(r: Recorder, x: Tensor, head: Head, how: Numerics, _: Loss, table: str) -> Tensor:
+    return ends.project_to_vocabulary(r, x, head, how, table)
+
+
+def loss_input(how: Numerics, _: Loss) -> tuple[Shape, DType, str]:
+    return ("b", "s", "V0"), how.parameters, "lm_head/output"
+
+
+def loss(r: Recorder, x: Tensor, _: Numerics, loss: Loss, __: str) -> Tensor:
+    """flash-attn's cross entropy, which keeps logits and a statistic of each row, and no copy in fp32 (2.5.8, ops/triton/cross_entropy.py:
+    130-220); or torch's, raised to fp32 by autocast.
+    """
+    if loss is Loss.PLAIN:
+        return ends.cross_entropy(r, x)
+    shape, dtype = x.shape, x.dtype
+    sums, labels = r.tensor("loss/logsumexp", ("b", "s"), FP32), r.tensor("loss/labels", ("b", "s"), INT64)
+    rows = r.apply(r.tensor("loss/rows", ("b", "s"), FP32), (x,), (x, sums, labels), lambda _: [r.grad(shape, dtype)])
+    return r.apply(r.tensor("loss/value", (1,), FP32), (rows,), (), lambda _: [r.grad(("b", "s"), FP32)])
+
+
+# ---- the model as it is built --------------------------------------------------------------------------------------------------
+
+
+def built(spec: ModelSpec, _: Plan) -> ModelSpec:
+    """With biases and a table of learned positions."""
+    if _kinds(spec) != {"mpt"}:
+        return spec
+    tables = spec.embeddings.weights
+    positions = Weight(path="transformer.wpe.weight", shape=(spec.max_positions or 0, spec.hidden), role=Role.EMBEDDING)
+    learned = replace(spec.embeddings, weights=(*tables, positions)) if spec.max_positions and len(tables) == 1 else spec.embeddings
+    return replace(spec, embeddings=learned, stacks=tuple(_stack(stack) for stack in spec.stacks))
+
+
+def _kinds(spec: ModelSpec) -> set[str]:
+    return {block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern}
+
+
+def _stack(stack: Stack) -> Stack:
+    runs = tuple(replace(run, pattern=tuple(_block(block) for block in run.pattern)) for run in stack.runs)
+    return replace(stack, runs=runs, final_norms=tuple(_norm(norm) for norm in stack.final_norms))
+
+
+def _block(block: Block) -> Block:
+    mixers = tuple(replace(m, weights=_with_biases(m.weights), position_bias=False) if isinstance(m, Attention) else m for m in block.mixers)
+    ff = block.feed_forward
+    ff = replace(ff, weights=_with_biases(ff.weights)) if isinstance(ff, Dense) else ff
+    return replace(block, mixers=mixers, feed_forward=ff, norms=tuple(_norm(norm) for norm in block.norms))
+
+
+def _norm(norm: Norm) -> Norm:
+    return replace(norm, weights=_with_biases(norm.weights))
+
+
+def _with_biases(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    if any(w.path.endswith(".bias") for w in weights):
+        return weights
+    return tuple(each for w in weights for each in (w, _bias(w)))
+
+
+def _bias(weight: Weight) -> Weight:
+    role = Role.NORM if weight.role is Role.NORM else Role.BIAS
+    return Weight(path=weight.path.removesuffix(".weight") + ".bias", shape=weight.shape[:1], role=role)
+
+
+def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What is not modelled of it."""
+    rules: list[tuple[str, object, bool, str, str]] = [
+        ("model", spec.name, _kinds(spec) != {"mpt"}, "is not built of MPT blocks, which alone are modelled of llm-foundry", "engine fsdp1"),
+        ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
+        ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine transformers"),
+        ("quantization.weights", None, plan.quantization is not None, "is not modelled there", "engine transformers"),
+    ]  # fmt: skip
+    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, holds, reason, hint in rules if holds]
+
+
+@formula(cites=LLM_FOUNDRY, at="layers/attention.py, ffn.py: shapes of a block's tensors")
+def axes(block: Block, plan: Plan) -> dict[str, Count]:
+    at, ff = block.mixers[0], block.feed_forward
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    return with_products({
+        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
+    })  # fmt: skip
+
+
+def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab}
+
+
+CODE = ModelCode(
+    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, axes=axes, end_axes=end_axes,
+    block_numerics=lambda _, __, how: how, normalise=normalise, built=built, positions_each=lambda _: True,
+)  # fmt: skip

@@ -1,0 +1,190 @@
+"""What optimizers keep and take: laws, hand-worked sizes, and the states that their own libraries make on a processor."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import memsheet
+from memsheet.errors import InputError
+from memsheet.formulas.optimizers import optimizer_bytes, paged_bytes, step_temporaries, stepped
+from memsheet.formulas.states import Held
+from memsheet.run.optimizer import build_optimizer
+from memsheet.sheet import Component, Instant
+from memsheet.spec.dtypes import BF16, FP32
+from memsheet.spec.model import Role
+from memsheet.spec.plan import OptimizerName, Plan
+
+Name = OptimizerName
+MATRIX = Held("layers.0.mlp.up_proj.weight", (512, 256), FP32, trains=True, role=Role.LINEAR, times=1)
+VECTOR = Held("layers.0.input_layernorm.weight", (256,), FP32, trains=True, role=Role.NORM, times=1)
+TABLE = Held("embed_tokens.weight", (1000, 256), FP32, trains=True, role=Role.EMBEDDING, times=1)
+
+
+def plan_of(optimizer: str, **options: Any) -> Plan:
+    return memsheet.train("llama-tiny", **{"seq_len": 8, "precision": "fp32", "optimizer": optimizer, **options}).plan
+
+
+def parameters(*held: Held) -> tuple[tuple[Held, int], ...]:
+    return tuple((h, h.elements) for h in held)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "held", "expected"),
+    [
+        ("lion", MATRIX, 4 * 512 * 256),
+        ("adafactor", MATRIX, 4 * (512 + 256) + 4),
+        ("adafactor", VECTOR, 4 * 256 + 4),
+        ("muon", MATRIX, 4 * 512 * 256),
+        ("muon", VECTOR, 2 * 4 * 256 + 4),  # AdamW's, with a step count on the device
+        ("muon", TABLE, 2 * 4 * 1000 * 256 + 4),
+        ("adam_mini", MATRIX, 4 * 512 * 256 + 4 * 512),
+        ("adam_mini", VECTOR, 4 * 256 + 4),
+        ("galore", MATRIX, 4 * 256 * 256 + 2 * 4 * 128 * 512),
+        ("galore", VECTOR, 2 * 4 * 256),
+        ("lion_8bit", MATRIX, 512 * 256 + 4 * 512),
+        ("lion_8bit", TABLE, 4 * 1000 * 256),
+        ("paged_adamw", MATRIX, 0),
+        ("paged_adamw", VECTOR, 2 * 4 * 256),
+        ("paged_adamw_8bit", MATRIX, 2 * 4 * 512),  # maxima are not paged
+    ],
+)  # fmt: skip
+def test_states_of_one_tensor(optimizer: str, held: Held, expected: int) -> None:
+    assert optimizer_bytes(held, held.elements, plan_of(optimizer)) == expected
+
+
+def test_pages_hold_what_the_allocator_does_not() -> None:
+    assert paged_bytes(MATRIX, MATRIX.elements, plan_of("paged_adamw")) == 2 * 4 * 512 * 256
+    assert paged_bytes(MATRIX, MATRIX.elements, plan_of("paged_adamw_8bit")) == 2 * 512 * 256
+    assert paged_bytes(VECTOR, VECTOR.elements, plan_of("paged_adamw")) == 0
+    assert paged_bytes(MATRIX, MATRIX.elements, plan_of("adamw")) == 0
+
+
+def test_paged_states_are_outside_the_allocator_and_may_all_be_on_the_host() -> None:
+    whole, paged = (memsheet.train("llama-3.2-1b", seq_len=8, optimizer=name).sheets[0] for name in ("adamw", "paged_adamw"))
+    moved = paged.of(Component.CONTEXT, instant=Instant.FORWARD)
+    assert moved.low == 0
+    assert moved.value == moved.high > 0
+    kept = paged.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value
+    assert kept + moved.value == pytest.approx(whole.of(Component.OPTIMIZER_STATES, instant=Instant.FORWARD).value, rel=1e-4)
+    assert paged.allocated.value < whole.allocated.value
+
+
+@pytest.mark.parametrize("optimizer", [name.value for name in OptimizerName if name is not Name.LORA_FA])
+def test_no_optimizer_keeps_more_than_adamw_in_fp32(optimizer: str) -> None:
+    reference = plan_of("adamw")
+    for held in (MATRIX, TABLE):
+        size = optimizer_bytes(held, held.elements, plan_of(optimizer), head_elements=256 * 64)
+        assert size <= optimizer_bytes(held, held.elements, reference)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "sgd_momentum", "adamw_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw"])
+def test_a_smaller_share_never_costs_more_states(optimizer: str) -> None:
+    plan = plan_of(optimizer)
+    sizes = [
+        optimizer_bytes(MATRIX, MATRIX.elements // ranks, plan) + paged_bytes(MATRIX, MATRIX.elements // ranks, plan)
+        for ranks in (1, 2, 4, 8)
+    ]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "adamw_8bit", "lion_8bit", "paged_adamw_8bit", "paged_adamw"])
+def test_an_array_of_counts_gives_what_each_count_gives(optimizer: str) -> None:
+    plan, counts = plan_of(optimizer), [1, 4095, 4096, 99_999, 100_000, 131_072]
+    swept: Any = optimizer_bytes(MATRIX, np.array(counts), plan)  # type: ignore[arg-type]
+    assert list(swept) == [optimizer_bytes(MATRIX, n, plan) for n in counts]
+
+
+# ---- the step ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "way", "expected"),
+    [
+        ("adamw", "fused", 0), ("adamw", "apex", 0), ("adamw", "foreach", 4 * (512 * 256 + 256)),
+        ("adamw", "loop", 8 * 512 * 256), ("adamw", "transformers", 4 * 512 * 256 + 4 * 256),
+        ("adafactor", "loop", 8 * 512 * 256), ("adafactor", "foreach", 4 * (512 * 256 + 256)),
+        ("lion", "loop", 8 * 512 * 256), ("lion", "bnb", 0), ("adam_mini", "loop", 8 * 512 * 256),
+        ("muon", "fused", (4 + 4) * 512 * 256 + 4 * 256 * 256),
+        ("paged_adamw", "bnb", 0),
+    ],
+)  # fmt: skip
+def test_temporaries_of_a_step(optimizer: str, way: str, expected: int) -> None:
+    assert step_temporaries(parameters(MATRIX, VECTOR), plan_of(optimizer, optimizer_implementation=way)) == expected
+
+
+def test_the_last_tensors_result_is_still_named_while_the_next_is_stepped() -> None:
+    plan = plan_of("adamw", optimizer_implementation="loop")
+    assert step_temporaries(parameters(MATRIX, MATRIX), plan) == 3 * 4 * 512 * 256
+    repeated = replace(MATRIX, times=2)
+    assert step_temporaries(parameters(repeated), plan) == 3 * 4 * 512 * 256
+
+
+def test_adafactor_raises_low_gradients_and_parameters_to_fp32() -> None:
+    plan = plan_of("adafactor", precision="bf16-pure")
+    assert step_temporaries(parameters(replace(MATRIX, dtype=BF16)), plan) == 4 * 4 * 512 * 256
+    assert (stepped(plan).copies, stepped(plan).dtype) == (4, FP32)
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "galore", "adam_mini"])
+def test_what_works_on_whole_matrices_is_not_stepped_inside_backward(optimizer: str) -> None:
+    with pytest.raises(InputError, match="not modelled for this optimizer"):
+        plan_of(optimizer, precision="bf16-pure", optimizer_in_backward=True)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("paged-adamw-8bit", Name.PAGED_ADAMW_8BIT), ("paged_adamw_32bit", Name.PAGED_ADAMW), ("adam-8bit", Name.ADAMW_8BIT),
+        ("adamw_bnb_8bit", Name.ADAMW_8BIT), ("Adam-mini", Name.ADAM_MINI), ("galore_adamw", Name.GALORE), ("lion-8bit", Name.LION_8BIT),
+    ],
+)  # fmt: skip
+def test_names_that_people_use(spelled: str, name: OptimizerName) -> None:
+    found = plan_of(spelled).optimizer
+    assert found is not None
+    assert found.name is name
+
+
+def test_a_count_of_parameters_has_no_shapes() -> None:
+    with pytest.raises(InputError, match="shapes of tensors"):
+        memsheet.train(parameters=10**9, optimizer="adafactor")
+
+
+def test_an_engine_refuses_by_name_what_it_does_not_step_with() -> None:
+    with pytest.raises(InputError, match="muon"):
+        memsheet.train("llama-tiny", seq_len=8, gpus="2xH100-80GB", engine="fsdp2", optimizer="muon")
+
+
+# ---- the libraries' own ------------------------------------------------------------------------------------------------------
+
+
+def _kept(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of every tensor in an optimizer's state but its step counts, which a processor's optimizer has on the host."""
+    held = [(k, getattr(v, "ortho_matrix", v)) for state in optimizer.state.values() for k, v in state.items()]  # GaLore's is an object's
+    found = [v for k, v in held if isinstance(v, torch.Tensor) and k not in ("step", "qmap1", "qmap2")]
+    return sum(v.untyped_storage().nbytes() for v in found)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "way"),
+    [("adamw", "foreach"), ("sgd_momentum", "foreach"), ("adafactor", "loop"), ("adafactor", "foreach"), ("muon", "foreach"),
+     ("adamw_8bit", "bnb"), ("lion_8bit", "bnb"), ("adam_mini", "loop"), ("galore", "loop"), ("lion", "loop"), ("lion", "foreach")],
+)  # fmt: skip
+def test_states_are_those_that_the_library_makes(optimizer: str, way: str) -> None:
+    plan = plan_of(optimizer, optimizer_implementation=way)
+    layer = nn.Linear(256, 512)
+    try:
+        made = build_optimizer(layer.parameters(), plan, layer)
+    except InputError as missing:
+        pytest.skip(str(missing))
+    except AttributeError:
+        pytest.skip("it asks the model for its number of heads")
+    layer(torch.ones(2, 256)).sum().backward()
+    made.step()
+    bias = Held("layers.0.mlp.up_proj.bias", (512,), FP32, trains=True, role=Role.BIAS, times=1)
+    assert _kept(made) == sum(optimizer_bytes(h, h.elements, plan) for h in (MATRIX, bias))
