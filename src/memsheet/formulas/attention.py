@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from memsheet.formulas.bloom import bloom_attention
 from memsheet.formulas.families import Habits, Joint, Rest
 from memsheet.formulas.graph import Tensor
 from memsheet.formulas.norms import normalise
@@ -31,7 +32,10 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits)
         at = replace(at, kv_heads=at.heads)
     if at.rotary_dim:
         q, k, _named = rotary(r, q, k, at, how, own)
-    context, probabilities = CORES[how.attention](r, q, k, v, at, how, own)
+    if own.batched_bias:
+        context, probabilities, *_scores = bloom_attention(r, q, k, v, at, how)
+    else:
+        context, probabilities = CORES[how.attention](r, q, k, v, at, how, own)
     context = r.view(context, ("b", "s", "a·d"))
     out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
     return project(r, context, weights, out, "h", "a·d", how), probabilities
@@ -47,6 +51,8 @@ def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], ho
     match own.joint:
         case Joint.SPLIT:
             return r.split(whole, shapes)
+        case Joint.SELECTED:
+            return [*(r.slice(whole, shape) for shape in shapes), whole]
         case Joint.SLICES:
             return [r.slice(whole, shape) for shape in shapes]
         case Joint.PICKED:
@@ -210,12 +216,13 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
         weights = r.unary(weights, path + "/softcap", saves="output")
         weights = r.scale(weights, path + "/softcap")
     _raw = weights if own.scaled_in_place else None  # goes by its name until softmax has its result
-    if at.causal or how.keeps_scores:
+    if own.summed_bias:
+        weights = r.add(weights, Tensor(None, ("a", 1, "s"), FP32), path + "/biased")
+        weights = r.scale(weights, path + "/masked")
+    elif at.causal or how.keeps_scores:
         weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
-    weights = _softmax(r, weights, path, own, how)
+    weights = _probabilities(r, weights, (q if own.wide_softmax else v).dtype, path, own, how)
     del _raw
-    if own.lowered_softmax:
-        weights = r.cast(weights, (q if own.wide_softmax else v).dtype, path + "/probabilities")
     weights = r.dropout(weights, path + "/dropout", active=how.dropout and own.drops_scores)
     v = repeat_kv(r, r.autocast(v, path + "/v"), path + "/v", at) if late else v
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
@@ -225,6 +232,11 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
 def scores_dtype(how: Numerics, own: Habits) -> DType:
     """Of the probabilities that eager attention returns."""
     return (how.autocast or how.parameters) if own.lowered_softmax else how.stream
+
+
+def _probabilities(r: Recorder, x: Tensor, dtype: DType, path: str, own: Habits, how: Numerics) -> Tensor:
+    made = _softmax(r, x, path, own, how)
+    return r.cast(made, dtype, path + "/probabilities") if own.lowered_softmax else made
 
 
 def _scaled(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:

@@ -15,7 +15,7 @@ from memsheet.formulas.families import Habits, habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.mixers import mix as mix_otherwise
-from memsheet.formulas.mixers import mixer_problem
+from memsheet.formulas.mixers import mixer_problem, plain
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
@@ -39,7 +39,7 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
     own = habits(block.kind)
 
     def attend(y: Tensor) -> Tensor:
-        if isinstance(at, Attention):
+        if isinstance(at, Attention) and plain(at, block.kind):
             mixed, probabilities = attention(r, y, at, how, own)
         else:
             mixed, probabilities = mix_otherwise(r, y, at, how, block.kind)
@@ -113,10 +113,8 @@ def unmodelled(block: Block) -> str | None:
     if len(block.mixers) != 1:
         return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
     at = block.mixers[0]
-    if not isinstance(at, Attention) and (why := mixer_problem(at)):
+    if why := mixer_problem(at):
         return why
-    if isinstance(at, Attention) and (at.sinks or at.gated_output or at.position_bias or at.chunk):
-        return "its attention has sinks, gates or biases"
     if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in ROUTERS):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
     if block.feed_forward.activation not in ACTIVATIONS:

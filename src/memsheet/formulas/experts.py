@@ -13,7 +13,7 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.routers import PAIRS, ROUTERS, SHARED_LAST
 from memsheet.formulas.tape import Shape
-from memsheet.spec.dtypes import FP32, INT32, INT64
+from memsheet.spec.dtypes import BOOL, INT32, INT64
 from memsheet.spec.model import Moe, Weight
 
 COPIES: Shape = ("b", "s", "t", "h")
@@ -45,6 +45,7 @@ def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: Numerics) -> Te
 
 
 def _experts(r: Recorder, x: Tensor, ff: Moe, how: Numerics, scores: Tensor) -> Tensor:
+    """All experts at once (integrations/moe.py:424-539). Names stand for those of the library's function."""
     module = ff.path + ".experts"
     weights = {w.path.rpartition(".")[2]: w for w in ff.routed}
     sorted_, order = r.tensor(module + "/sort", PAIRS, INT64), r.tensor(module + "/order", PAIRS, INT64)
@@ -54,18 +55,55 @@ def _experts(r: Recorder, x: Tensor, ff: Moe, how: Numerics, scores: Tensor) -> 
     counts = r.tensor(module + "/counts", PAIRS, INT32)
     offsets = r.tensor(module + "/offsets", ("e",), INT32)
     del counts, tokens
-    both = _grouped(r, copies, weights["gate_up_proj"], offsets, (*PAIRS, "2·i"), how, module)
-    gate, up = r.split(both, ((*PAIRS, "i"), (*PAIRS, "i")))
-    made = r.mul(ACTIVATIONS[ff.activation](r, gate, module + "/activation"), up, module + "/product")
-    del gate, up, both
-    made = _grouped(r, made, weights["down_proj"], offsets, COPIES, how, module)
+    biases = _biases(r, weights, "gate_up_proj", (*PAIRS, "2·i"), sorted_, how, module)
+    made = _grouped(r, copies, weights["gate_up_proj"], offsets, (*PAIRS, "2·i"), biases, how, module)
+    made = (_gate_clamped if biases else _gate)(r, made, ff.activation, module)
+    biases = _biases(r, weights, "down_proj", COPIES, sorted_, how, module)
+    made = _grouped(r, made, weights["down_proj"], offsets, COPIES, biases, how, module)
     weighted = r.mul(made, shares, module + "/weighted")
     inverse = r.tensor(module + "/inverse", PAIRS, INT64)
     ordered = _indexed(r, weighted, COPIES, inverse, module + "/ordered")
     del weighted
     result = _summed(r, ordered, module)
-    del sorted_, order, inverse, copies, made, ordered, shares
+    del sorted_, order, inverse, copies, made, ordered, shares, biases
     return r.cast(result, x.dtype, module + "/output")
+
+
+def _gate(r: Recorder, both: Tensor, activation: str, module: str) -> Tensor:
+    gate, up = r.split(both, ((*PAIRS, "i"), (*PAIRS, "i")))
+    return r.mul(ACTIVATIONS[activation](r, gate, module + "/activation"), up, module + "/product")
+
+
+def _gate_clamped(r: Recorder, both: Tensor, _: str, module: str) -> Tensor:
+    """Even and odd elements clamped, (up + 1) · gate · sigmoid(α · gate) (modeling_gpt_oss.py:72-79)."""
+    half: Shape = (*PAIRS, "i")
+    gate, up = r.slice(both, half), r.slice(both, half)
+    gate = _clamped(r, gate, module + "/gate", bounds=1)
+    up = _clamped(r, up, module + "/up", bounds=2)
+    share = r.unary(r.scale(gate, module + "/sigmoid"), module + "/sigmoid", saves="output")
+    made = r.mul(gate, share, module + "/activation")
+    return r.mul(r.unary(up, module + "/one_plus", saves="nothing"), made, module + "/product")
+
+
+def _clamped(r: Recorder, x: Tensor, path: str, *, bounds: int) -> Tensor:
+    """Saves its input, which backward compares with each bound."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(_: Grad) -> list[Grad | None]:
+        within = [r.grad(shape, BOOL) for _ in range(bounds)]
+        grad = r.grad(shape, dtype)
+        del within
+        return [grad]
+
+    return r.apply(r.tensor(path, shape, dtype), (x,), (x,), backward)
+
+
+def _biases(r: Recorder, weights: dict[str, Weight], name: str, shape: Shape, by: Tensor, how: Numerics, module: str) -> Tensor | None:
+    """The bias of every row's expert."""
+    weight = weights.get(name + "_bias")
+    if weight is None:
+        return None
+    return _indexed(r, r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains), shape, by, f"{module}/{name}_bias")
 
 
 def _summed(r: Recorder, x: Tensor, module: str) -> Tensor:
@@ -80,8 +118,8 @@ def _indexed(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: str) -> Ten
     return r.apply(r.tensor(path, shape, dtype), (x,), (by,), lambda _: [r.grad(back, dtype)])
 
 
-def _grouped(r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, how: Numerics, module: str) -> Tensor:
-    """Each row times its expert's matrix, in the matrices' dtype, which autocast leaves alone (integrations/moe.py:374-381)."""
+def _grouped(r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, biases: Tensor | None, how: Numerics, module: str) -> Tensor:
+    """Each row times its expert's matrix and, in place, its bias, in the matrices' dtype, which autocast leaves alone (integrations/moe.py:374-381)."""
     name = f"{module}/{weight.path.rpartition('.')[2]}"
     matrices = r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains)
     x = r.cast(x, how.parameters, name + "_input")
@@ -92,4 +130,7 @@ def _grouped(r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape
         return [r.grad(shape, dtype) if needs else None, of_weight]
 
     saved = ([x] if trains else []) + ([matrices] if needs else [])
-    return r.apply(r.tensor(name, out, dtype), (x, matrices), (*saved, offsets), backward)
+    made = r.apply(r.tensor(name, out, dtype), (x, matrices), (*saved, offsets), backward)
+    if biases is None:
+        return made
+    return r.apply(Tensor(made.storage, out, dtype), (made, biases), (), lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2)

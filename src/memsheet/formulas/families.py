@@ -11,6 +11,7 @@ class Joint(Enum):
 
     SPLIT = "split"  # views of one split: their gradients are joined once
     PICKED = "picked"  # queries are a slice, keys and values picked by lists of indices, and repeated for groups of queries
+    SELECTED = "selected"  # one of three of every head: gradients as of slices
     SLICES = "slices"  # a slice each: every gradient is a full-size tensor of zeros around its part
 
 
@@ -41,6 +42,8 @@ class Habits:
     lowered_softmax: bool = True  # what softmax made is cast to the dtype of the values or queries at once
     named_outputs: bool = False  # the model's loop names what a block returns, its probabilities too, until the next one has returned
     transposed: bool = False  # linear layers are written out, with a transposed view of the weight
+    batched_bias: bool = False  # scores with their linear bias come out of one product
+    summed_bias: bool = False  # the scores' linear bias is an fp32 sum, and the mask is filled in where it holds
     drops_scores: bool = True  # eager attention drops probabilities
     scaled_in_place: bool = False  # the scores are
     always_masked: bool = False  # sdpa gets a mask, causal or not
@@ -81,6 +84,8 @@ HABITS: dict[str, Habits] = {
         joint=Joint.PICKED, transposed=True, wide_softmax=False, lowered_softmax=False, drops_scores=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
         named_outputs=True,
     ),
+    "bloom": Habits(joint=Joint.SELECTED, batched_bias=True, branch_dropout=True, named_outputs=True),
+    "mpt": Habits(summed_bias=True, branch_dropout=True, named_outputs=True),
     "bert": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),
     "roberta": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),
     "opt": Habits(scaled_query=True, positions_each=True, branch_dropout=True),

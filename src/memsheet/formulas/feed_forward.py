@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memsheet.formulas.bloom import bloom_gelu
 from memsheet.formulas.graph import Tensor
 from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.recorder import Recorder
@@ -47,7 +48,7 @@ def _power(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": _fused, "swish": _fused, "gelu": _fused, "gelu_pytorch_tanh": _fused, "gelu_python_tanh": _gelu_new,
-    "gelu_new": _gelu_new, "relu": _relu, "relu2": _relu2,
+    "gelu_new": _gelu_new, "relu": _relu, "relu2": _relu2, "bloom_gelu": bloom_gelu,
 }  # fmt: skip
 
 

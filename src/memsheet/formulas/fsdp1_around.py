@@ -108,7 +108,8 @@ class Units:
         reduced = row(Component.COMMUNICATION, f"{ROOT if last else group.name}/reduce_scatter", reducing_bytes(parameters, self.plan))
         ahead = Bag.of([self.whole(before if self.wrapping.prefetches else None), self.whole(group)])
         joined = [(1, group.gradients), (1, flat), (1, ahead), (1, self.waiting)]
-        return largest([joined, [(1, reduced), (1, Bag.of([self.whole(before)])), (1, EMPTY if last else self.waiting)]])
+        freed = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", -gathered_bytes(self.root, self.plan) if last else 0)
+        return largest([joined, [(1, reduced), (1, freed), (1, Bag.of([self.whole(before)])), (1, EMPTY if last else self.waiting)]])
 
     def leaves(self, group: Group) -> Bag:
         """A rank's part of the gradient, in the parameters' dtype; the root's comes last of all."""

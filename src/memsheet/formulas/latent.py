@@ -90,7 +90,7 @@ def _interleaved(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: Nu
     table = Tensor(None, ("s", "p/2"), how.stream)
     q1, q2 = _halves(r, q)
     k1, k2 = _halves(r, k)
-    return _pairs_turned(r, q1, q2, table, at.path + "/q"), _pairs_turned(r, k1, k2, table, at.path + "/k")
+    return pairs_turned(r, q1, q2, table, at.path + "/q"), pairs_turned(r, k1, k2, table, at.path + "/k")
 
 
 def _halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def _halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
     return r.slice(x, half), r.slice(x, half)
 
 
-def _pairs_turned(r: Recorder, first: Tensor, second: Tensor, table: Tensor, path: str) -> Tensor:
+def pairs_turned(r: Recorder, first: Tensor, second: Tensor, table: Tensor, path: str) -> Tensor:
     """x1·cos − x2·sin beside x2·cos + x1·sin."""
     whole = (*first.shape[:-1], "p")
     one = subtract(r, r.mul(first, table, path + "/cos"), r.mul(second, table, path + "/sin"), path + "/first")
@@ -107,8 +107,8 @@ def _pairs_turned(r: Recorder, first: Tensor, second: Tensor, table: Tensor, pat
 
 
 def subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
-    """``a - b``: saves nothing; what is taken away has a gradient of its own, negated."""
-    shape, dtype, needs = b.shape, b.dtype, (a.needs_grad, b.needs_grad)
+    """``a - b``: saves nothing; what is taken away has a gradient of its own, negated, which the engine sums where ``b`` is broadcast."""
+    shape, dtype, needs = a.shape, b.dtype, (a.needs_grad, b.needs_grad)
 
     def backward(g: Grad) -> list[Grad | None]:
         return [Grad(g.storage, g.shape, g.dtype) if needs[0] else None, r.grad(shape, dtype) if needs[1] else None]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
+from memsheet.engines import find_engine
 from memsheet.formulas.evaluate import EMPTY, Bag, Key
 from memsheet.formulas.kept import Kept
 from memsheet.formulas.model_code.megatron import axes, end_axes
@@ -143,7 +144,8 @@ def _inputs(plan: Plan) -> Iterator[tuple[Key, Count]]:
 def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape of a matrix, for good."""
     shapes: dict[object, tuple[str, Count]] = {}
-    if plan.adapter is not None:  # frozen weights get nothing
+    engine = find_engine(plan.engine)
+    if plan.adapter is not None or engine is None or not engine.workspaces:  # frozen weights get nothing; nor is there a library that gives it
         return
     for stack in spec.stacks:
         for run in stack.runs:

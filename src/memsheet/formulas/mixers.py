@@ -7,15 +7,23 @@ from memsheet.formulas.graph import Tensor
 from memsheet.formulas.latent import latent_attention, latent_axes, latent_problem, latent_table
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.sinks import sink_attention
 from memsheet.formulas.state_space import scanned, state_space_axes
-from memsheet.spec.model import Block, LatentAttention, Mixer, StateSpace
+from memsheet.spec.model import Attention, Block, LatentAttention, Mixer, StateSpace
 
 def mix(r: Recorder, x: Tensor, mixer: Mixer, how: Numerics, kind: str) -> tuple[Tensor, Tensor | None]:
     """What a mixer says, and its probabilities where it has any."""
     if isinstance(mixer, StateSpace):
         return scanned(r, x, mixer, how), None
+    if isinstance(mixer, Attention):
+        return sink_attention(r, x, mixer, how)
     assert isinstance(mixer, LatentAttention)
     return latent_attention(r, x, mixer, how, kind)
+
+
+def plain(mixer: Mixer, kind: str) -> bool:
+    """Whether ``attention.py`` runs it."""
+    return isinstance(mixer, Attention) and not mixer.sinks
 
 
 def mixer_axes(mixer: Mixer, seq_len: Count) -> dict[str, Count]:
@@ -40,4 +48,6 @@ def mixer_problem(mixer: Mixer) -> str | None:
     """Why a mixer cannot be recorded, or None when it can."""
     if isinstance(mixer, StateSpace):
         return None
+    if isinstance(mixer, Attention):
+        return "its attention has gates or biases" if mixer.gated_output or mixer.position_bias or mixer.chunk else None
     return latent_problem(mixer) if isinstance(mixer, LatentAttention) else f"its mixer is {type(mixer).__name__}"

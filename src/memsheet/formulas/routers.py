@@ -144,13 +144,13 @@ def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     logits, path = _logits(r, x, ff, how)
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
     top = _largest(r, logits, chosen, path)
-    scores = r.unary(r.cast(top, FP32, path + "/fp32") if r.widens else top, path + "/softmax", saves="output")
+    scores = r.unary(top, path + "/softmax", saves="output")
     return scores, (logits, chosen, scores)
 
 
 ROUTERS: dict[str, Route] = {
     "mixtral": _wide_softmax, "qwen3_moe": _softmax, "olmoe": _softmax, "qwen2_moe": _softmax, "granitemoe": _chosen_first,
-    "deepseek_v3": _sigmoid, "glm4_moe": _sigmoid, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens,
+    "deepseek_v3": _sigmoid, "glm4_moe": _sigmoid, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
 }  # fmt: skip
 """Families whose experts are run by the library's grouped product, with nothing beside them but a shared expert."""
 

@@ -164,7 +164,7 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
 
 
 def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
-    return {"a": ceil_div(at.heads, plan.mesh.tp), "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim}
+    return {"a": ceil_div(at.heads, plan.mesh.tp), "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)), "d": at.head_dim, "s+1": plan.seq_len + 1}
 
 
 def on_rank(block: Block, plan: Plan) -> Block:
@@ -191,7 +191,7 @@ def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
 def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) -> list[Count]:
     """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
     kinds = {
-        (at.rotary_dim, kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)), habits(kind).tables_each)
+        (at.rotary_dim // (2 if at.sinks else 1), kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)), habits(kind).tables_each)
         for kind, at in _attentions(spec) if at.rotary_dim and habits(kind).own_tables is copied and not habits(kind).table_buffer
     }  # fmt: skip
     tables = [
