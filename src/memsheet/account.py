@@ -75,10 +75,28 @@ def account(
     )  # fmt: skip
 
 
+def _varied(
+    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
+) -> list[Item]:
+    """``items`` with the slack of steps whose lengths differ."""
+    from memsheet.formulas.groups import walk
+    from memsheet.formulas.varied_replay import replayable, reserved, slack
+
+    stage = walk(model, plan, engine, release=True)
+    if not replayable(stage, plan):
+        return items
+    found = reserved(stage, plan, int(allocated[Instant.LOAD]), cluster.device.framework_bytes)
+    return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), slack(found, allocated)]
+
+
 def _replayed(
     items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
 ) -> list[Item]:
     """``items`` with the slack of the step's own allocations, where they are those of one pass."""
+    if plan.varied:
+        return _varied(items, model, plan, engine, cluster, allocated)
+    if engine.varies:  # lengths that are all alike are its exception
+        return items
     from memsheet.formulas.activations import numerics
     from memsheet.formulas.fsdp2_replay import replayable, reserved, slack
     from memsheet.formulas.groups import walk

@@ -88,7 +88,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
-        **switches(gaps, mesh, model),
+        **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
     )  # fmt: skip
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)

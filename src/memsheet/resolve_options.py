@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from memsheet.gaps import Gaps
+from memsheet.spec.engine import Engine
 from memsheet.spec.model import ModelSpec, Moe
 from memsheet.spec.plan import ContextParallel, Fp8, Mesh, Routing
 
 
-def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None) -> dict[str, Any]:
+def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> dict[str, Any]:
     """Fields of a plan that are off unless they are asked for."""
     return {
-        "sequence_parallel": bool(gaps.get("sequence_parallel", False, silent=True)),
+        "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
         "context_parallel": _context_parallel(gaps, mesh),
         "compile": bool(gaps.get("compile", False, silent=True)),
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
@@ -20,6 +21,21 @@ def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None) -> dict[str, Any]:
         "fp8": _fp8(gaps),
         "cuda_graphs": _graphs(gaps),
     }
+
+
+def _sequence_parallel(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> bool:
+    """On where the plan says so, or where the engine trains experts over tensor-parallel ranks in no other way."""
+    needed = engine.scatters_for_experts and mesh.tp > 1 and _has_experts(model)
+    given: bool | None = gaps.request.get("sequence_parallel")
+    if needed and given is False:
+        reason = f"is refused by {engine.name} for experts over tensor-parallel ranks"
+        gaps.wrong("sequence_parallel", False, reason, "give it, or tp 1")
+    return bool(gaps.get("sequence_parallel", needed, silent=not needed))
+
+
+def _has_experts(model: ModelSpec | None) -> bool:
+    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern) if model else ()
+    return any(isinstance(block.feed_forward, Moe) for block in blocks)
 
 
 def _context_parallel(gaps: Gaps, mesh: Mesh) -> ContextParallel | None:
@@ -33,8 +49,7 @@ def _context_parallel(gaps: Gaps, mesh: Mesh) -> ContextParallel | None:
 
 def _routing(gaps: Gaps, model: ModelSpec | None) -> Routing | None:
     """How tokens go to experts, where there are any."""
-    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern) if model else ()
-    if not any(isinstance(block.feed_forward, Moe) for block in blocks):
+    if not _has_experts(model):
         return None
     capacity = gaps.request.get("moe.capacity_factor")
     padded = bool(gaps.request.get("moe.pad_to_capacity"))

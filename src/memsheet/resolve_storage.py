@@ -21,6 +21,7 @@ from memsheet.spec.defaults import (
     QUANTIZED,
     STORED_TRAINABLE,
     TRAINABLE_QUANTIZED,
+    UNPACKED,
 )
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
@@ -53,7 +54,10 @@ def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None,
     found = _with_fields(base, fields)
     if task == "infer":
         return _served(gaps, found)
-    if adapter is not None and engine.sharding not in (Sharding.DEEPSPEED, Sharding.MEGATRON):  # whose optimizers keep copies of adapters too
+    if adapter is not None and engine.sharding not in (
+        Sharding.DEEPSPEED,
+        Sharding.MEGATRON,
+    ):  # whose optimizers keep copies of adapters too
         found = _of_adapters(gaps, found, adapter, engine)
     _check_reduce(gaps, found, engine)
     return found
@@ -109,7 +113,10 @@ def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine)
 
 def _in_fp32(gaps: Gaps, given: str) -> bool:
     """Whether moments are said to be what some kernels keep them in whatever trains (``formulas.optimizers``)."""
-    return dtype_named(given) is FP32 and gaps.request.get("optimizer.implementation") in (Implementation.BNB.value, Implementation.APEX.value)
+    return dtype_named(given) is FP32 and gaps.request.get("optimizer.implementation") in (
+        Implementation.BNB.value,
+        Implementation.APEX.value,
+    )
 
 
 def _check_reduce(gaps: Gaps, found: Precision, engine: Engine) -> None:
@@ -301,8 +308,11 @@ def quantization_of(
     if weights is None:
         gaps.wrong("quantization.weights", name, "is not a known format", f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …")
         return None
-    if task == "train" and name not in TRAINABLE_QUANTIZED:
-        gaps.wrong("quantization.weights", name, "is not modelled for training yet", f"modelled: {', '.join(TRAINABLE_QUANTIZED)}")
+    if task == "train" and name not in (*TRAINABLE_QUANTIZED, *UNPACKED):
+        hint = f"modelled: {', '.join((*TRAINABLE_QUANTIZED, *UNPACKED))}"
+        gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
+    if task == "train" and name in UNPACKED and adapter is not None and adapter.kind is not AdapterKind.LORA:
+        gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
     if task == "train" and adapter is None:
         gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
     return Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))

@@ -90,6 +90,26 @@ def test_buffers_are_padded_to_the_ranks_times_128_elements() -> None:
     assert size(found, Component.GRADIENTS, "buffer/padding", Instant.LOAD) == 4 * (padded - count)
 
 
+@pytest.mark.parametrize(("version", "master", "raised"), [("core 0.14", 2, 0), ("Megatron-Bridge 600d069", 4, 4)])
+def test_megatron_bridge_keeps_whole_copies_though_remainders_are_asked_for(tmp_path: Path, version: str, master: int, raised: int) -> None:
+    """Its default eight-bit recipe reaches the optimizer (Megatron-LM 24bad8e optimizer/optimizer_config.py:404-411)."""
+    precision = {
+        "parameters": "bf16",
+        "compute": "bf16",
+        "gradients": "bf16",
+        "reduce": "bf16",
+        "master_weights": "int16-remainder",
+        "moments": "bf16",
+    }
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"engine_version": version, "precision": precision}), encoding="utf-8")
+    answer = trained(plan=str(file))
+    found, count = answer.sheets[0], answer.parameters
+    assert found.of(Component.MASTER_WEIGHTS, instant=Instant.LOAD).value == master * count
+    assert size(found, Component.TEMPORARIES, "optimizer", Instant.OPTIMIZER_STEP) == raised * count
+    assert any("fp8_recipe" in note for note in found.notes) is bool(raised)
+
+
 # ---- activations -------------------------------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ ENGINE = Engine(
     optimizers=(OptimizerName.ADAMW,),
     default_implementation=Implementation.DISTRIBUTED,
     vocab_multiple=128,
+    scatters_for_experts=True,  # moe/moe_layer.py:315-320 raises otherwise
     selective=("core_attn",),
     workspaces=("transformer_engine",),
     evidence={

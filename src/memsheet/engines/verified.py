@@ -19,8 +19,8 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     "falcon": frozenset({AttentionKind.EAGER, AttentionKind.SDPA}),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _BOTH),
     "qwen": _BOTH,  # read, not compared: no library has its code
-    **dict.fromkeys(("gemma2", "gpt_neo", "gptj", "gpt_oss"), _EAGER),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe", "deepseek_v2", "deepseek_v3", "jamba"), _BOTH),
+    **dict.fromkeys(("bloom", "mpt", "gemma2", "gpt_neo", "gptj", "gpt_oss"), _EAGER),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe", "deepseek_v2", "deepseek_v3", "jamba", "phimoe", "glm4_moe", "ernie4_5_moe"), _BOTH),
 }  # fmt: skip
 
 NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"})

@@ -33,6 +33,7 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
         adapter_dtype=(lowered or adapter.dtype) if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
         adapter_kind=adapter.kind if adapter else AdapterKind.LORA, whole=frozenset(adapter.full_modules if adapter else ()),
+        unpacked=plan.quantization is not None and plan.quantization.weights.name.startswith("gptq"),
         quantized=plan.quantization is not None, tensor_parallel=agreed(plan.mesh.tp > 1), offloads=plan.offload.activations,
         again=frozenset(plan.recompute.modules) if plan.recompute.mode is RecomputeMode.SELECTIVE else frozenset(),
     )  # fmt: skip

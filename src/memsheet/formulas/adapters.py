@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from memsheet.formulas.graph import Tensor
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis
+from memsheet.formulas.unpacked import add_in_place
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.plan import AdapterKind
 
@@ -25,6 +26,7 @@ class Branch:
     kept: DType
     dropout: bool
     quantized: bool
+    in_place: bool = False  # the branch is added to the layer's own result (gptq.py:40-65)
 
 
 def with_adapter(r: Recorder, x: Tensor, base: list[Tensor], at: Branch) -> Tensor:
@@ -49,6 +51,8 @@ def _sum(r: Recorder, base: list[Tensor], branch: Tensor, at: Branch) -> Tensor:
     lower = base[0].dtype
     if at.quantized:
         branch = branch if r.compute is not None else r.cast(branch, lower, f"{at.name}/lora_cast")
+        if at.in_place:
+            return add_in_place(r, base.pop(), branch)
         return r.add(base.pop(), branch, f"{at.name}/output")
     total = r.add(base.pop(), branch, f"{at.name}/output")
     del branch

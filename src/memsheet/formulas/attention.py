@@ -18,24 +18,30 @@ from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.spec.model import Attention, Norm, Weight
 
-Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None]]
+Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, *tuple[Tensor | None, ...]]]
+"""The context, the probabilities if there are any, and what else goes by a name until attention is done."""
 HEADS: Shape = ("b", "a", "s", "d")
 MERGED: Shape = ("b", "s", "a", "d")
 SCORES: Shape = ("b", "a", "s", "s")
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor | None]:
-    """Projections, norms of queries and keys, rotary positions, attention, output projection; and the probabilities if eager."""
+def attention(
+    r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits, inside: list[Tensor | None]
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Projections, norms of queries and keys, rotary positions, attention, output projection; and the probabilities if eager.
+
+    ``inside``: takes what the module still names when it adds its result to the stream itself.
+    """
     weights = {w.path: w for w in at.weights}
     q, k, v, *_whole = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
     if own.joint is Joint.PICKED and at.kv_heads > 1:
         at = replace(at, kv_heads=at.heads)
     if at.rotary_dim:
         q, k, _named = rotary(r, q, k, at, how, own)
+    core = bloom_attention if own.batched_bias else CORES[how.attention]
+    context, probabilities, *named = core(r, q, k, v, at, how, own)
     if own.batched_bias:
-        context, probabilities, *_scores = bloom_attention(r, q, k, v, at, how)
-    else:
-        context, probabilities = CORES[how.attention](r, q, k, v, at, how, own)
+        inside += [q, k, v, context, *named]
     context = r.view(context, ("b", "s", "a·d"))
     out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
     return project(r, context, weights, out, "h", "a·d", how), probabilities
@@ -197,7 +203,7 @@ def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
     return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor]:
+def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor, Tensor | None]:
     """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
     path = at.path
     inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
@@ -221,12 +227,13 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
         weights = r.scale(weights, path + "/masked")
     elif at.causal or how.keeps_scores:
         weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
+    named = weights if own.summed_bias else None
     weights = _probabilities(r, weights, (q if own.wide_softmax else v).dtype, path, own, how)
     del _raw
     weights = r.dropout(weights, path + "/dropout", active=how.dropout and own.drops_scores)
     v = repeat_kv(r, r.autocast(v, path + "/v"), path + "/v", at) if late else v
     out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
-    return r.copy(out, MERGED, path + "/context"), weights
+    return r.copy(out, MERGED, path + "/context"), weights, named
 
 
 def scores_dtype(how: Numerics, own: Habits) -> DType:

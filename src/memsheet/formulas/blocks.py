@@ -37,10 +37,11 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert ff is not None
     own = habits(block.kind)
+    inside: list[Tensor | None] = []
 
     def attend(y: Tensor) -> Tensor:
         if isinstance(at, Attention) and plain(at, block.kind):
-            mixed, probabilities = attention(r, y, at, how, own)
+            mixed, probabilities = attention(r, y, at, how, own, inside)
         else:
             mixed, probabilities = mix_otherwise(r, y, at, how, block.kind)
         if not r.in_backward:
@@ -65,6 +66,7 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
     match block.arrangement:
         case Arrangement.PRE:
             x = r.add(mix(normalise(r, x, norms[0], how)), x, "/residual")
+            inside.clear()
             return r.add(feed(normalise(r, x, norms[1], how)), x, "/residual")
         case Arrangement.SANDWICH:
             x = r.add(normalise(r, mix(normalise(r, x, norms[0], how)), norms[1], how), x, "/residual")
@@ -113,7 +115,9 @@ def unmodelled(block: Block) -> str | None:
     if len(block.mixers) != 1:
         return f"its mixer is {' and '.join(type(m).__name__ for m in block.mixers) or 'missing'}"
     at = block.mixers[0]
-    if why := mixer_problem(at):
+    own = habits(block.kind)
+    known = isinstance(at, Attention) and at.position_bias and (own.batched_bias or own.summed_bias)
+    if not known and (why := mixer_problem(at)):
         return why
     if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in ROUTERS):
         return f"its feed-forward is {type(block.feed_forward).__name__}"

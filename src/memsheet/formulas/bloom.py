@@ -4,6 +4,7 @@ with a backward of its own. Written over shape-only tensors.
 
 from __future__ import annotations
 
+from memsheet.formulas.families import Habits
 from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
@@ -15,7 +16,7 @@ HEADS: Shape = ("b", "a", "s", "d")
 SCORES: Shape = ("b", "a", "s", "s")
 
 
-def bloom_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def bloom_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, _: Habits) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scores, their sum with the mask and the probabilities all go by names until the end (modeling_bloom.py:237-300)."""
     path = at.path
     q, k, v = (r.copy(x, HEADS, f"{path}/{name}") if how.several else r.view(x, HEADS) for x, name in ((q, "q"), (k, "k"), (v, "v")))

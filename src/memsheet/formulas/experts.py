@@ -80,8 +80,7 @@ def _gate_clamped(r: Recorder, both: Tensor, _: str, module: str) -> Tensor:
     gate, up = r.slice(both, half), r.slice(both, half)
     gate = _clamped(r, gate, module + "/gate", bounds=1)
     up = _clamped(r, up, module + "/up", bounds=2)
-    share = r.unary(r.scale(gate, module + "/sigmoid"), module + "/sigmoid", saves="output")
-    made = r.mul(gate, share, module + "/activation")
+    made = r.mul(gate, r.unary(r.scale(gate, module + "/sigmoid"), module + "/sigmoid", saves="output"), module + "/activation")
     return r.mul(r.unary(up, module + "/one_plus", saves="nothing"), made, module + "/product")
 
 

@@ -66,6 +66,8 @@ HABITS: dict[str, Habits] = {
     "nemotron": Habits(rest=Rest.TOGETHER),
     "glm": Habits(own_tables=True, rest=Rest.IN_TURN),
     "glm4": Habits(own_tables=True, rest=Rest.IN_TURN),
+    "glm4_moe": Habits(rest=Rest.IN_TURN),
+    "ernie4_5_moe": Habits(own_tables=True, wide_tables=True, wide_rotary=True),
     "ernie4_5": Habits(own_tables=True, wide_tables=True, wide_rotary=True),
     "cohere": Habits(wide_rotary=True),
     "cohere2": Habits(wide_rotary=True),

@@ -14,7 +14,7 @@ from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, project
 from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Shape
+from memsheet.formulas.tape import Axis, Shape
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.spec.dtypes import FP32, INT64, DType
 from memsheet.spec.model import LatentAttention, Norm, NormKind, Weight
@@ -90,7 +90,7 @@ def _interleaved(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: Nu
     table = Tensor(None, ("s", "p/2"), how.stream)
     q1, q2 = _halves(r, q)
     k1, k2 = _halves(r, k)
-    return pairs_turned(r, q1, q2, table, at.path + "/q"), pairs_turned(r, k1, k2, table, at.path + "/k")
+    return pairs_turned(r, q1, q2, table, at.path + "/q", "p"), pairs_turned(r, k1, k2, table, at.path + "/k", "p")
 
 
 def _halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,12 +98,11 @@ def _halves(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
     return r.slice(x, half), r.slice(x, half)
 
 
-def pairs_turned(r: Recorder, first: Tensor, second: Tensor, table: Tensor, path: str) -> Tensor:
+def pairs_turned(r: Recorder, first: Tensor, second: Tensor, table: Tensor, path: str, whole: Axis) -> Tensor:
     """x1·cos − x2·sin beside x2·cos + x1·sin."""
-    whole = (*first.shape[:-1], "p")
     one = subtract(r, r.mul(first, table, path + "/cos"), r.mul(second, table, path + "/sin"), path + "/first")
     other = r.add(r.mul(second, table, path + "/cos"), r.mul(first, table, path + "/sin"), path + "/second")
-    return r.cat((one, other), whole, path + "/rotary")
+    return r.cat((one, other), (*first.shape[:-1], whole), path + "/rotary")
 
 
 def subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:

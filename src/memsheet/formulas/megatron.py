@@ -5,7 +5,7 @@ placeholders and buffers that stay once they were made (Megatron-LM 23e00ed0963c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.engines import find_engine
@@ -16,7 +16,7 @@ from memsheet.formulas.states import Held, held_tensors, module_of
 from memsheet.formulas.surroundings import Surroundings
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP8, FP32, INT64, DType
+from memsheet.spec.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
 from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
 from memsheet.spec.plan import AttentionKind, Mesh, Plan
 from memsheet.units import MIB
@@ -52,8 +52,26 @@ def state_ranks(mesh: Mesh, role: Role, zero: int) -> Count:
     return mesh.dp_shard * mesh.cp
 
 
+BRIDGE_NOTE = (
+    "Megatron-Bridge hands its fp8_recipe, tensorwise unless set, to the optimizer, which then keeps whole fp32 copies and raises gradients to "
+    "fp32 at the step, though remainders are asked for"
+)
+
+
+def _as_bridge_runs_it(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """Megatron-Bridge 600d069 training/mixed_precision.py:51, 117-160 writes its recipe into the optimizer's configuration, also without
+    eight-bit products; Megatron-LM 24bad8e optimizer/optimizer_config.py:404-411 then leaves main parameters to its own code.
+    """
+    recipe = plan.fp8.recipe if plan.fp8 else None
+    asked = plan.precision.master_weights is INT16_REMAINDER and "bridge" in (plan.engine_version or "").lower()
+    if not asked or recipe == "delayed":
+        return plan, ()
+    return replace(plan, precision=replace(plan.precision, master_weights=FP32)), (BRIDGE_NOTE,)
+
+
 def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
     """States and buffers of a rank; nothing is gathered for a layer."""
+    plan, notes = _as_bridge_runs_it(plan)
     parts = tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in held_tensors(spec, plan))
     rows = [row for part in parts for row in _states(part, plan)]
     states = Bag.of(
@@ -70,7 +88,14 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
     )
     dispatched = dispatch_buffers(spec, plan)
     at_step = Bag.of([((Component.TEMPORARIES, "optimizer"), _widened(parts, plan))])
-    return Kept(states=states, around=Surroundings(), resident=EMPTY, at_step=at_step, ranges={**_ranges(parts), DISPATCH: (0, dispatched)})
+    return Kept(
+        states=states,
+        around=Surroundings(),
+        resident=EMPTY,
+        at_step=at_step,
+        ranges={**_ranges(parts), DISPATCH: (0, dispatched)},
+        notes=notes,
+    )
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")
@@ -145,7 +170,9 @@ def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape of a matrix, for good."""
     shapes: dict[object, tuple[str, Count]] = {}
     engine = find_engine(plan.engine)
-    if plan.adapter is not None or engine is None or not engine.workspaces:  # frozen weights get nothing; nor is there a library that gives it
+    if (
+        plan.adapter is not None or engine is None or not engine.workspaces
+    ):  # frozen weights get nothing; nor is there a library that gives it
         return
     for stack in spec.stacks:
         for run in stack.runs:

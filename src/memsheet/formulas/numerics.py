@@ -10,6 +10,7 @@ from memsheet.formulas.adapters import Branch, with_adapter
 from memsheet.formulas.graph import Chosen, Joined, Tensor
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
+from memsheet.formulas.unpacked import unpacked_linear
 from memsheet.spec.dtypes import DType
 from memsheet.spec.engine import Code
 from memsheet.spec.model import Role, Weight
@@ -45,6 +46,7 @@ class Numerics:
     whole: frozenset[str] = frozenset()  # last names of modules of which a copy is trained beside the frozen one
     tensor_parallel: bool = False  # linear layers are cut over ranks as transformers' plans cut them
     quantized: bool = False  # linear weights are dequantized for each use
+    unpacked: bool = False  # from words of integers, by plain operations
     padded_head: int | None = None  # flash pads the head dim to this many
     several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
     again: frozenset[str] = frozenset()  # last names of modules that run their forward again in backward
@@ -84,12 +86,18 @@ def parameter(r: Recorder, weight: Weight, how: Numerics, path: str) -> Tensor:
     return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains or weight.adapter)
 
 
+def _quantized(r: Recorder, x: Tensor, name: str, out: Axis, width: Axis, bias: Tensor | None, how: Numerics) -> Tensor:
+    if how.unpacked:
+        return unpacked_linear(r, x, (out, width), out, name, bias=bias)
+    return r.dequantized_linear(x, (out, width), out, name, bias=bias)
+
+
 def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
     """The linear layer ``name`` of a block, with its LoRA branch where it carries one."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
     low = parameter(r, bias, how, f"{name}.bias") if bias else None
     if how.quantized and weight.role is Role.LINEAR:
-        result = r.dequantized_linear(x, (out, width), out, name, bias=low)
+        result = _quantized(r, x, name, out, width, low, how)
     else:
         given = r.spread(x, name) if how.tensor_parallel and weight.cut == 0 else x
         matrix = r.parameter(name, (out, width), how.parameters, trains=how.trains)
@@ -97,13 +105,13 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
         if how.tensor_parallel and weight.cut == 1:
             result = r.reduced(result, f"{name}/all_reduce")
     if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
-        if how.quantized:  # peft clones it first (tuners/lora/bnb.py:529-534)
+        if how.quantized and not how.unpacked:  # peft clones it first (tuners/lora/bnb.py:529-534)
             result = r.copy(result, result.shape, f"{name}/output")
         base = [result]
         del result
         branch = Branch(
             kind=how.adapter_kind, name=name, out=out, width=width, dtype=how.adapter_dtype, kept=how.parameters, dropout=how.adapter_dropout,
-            quantized=how.quantized and weight.role is Role.LINEAR,
+            quantized=how.quantized and weight.role is Role.LINEAR, in_place=how.unpacked,
         )  # fmt: skip
         return with_adapter(r, x, base, branch)
     return result

@@ -148,9 +148,39 @@ def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     return scores, (logits, chosen, scores)
 
 
+def _sampled(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+    """Two experts drawn one after the other, each from a softmax over the logits that are near the largest (modeling_phimoe.py:255-433)."""
+    logits, path = _logits(r, x, ff, how)
+    wide = FP32 if r.widens else logits.dtype
+    kept = [(r.tensor(path + "/far", ALL, BOOL), r.tensor(path + "/softmax", ALL, wide)) for _ in range(ff.experts_per_token)]
+    chosen = r.tensor(path + "/experts", PAIRS, INT64)
+    saved = [tensor for pair in kept for tensor in pair]
+    scores = r.apply(r.tensor(path + "/scores", PAIRS, wide), (logits,), (*saved, chosen), lambda _: [r.grad(ALL, wide)])
+    return scores, (logits, chosen)
+
+
+def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+    """A softmax in fp32 that autocast leaves alone; which experts, by it and a bias; shares divided by their sum, in the tokens' dtype
+    (modeling_ernie4_5_moe.py:330-346).
+    """
+    weight, path = _weight(ff)
+    with r.without_autocast():
+        wide = r.cast(x, FP32, path + "/fp32")
+        logits = r.linear(wide, r.parameter(path, tuple(weight.shape), FP32, trains=how.trains), "e", path)
+        scores = r.unary(logits, path + "/softmax", saves="output")
+        biased = r.tensor(path + "/biased", ALL, FP32)
+        chosen = r.tensor(path + "/experts", PAIRS, INT64)
+        del biased
+        picked = _largest(r, scores, chosen, path)
+        total = r.tensor(path + "/total", (*PAIRS[:2], 1), FP32)
+        shares = r.apply(r.tensor(path + "/shares", PAIRS, FP32), (picked,), (picked, total), lambda _: [r.grad(PAIRS, FP32)])
+    return r.cast(shares, x.dtype, path + "/scores"), (logits, chosen)
+
+
 ROUTERS: dict[str, Route] = {
     "mixtral": _wide_softmax, "qwen3_moe": _softmax, "olmoe": _softmax, "qwen2_moe": _softmax, "granitemoe": _chosen_first,
     "deepseek_v3": _sigmoid, "glm4_moe": _sigmoid, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
+    "phimoe": _sampled, "ernie4_5_moe": _corrected_softmax,
 }  # fmt: skip
 """Families whose experts are run by the library's grouped product, with nothing beside them but a shared expert."""
 

@@ -35,7 +35,7 @@ def _turned(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
     """The model's tables have a number for each pair."""
     half: Shape = (*x.shape[:-1], "d/2")
     first, second = r.split(x, (half, half))
-    return pairs_turned(r, first, second, Tensor(None, ("s", "d/2"), how.stream), path)
+    return pairs_turned(r, first, second, Tensor(None, ("s", "d/2"), how.stream), path, "d")
 
 
 def _attended(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics) -> tuple[Tensor, Tensor]:

@@ -101,7 +101,7 @@ def _passes(rank: Rank, plan: Plan, engine: Engine) -> tuple[Instants, Kept]:
             if instant is Instant.LOAD or (instant is Instant.BACKWARD) in passes:
                 candidates.setdefault(instant, []).extend(found)
     peaks = {instant: largest(candidates[instant]) for instant in Instant if candidates.get(instant)}
-    peaks[Instant.OPTIMIZER_STEP] = merge([(1, steps[0].states), (1, kept.around.always), (1, kept.at_step)])
+    peaks[Instant.OPTIMIZER_STEP] = merge([(1, steps[0].states), (1, kept.around.always), (1, kept.at_step), (1, steps[0].named)])
     return peaks, kept
 
 
@@ -124,7 +124,7 @@ def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: 
     how, code, model = numerics(plan, engine), model_code(engine.code), rank.chunks[number]
     return Step(
         walk=chunk, around=kept.around, states=kept.states, resident_gradients=kept.resident, shared=code.shared(model, plan, how),
-        masks=code.masks(model, plan, how), plan=plan, stretches=stretches(chunk, plan), keeps_masks=code.keeps_masks(model, plan),
+        masks=code.masks(model, plan, how), named=code.named(model, plan, how), plan=plan, stretches=stretches(chunk, plan), keeps_masks=code.keeps_masks(model, plan),
     )  # fmt: skip
 
 

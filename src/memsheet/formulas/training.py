@@ -31,6 +31,7 @@ class Step:
     keeps_masks: bool = False
     stretches: Stretches | None = None  # layers that are recomputed together
     others: Bag = EMPTY  # what other micro-batches keep for their backward, in a pipeline
+    named: Bag = EMPTY  # what the training loop still names from the loss to the end of the step
 
     @property
     def accumulates(self) -> bool:
@@ -59,8 +60,8 @@ def moments(step: Step) -> dict[Instant, list[Moment]]:
     return {
         Instant.LOAD: [resting],
         Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
-        Instant.LOSS: [[*base, (1, step.kept_tables), *_all_kept(step), *moment] for moment in _loss(step)],
-        Instant.BACKWARD: [[*base, *moment] for moment in _backward(step)],
+        Instant.LOSS: [[*base, (1, step.named), (1, step.kept_tables), *_all_kept(step), *moment] for moment in _loss(step)],
+        Instant.BACKWARD: [[*base, (1, step.named), *moment] for moment in _backward(step)],
     }
 
 

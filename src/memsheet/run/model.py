@@ -40,7 +40,8 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
         part.use_cache = plan.task == "infer"
         part._attn_implementation = attention
         for name in [name for name in vars(part) if name.endswith(("dropout", "_pdrop", "dropout_prob"))]:
-            setattr(part, name, plan.dropout)
+            if getattr(part, name) != plan.dropout:  # some configs take whole numbers alone, and so nothing but none
+                setattr(part, name, plan.dropout)
     return built
 
 

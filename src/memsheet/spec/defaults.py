@@ -26,6 +26,7 @@ QUANTIZED = {
     "gptq-int4": dtypes.GPTQ_INT4, "gptq-int8": dtypes.GPTQ_INT8,
 }  # fmt: skip
 TRAINABLE_QUANTIZED = ("nf4", "fp4")
+UNPACKED = ("gptq-int4",)  # trained beside by unpacking them for each product
 STORED_TRAINABLE = (*TRAINABLE_QUANTIZED, "nf4-single", "fp4-double")
 DEQUANTIZED = ("fp8", "fp8-block", "mxfp4")  # released formats that are trained in another precision
 """The same formats as a checkpoint names them, by whether their scales are quantized again."""
@@ -61,8 +62,8 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 DESCRIPTIVE: dict[str, str] = {
     "schema": "names the vocabulary the plan is written in",
-    "engine_version": "is recorded; the version that was read stands in the engine's file",
-    "seq_len_kind": "says whether lengths were exact or a bound where a figure was published; the sheet is that of seq_len",
+    "engine_version": "is recorded; a few facts changed from one version to another, and the engine's file says which",
+    "seq_len_kind": "says whether lengths were exact or a bound where a figure was published; tensors are those of seq_len; only in ms-swift a maximum also says that the allocator meets other sizes at every step",
     "adapter.alpha": "scales the adapter's output and has no bytes",
     "adapter.trainable_parameters": "follows from rank and targets; a published count to compare with",
     "moe.balanced": "true is how routing is taken",

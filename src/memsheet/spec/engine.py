@@ -74,6 +74,7 @@ class Engine:
     policies: frozenset[str] = frozenset()  # what it may recompute besides modules: chosen operations, every so many-th layer
     stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = None  # layers of each pipeline stage, of layers, stages, version
     whole_in_pipelines: bool = False  # parameters stay gathered from forward to backward where there are several stages
+    varies: bool = False  # pads a batch to its longest sample: a maximum of lengths says that they differ
     replays: bool = False  # its step's allocations can be played through the allocator
     cuts_loss: bool = False  # over tensor-parallel ranks the loss is of a part of the vocabulary unless one asks otherwise
     optimizers: tuple[OptimizerName, ...]
@@ -88,6 +89,7 @@ class Engine:
     whole_latent: bool = False  # latent attention is not split
     splits_experts_over_tp: bool = False  # routed experts are cut over the tensor-parallel ranks (etp = tp)
     vocab_multiple: int = 1  # that it pads the vocabulary to, times tp, unless the plan says another
+    scatters_for_experts: bool = False  # it trains experts over tensor-parallel ranks with sequence_parallel only
     selective: tuple[str, ...] = ()  # what selective recompute recomputes unless the plan names modules
     workspaces: tuple[str, ...] = ()  # entries of overheads.toml that its libraries take besides cuBLAS
     roots_frozen_ends: bool = False  # fully_shard leaves embeddings and head to the root where an adapter trains

@@ -271,6 +271,7 @@ class Plan:
     routing: Routing | None = None
     fp8: Fp8 | None = None
     cuda_graphs: tuple[str, ...] = ()
+    varied: bool = False  # seq_len is the longest of lengths that differ from step to step
 
     @property
     def on_ranks(self) -> bool:

@@ -60,6 +60,7 @@ class ModelCode:
     plan_numerics: Callable[[Plan, Numerics], Numerics] = lambda _, how: how
     masks: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
+    named: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
     at_ends: Callable[[Numerics], Numerics] = lambda how: how
     stream: Shape = ("b", "s", "h")

@@ -73,7 +73,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     whole = (ceil_div(plan.seq_len, LM_HEAD_CHUNK) - 1) * LM_HEAD_CHUNK
     return {
         "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": vocab, "V0": vocab, "c": plan.microbatch * chunk,
-        "s1": whole, "s2": maximum(0, whole - LM_HEAD_CHUNK),
+        "s0": plan.seq_len - whole, "s1": whole, "s2": maximum(0, whole - LM_HEAD_CHUNK),
     }  # fmt: skip
 
 
@@ -92,6 +92,5 @@ def logits(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
 
 CODE = ModelCode(
     forward=forward, embed=embed, head=states, loss=chunked_loss, loss_input=loss_input, problems=problems, built=built,
-    plan_numerics=plan_numerics, block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, shared=shared, masks=logits,
-    keeps_masks=lambda *_: True,
+    plan_numerics=plan_numerics, block_numerics=block_numerics, axes=block_axes, end_axes=end_axes, shared=shared, named=logits,
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """litgpt's output layer and loss over shape-only tensors (Lightning-AI/litgpt 0f021f3a, lit_gpt/lora.py:528-530, utils.py:229-270).
 
 Finetuning splits the last hidden states into chunks of 128 positions: the output layer and the cross-entropy run chunk by chunk, but the
-logits of all chunks are a list that the training loop names. Axes: ``c`` tokens of one chunk; ``s1`` and ``s2`` positions that the last
-one, or two, leave.
+logits of all chunks are a list that the training loop names. Axes: ``c`` tokens of one chunk; ``s0`` positions of the last one, ``s1``
+and ``s2`` those that the last one, or two, leave.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHT: Shape = ("V", "h")
 
 def named_logits(axes: dict[str, Count]) -> Count:
     """Bytes of all logits in fp32, because Fabric's wrapper casts what a model returns to torch's default dtype (fabric/wrappers.py:121). The
-    training loop names them through backward and the next forward.
+    training loop names them until the next forward has returned.
     """
     return FP32.nbytes(axes["b"] * axes["s"] * axes["V"])
 
@@ -48,16 +48,15 @@ def chunked_loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) 
     weight = r.parameter("lm_head", WEIGHT, how.parameters, trains=how.trains)
     scale, bias = (r.parameter("lm_head", ("V",), how.parameters) if SCALED in how.options else None for _ in range(2))
     low, shape, input_needed = x.dtype, x.shape, how.trains or how.quantized
-    taken = dequantized(r, WEIGHT, low, "lm_head") if how.quantized else None
+    taken, inner = dequantized(r, WEIGHT, low, "lm_head") if how.quantized else None, list[Tensor]()
     logits = r.tensor("lm_head/output", LOGITS, low)
     del taken
     if scale is not None:
-        shifted = r.tensor("lm_head/shifted", LOGITS, low)
+        inner = [r.tensor("lm_head/shifted", ("b", part, "V"), low) for part in ("s1", "s0")]
         del logits
         logits = r.tensor("lm_head/output", LOGITS, low)
     del logits
     kept = [r.tensor("loss/log_softmax", LOGITS, FP32), *([Tensor(x.storage, x.shape, low)] if input_needed else [])]
-    inner = [shifted] if scale is not None else []
     inputs = (x, *(t for t in (weight, scale, bias) if t is not None))
 
     def backward(_: Grad) -> list[Grad | None]:
@@ -86,6 +85,7 @@ def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: 
     if inner:
         scaled, pieces = r.grad(CHUNK, low, "lm_head/gradient"), r.grad(CHUNK, low, "lm_head/gradient")
         del scaled, pieces
+        inner.pop()
         own = [r.grad(("V",), low), r.grad(("V",), low)]
     total = _head_gradient(r, arrived, low, how) if how.trains else None
     taken = dequantized(r, WEIGHT, low, "lm_head") if how.quantized else None

@@ -219,8 +219,15 @@ def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
 
 def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
     """Whether checkpoints hold on to masks, which are arguments of layers and of attention, until they have run backward."""
+    if _fills(spec):
+        return True
     attentions = {at.path.rpartition(".")[2] for _, at in _attentions(spec)}
     return plan.recompute.mode is RecomputeMode.FULL or bool(attentions & set(plan.recompute.modules))
+
+
+def _fills(spec: ModelSpec) -> bool:
+    """Whether scores are filled by a mask, which is saved for that."""
+    return any(habits(kind).summed_bias for kind, _ in _attentions(spec))
 
 
 def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
@@ -230,7 +237,7 @@ def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     """
     if plan.attention is AttentionKind.EAGER:
         kinds = {None if habits(kind).own_window else at.window for kind, at in _attentions(spec) if at.causal} | other_masks(_blocks(spec))
-        mask = how.stream.nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
+        mask = (BOOL if _fills(spec) else how.stream).nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
     else:
         kinds, mask = {at.window for kind, at in _attentions(spec) if _needs_mask(at, plan, kind)}, BOOL.nbytes(plan.seq_len * plan.seq_len)
     component = Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES  # a checkpoint's argument
