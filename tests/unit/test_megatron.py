@@ -134,14 +134,18 @@ def test_sequence_parallel_divides_what_tensor_parallel_alone_repeats() -> None:
     assert saved(tp=2, sequence_parallel=True) == 512 * (narrow + 4 * 256 + 4)
 
 
-def test_context_parallel_divides_tokens() -> None:
+def test_a_ring_divides_tokens_and_keeps_keys_and_values_joined() -> None:
     assert saved(cp=2) == saved() // 2
+
+
+def test_gathering_keys_and_values_keeps_the_context_twice() -> None:
+    """In halves, as the two kernels of a rank's two pieces made it, and joined for the projection."""
+    assert saved(cp=2, context_parallel_comm="all_gather") == saved() // 2 + 256 * 2 * 256
 
 
 def test_all_to_all_keeps_the_context_twice() -> None:
     """As the kernel made it, for all positions of some heads, and exchanged again for the projection."""
-    exchanged = saved(cp=2, context_parallel_comm="all_to_all")
-    assert exchanged == saved(cp=2) + 256 * 2 * 256
+    assert saved(cp=2, context_parallel_comm="all_to_all") == saved() // 2 + 256 * 2 * 256
 
 
 @pytest.mark.parametrize(("module", "attention"), [("core_attn", "eager"), ("mlp", "flash")])
@@ -273,6 +277,7 @@ def test_eight_bit_products_keep_less_for_backward(tmp_path: Path) -> None:
         ({"zero": 3}, "zero"), ({"sequence_parallel": True}, "sequence_parallel"), ({"compile": True}, "compile"),
         ({"recompute": "selective", "recompute_modules": ["gate"]}, "recompute.modules"),
         ({"cp": 8, "context_parallel_comm": "all_to_all"}, "mesh.cp"), ({"schedule": "1f1b"}, "schedule"),
+        ({"cp": 2, "attention": "eager"}, "mesh.cp"),
     ],
 )  # fmt: skip
 def test_what_is_not_modelled_is_refused_by_name(options: dict[str, Any], field: str) -> None:

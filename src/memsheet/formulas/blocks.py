@@ -45,7 +45,8 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
         else:
             mixed, probabilities = mix_otherwise(r, y, at, how, block.kind)
         if not r.in_backward:
-            kept.append(probabilities)
+            kept.extend((probabilities, mixed if own.summed_bias else None))
+            inside.append(y if own.named_outputs else None)
         return mixed
 
     def mix(y: Tensor) -> Tensor:

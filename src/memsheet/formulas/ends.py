@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.encoders import class_loss, classes, masked_words
-from memsheet.formulas.first_qwen import SHIFTED, SHIFTED_LOW, shifted_loss
+from memsheet.formulas.first_qwen import SHIFTED, SHIFTED_LOW, SHIFTED_SAME, shifted_loss
 from memsheet.formulas.graph import Joined, Leaf, Tensor
 from memsheet.formulas.losses import chunked_cross_entropy, fused_linear_cross_entropy
 from memsheet.formulas.norms import normalise
@@ -93,7 +93,7 @@ WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, Numerics, str], Tensor]] 
 
 
 HEADS: dict[str, Callable[[Recorder, Tensor, Head, Numerics, str], Tensor]] = {
-    "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW), project_to_vocabulary), "masked_lm": masked_words, "classification": classes,
+    "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW, SHIFTED_SAME), project_to_vocabulary), "masked_lm": masked_words, "classification": classes,
 }  # fmt: skip
 
 
@@ -115,6 +115,6 @@ def loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tenso
     """From logits (or hidden states) to the loss."""
     if loss in WITHOUT_LOGITS:
         return WITHOUT_LOGITS[loss](r, x, how, table)
-    if how.head in (SHIFTED, SHIFTED_LOW):
-        return shifted_loss(r, x, wide=how.head == SHIFTED)
+    if how.head in (SHIFTED, SHIFTED_LOW, SHIFTED_SAME):
+        return shifted_loss(r, x, how.head)
     return cross_entropy(r, x) if how.head == "causal_lm" else class_loss(r, x)

@@ -16,8 +16,12 @@ from memsheet.spec.model import Attention, Block, ModelSpec, Weight
 from memsheet.spec.plan import Plan
 
 KIND = "qwen"
-SHIFTED, SHIFTED_LOW = "shifted_lm", "shifted_low_lm"
-"""Kinds of heads by their loss: logits raised to fp32 before they are shifted (Llama's code), or shifted as they are (Qwen's)."""
+SHIFTED, SHIFTED_LOW, SHIFTED_SAME = "shifted_lm", "shifted_low_lm", "shifted_same_lm"
+"""Kinds of heads by their loss: logits raised to fp32 before they are shifted (Llama's code), or shifted as they are (Qwen's) and raised by
+autocast, or never raised.
+"""
+WITHOUT_AUTOCAST = frozenset({"deepspeed"})
+"""Engines that cast the model and run nothing under autocast; the Trainer of transformers has it on for a model in bf16 too."""
 
 
 def joined(spec: ModelSpec, plan: Plan) -> ModelSpec:
@@ -29,7 +33,8 @@ def joined(spec: ModelSpec, plan: Plan) -> ModelSpec:
         replace(stack, runs=tuple(replace(run, pattern=tuple(_joined(block) for block in run.pattern)) for run in stack.runs))
         for stack in spec.stacks
     )
-    head = replace(spec.head, kind=SHIFTED_LOW) if spec.head.kind == "causal_lm" else spec.head
+    kind = SHIFTED_SAME if plan.engine in WITHOUT_AUTOCAST else SHIFTED_LOW
+    head = replace(spec.head, kind=kind) if spec.head.kind == "causal_lm" else spec.head
     return replace(spec, stacks=stacks, head=head)
 
 
@@ -70,13 +75,12 @@ def _one(at: Attention, parts: list[Weight], kind: str) -> Weight | None:
 LOGITS: Shape = ("b", "s", "V0")
 
 
-def shifted_loss(r: Recorder, logits: Tensor, *, wide: bool) -> Tensor:
-    """``logits[..., :-1, :].contiguous()`` and its cross-entropy. ``wide``: logits were raised to fp32 before; else the copy is, by autocast,
-    inside the loss. One position less is not counted.
-    """
-    low = r.cast(logits, FP32, "loss/logits_fp32") if wide else logits
+def shifted_loss(r: Recorder, logits: Tensor, kind: str) -> Tensor:
+    """``logits[..., :-1, :].contiguous()`` and its cross-entropy, whose log-softmax is of the logits' dtype. One position less is not counted."""
+    low = r.cast(logits, FP32, "loss/logits_fp32") if kind == SHIFTED else logits
     copied = r.copy(r.slice(low, LOGITS), LOGITS, "loss/shifted")
-    raised = r.cast(copied, FP32, "loss/fp32")
-    logged = r.unary(raised, "loss/log_softmax", saves="output", dtype=FP32)
+    raised = copied if kind == SHIFTED_SAME else r.cast(copied, FP32, "loss/fp32")
+    dtype = raised.dtype
+    logged = r.unary(raised, "loss/log_softmax", saves="output", dtype=dtype)
     del raised
-    return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(LOGITS, FP32)])
+    return r.apply(r.tensor("loss/value", (1,), dtype), (logged,), (logged,), lambda _: [r.grad(LOGITS, dtype)])

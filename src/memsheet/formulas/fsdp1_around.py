@@ -3,15 +3,18 @@
 Every layer is a unit, freed after its forward; embeddings and head are the root's, which stays gathered, and whose gradients wait whole
 until the embeddings' are there. Parameters are views of the flat one: their gradients are joined into its gradient when all have come, then
 cast to the dtype in which they are reduced, and each rank keeps its part (torch distributed/fsdp/_runtime_utils.py, _reduce_grad).
+
+The device may still read what the host has let go (two all-gathers are under way at most, limit_all_gathers): the allocator keeps those
+blocks from others meanwhile, which is part of its slack and not of what is allocated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from memsheet.arith import Count, ceil_div, maximum, round_up
+from memsheet.arith import Count, ceil_div, round_up
 from memsheet.engines.fsdp1 import WRAPPINGS, Wrapping
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import Group, Walk
@@ -22,8 +25,6 @@ from memsheet.sheet import Component
 from memsheet.spec.plan import Plan
 
 ROOT = "root"
-IN_FLIGHT: Key = (Component.UNSHARDED_PARAMETERS, "in_flight/unsharded")
-"""Gathered parameters that the host has freed and the device still reads: at most two all-gathers are under way (limit_all_gathers)."""
 
 
 @formula(cites=TORCH_FSDP1, at="_flat_param.py, _get_sharded_padding: a unit's parameters end to end, padded to a multiple of the ranks")
@@ -127,12 +128,3 @@ def fsdp1(plan: Plan, walk: Walk) -> Surroundings:
         entering=cache(of.entering), forward=cache(of.forward), backward=cache(of.backward), leaving=cache(of.leaving), leaves=cache(of.leaves),
         holds=cache(of.holds),
     )  # fmt: skip
-
-
-def in_flight(plan: Plan, walk: Walk) -> Mapping[Key, tuple[Count, Count]]:
-    """The range of what the device still reads of a unit that the host has let go."""
-    high: Count = 0
-    for run in walk.layers:
-        for group in run.pattern:
-            high = maximum(high, gathered_bytes(group.parameters, plan))
-    return {IN_FLIGHT: (0, high)}

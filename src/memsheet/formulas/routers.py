@@ -165,8 +165,7 @@ def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed
     """
     weight, path = _weight(ff)
     with r.without_autocast():
-        wide = r.cast(x, FP32, path + "/fp32")
-        logits = r.linear(wide, r.parameter(path, tuple(weight.shape), FP32, trains=how.trains), "e", path)
+        logits = r.linear(r.cast(x, FP32, path + "/fp32"), r.parameter(path, tuple(weight.shape), FP32, trains=how.trains), "e", path)
         scores = r.unary(logits, path + "/softmax", saves="output")
         biased = r.tensor(path + "/biased", ALL, FP32)
         chosen = r.tensor(path + "/experts", PAIRS, INT64)

@@ -41,7 +41,7 @@ class ModelCode:
     ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``: from the last hidden states to what the
     loss takes, whose shape and dtype ``loss_input`` gives; ``loss``: from there to a number. ``shared``: what all layers keep together;
     ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``stream``: what blocks hand on.
-    ``at_ends``: how embeddings and head run, of how the layers do.
+    ``named``: what the training loop names from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
     """
 
     forward: Callable[[Recorder, Tensor, Block, Numerics], Tensor]

@@ -85,7 +85,6 @@ def shared(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     return Bag.of(((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.seq_len * at.rotary_dim)) for name in ("cos", "sin"))
 
 
-@formula(cites=LITGPT, at="finetune/lora.py:201-205: logits is a local variable of the loop")
 def logits(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     return Bag.of([((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))])
 

@@ -80,7 +80,8 @@ def _block_reasons(block: Block) -> Iterator[str]:
             at.qk_norm or at.softcap or at.sinks or at.gated_output or at.position_bias
         ),
         "positions are no rotary ones": not at.rotary_dim,
-        f"heads of {at.head_dim} are not hidden over {at.heads} heads, or no multiple of {ALIGNMENT}": at.heads * at.head_dim != block.hidden
+        f"heads of {at.head_dim} are not hidden over {at.heads} heads, or no multiple of {ALIGNMENT}": at.heads * at.head_dim
+        != block.hidden
         or at.head_dim % ALIGNMENT != 0,
         "some linear layers have biases and some have none": len(biases) > 1,
         f"its feed-forward's {ff.activation} is another function": ff.activation not in ({"silu", "swish"} if ff.gated else GELU),
@@ -127,7 +128,7 @@ def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
 def _head(spec: ModelSpec, table: Weight, plan: Plan) -> Head:
     """A matrix of its own, whatever the checkpoint ties; bitsandbytes takes every linear layer, the head too (BitsandbytesPrecision)."""
     bias = any(w.path.endswith(".bias") for w in spec.head.weights)
-    own = _linear("lm_head", *table.shape, plan, bias=bias)
+    own = _linear("lm_head", table.shape[0], table.shape[1], plan, bias=bias)
     role = Role.LINEAR if plan.quantization else Role.HEAD
     weights = tuple(replace(w, role=role if w.role is Role.LINEAR else w.role, padded=w.shape[0] == table.shape[0]) for w in own)
     return replace(spec.head, tied=False, weights=weights)

@@ -13,6 +13,7 @@ from memsheet.formulas.model_code.litgpt_block import dequantized
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Shape
+from memsheet.references import LITGPT, formula
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.model import Head
 from memsheet.spec.plan import Loss
@@ -27,6 +28,7 @@ CHUNK: Shape = ("c", "V")
 WEIGHT: Shape = ("V", "h")
 
 
+@formula(cites=LITGPT, at="finetune/lora.py:201-205: logits is a local variable of the loop")
 def named_logits(axes: dict[str, Count]) -> Count:
     """Bytes of all logits in fp32, because Fabric's wrapper casts what a model returns to torch's default dtype (fabric/wrappers.py:121). The
     training loop names them until the next forward has returned.

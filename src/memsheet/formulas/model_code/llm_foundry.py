@@ -136,7 +136,9 @@ def _stack(stack: Stack) -> Stack:
 
 
 def _block(block: Block) -> Block:
-    mixers = tuple(replace(m, weights=_with_biases(m.weights), position_bias=False) if isinstance(m, Attention) else m for m in block.mixers)
+    mixers = tuple(
+        replace(m, weights=_with_biases(m.weights), position_bias=False) if isinstance(m, Attention) else m for m in block.mixers
+    )
     ff = block.feed_forward
     ff = replace(ff, weights=_with_biases(ff.weights)) if isinstance(ff, Dense) else ff
     return replace(block, mixers=mixers, feed_forward=ff, norms=tuple(_norm(norm) for norm in block.norms))

@@ -17,7 +17,7 @@ from memsheet.errors import Problem
 from memsheet.formulas.evaluate import Bag, with_products
 from memsheet.formulas.graph import Joined, Leaf, Tensor
 from memsheet.formulas.model_code import ModelCode
-from memsheet.formulas.model_code.megatron_attention import attention, latent_attention
+from memsheet.formulas.model_code.megatron_attention import GATHERED, RING, attention, latent_attention
 from memsheet.formulas.model_code.megatron_experts import expert_axes, experts_layer
 from memsheet.formulas.model_code.megatron_loss import logits, loss_input, vocabulary_loss
 from memsheet.formulas.model_code.megatron_modules import FP8_PRODUCTS, STREAM, norm, normed_column, row, swiglu
@@ -114,13 +114,29 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         Problem(field="recompute.modules", value=name, reason="is none of megatron's", hint=known)
         for name in plan.recompute.modules if name not in MODULES
     ]  # fmt: skip
-    if plan.context_parallel is ContextParallel.ALL_TO_ALL:
-        found += _all_to_all(spec, plan)
+    if plan.context_parallel is not None:
+        found += _context_parallel(spec, plan)
     if plan.routing is not None and plan.routing.dispatch not in DISPATCHERS:
         reason = "is none of megatron's token dispatchers that are modelled"
         found.append(Problem(field="moe.dispatch", value=plan.routing.dispatch, reason=reason, hint=", ".join(DISPATCHERS)))
     if plan.sequence_parallel and not agreed(plan.mesh.tp > 1):
         found.append(Problem(field="sequence_parallel", value=True, reason="splits over tensor-parallel ranks, and there is one"))
+    return found
+
+
+def _context_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What attention over context-parallel ranks is not modelled for."""
+    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    latent = any(isinstance(m, LatentAttention) for m in mixers)
+    shared = plan.context_parallel
+    assert shared is not None
+    found = _all_to_all(spec, plan) if shared is ContextParallel.ALL_TO_ALL else []
+    if latent and shared is not ContextParallel.ALL_TO_ALL:
+        reason = "is not modelled for latent attention"
+        found.append(Problem(field="context_parallel_comm", value=shared.value, reason=reason, hint="all_to_all"))
+    if plan.attention is AttentionKind.EAGER:
+        reason = "does not exist with scores in full: only the fused kernels see other ranks' keys"
+        found.append(Problem(field="mesh.cp", value=plan.mesh.cp, reason=reason, hint="--attention flash"))
     return found
 
 
@@ -155,6 +171,13 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     return replace(how, one_group=bool(agreed(groups == 1)))
 
 
+def _options(plan: Plan) -> frozenset[str]:
+    shared = (
+        {ContextParallel.RING: RING, ContextParallel.ALL_GATHER: GATHERED}.get(plan.context_parallel) if plan.context_parallel else None
+    )
+    return frozenset(filter(None, (FP8_PRODUCTS if plan.fp8 is not None else None, shared)))
+
+
 def _wide(dtype: DType) -> DType:
     """What is computed with where only products are in eight bits."""
     return BF16 if dtype.bits < BF16.bits else dtype
@@ -164,7 +187,7 @@ def _plan_numerics(plan: Plan, how: Numerics) -> Numerics:
     routing = plan.routing
     return replace(
         how, scattered=plan.sequence_parallel, several=bool(agreed(plan.microbatch > 1)), transposes=plan.attention is AttentionKind.FLASH,
-        options=frozenset({FP8_PRODUCTS}) if plan.fp8 is not None else frozenset(), parameters=_wide(how.parameters), stream=_wide(how.stream),
+        options=_options(plan), parameters=_wide(how.parameters), stream=_wide(how.stream),
         exchanges=plan.context_parallel is ContextParallel.ALL_TO_ALL, capacity=bool(routing and routing.capacity_factor is not None),
         shares_experts=bool(agreed(plan.mesh.ep > 1)), splits_experts=bool(agreed(plan.mesh.etp > 1)),
     )  # fmt: skip
@@ -195,7 +218,13 @@ def axes(block: Block, plan: Plan) -> dict[str, Count]:
 
 def _positions(plan: Plan) -> dict[str, Count]:
     positions = ceil_div(plan.seq_len, plan.mesh.cp)
-    return {"b": plan.microbatch, "s": positions, "n": ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions}
+    return {
+        "c": plan.mesh.cp,
+        "c-1": plan.mesh.cp - 1,
+        "b": plan.microbatch,
+        "s": positions,
+        "n": ceil_div(positions, plan.mesh.tp) if plan.sequence_parallel else positions,
+    }
 
 
 @formula(cites=MEGATRON, at="tensor_parallel/layers.py: a rank's part of the padded vocabulary")

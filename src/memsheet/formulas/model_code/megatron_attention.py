@@ -48,12 +48,20 @@ def core(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics,
     return _kernel(r, q, k, v, path, how, width)
 
 
+RING, GATHERED = "ring", "all_gather"
+"""How context-parallel ranks see each other's keys and values, among a plan's options."""
+
+
 def _kernel(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics, width: Axis) -> Tensor:
     """Over context-parallel ranks by all-to-all, what is computed with has all positions of some heads, and the result is exchanged again
     (dot_product_attention/context_parallel.py, AttnFuncWithCPAndQKVOA2A).
     """
     if how.exchanges:
         q, k, v = (_exchanged(r, one, f"{path}/{name}") for one, name in ((q, "query"), (k, "key"), (v, "value")))
+    elif RING in how.options:
+        return _in_a_ring(r, q, k, v, path, width)
+    elif GATHERED in how.options:
+        return _gathered(r, q, k, v, path, width)
     shape, dtype = ("b", "s", "a", width), q.dtype
     out = r.tensor(f"{path}/context", shape, dtype)
     rows = r.tensor(f"{path}/logsumexp", ("b", "a", "s"), FP32)
@@ -61,6 +69,64 @@ def _kernel(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numeri
     if how.exchanges:
         return _exchanged(r, out, f"{path}/context")
     return r.copy(out, shape, f"{path}/context_back") if how.several and how.transposes else out
+
+
+def _in_a_ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, width: Axis) -> Tensor:
+    """Keys and values are joined and go round; a buffer of every rank's stays until the end, and the last of them is what is saved; so do the
+    partial results, which are summed in fp32 (AttnFuncWithCPAndKVP2P). Backward sends keys, values and their gradients round in two buffers.
+    """
+    shape, dtype = ("b", "s", "a", width), q.dtype
+    metas = [(one.shape, one.dtype) for one in (q, k, v)]
+    joined: Shape = (2, *k.shape)
+    others = r.tensor(f"{path}/ring", ("c-1", *joined), dtype)
+    last = r.tensor(f"{path}/key_value", joined, dtype)
+    parts = r.tensor(f"{path}/partial", ("c", *shape), dtype)
+    total = r.tensor(f"{path}/sum", shape, FP32)
+    rows = r.tensor(f"{path}/logsumexp", ("b", "a", "s"), FP32)
+    out = r.tensor(f"{path}/context", shape, dtype)
+    del others, parts, total
+
+    def backward(_: Grad) -> list[Grad | None]:
+        ring = [r.grad((2, *joined), dtype, f"{path}/ring") for _ in range(2)]
+        whole = r.grad(shape, dtype)
+        step = [r.grad(*meta) for meta in metas]
+        del step, whole
+        grads: list[Grad | None] = [r.grad(*meta) for meta in metas]
+        del ring
+        return grads
+
+    return r.apply(out, (q, k, v), (q, last, rows, out), backward)
+
+
+def _gathered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, width: Axis) -> Tensor:
+    """Keys and values of all ranks gathered and put in order, in forward and again in backward; the halves of the result are saved beside the
+    result itself (AttnFuncWithCPAndKVAllGather).
+    """
+    shape, dtype = ("b", "s", "a", width), q.dtype
+    whole: Shape = ("c", *k.shape)
+    metas = [(one.shape, one.dtype) for one in (q, k, v)]
+
+    def gather(kind: str) -> list[Grad]:
+        arrived = [r.grad(whole, dtype, f"{path}/{kind}") for _ in range(2)]
+        ordered = [r.grad(whole, dtype, f"{path}/{kind}")]
+        arrived.pop(0)
+        ordered.append(r.grad(whole, dtype, f"{path}/{kind}"))
+        return ordered
+
+    all_ranks = gather("gathered")
+    out = r.tensor(f"{path}/context", shape, dtype)
+    halves = r.tensor(f"{path}/halves", shape, dtype)
+    rows = r.tensor(f"{path}/logsumexp", ("b", "a", "s"), FP32)
+    del all_ranks
+
+    def backward(_: Grad) -> list[Grad | None]:
+        sums = [r.grad(whole, dtype) for _ in range(2)]
+        again = gather("gathered")
+        grads: list[Grad | None] = [r.grad(*meta) for meta in metas]
+        del again, sums
+        return grads
+
+    return r.apply(out, (q, k, v), (q, k, v, halves, rows), backward)
 
 
 def _exchanged(r: Recorder, x: Tensor, path: str) -> Tensor:

@@ -1,0 +1,83 @@
+"""llm-foundry's MPT: parameters as it counts them, what a block saves, what Composer keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from memsheet.account import account
+from memsheet.errors import InputError
+from memsheet.formulas.model_code import model_code
+from memsheet.formulas.params import parameter_count
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.resolve import resolve
+from memsheet.sheet import Component, Instant, Sheet
+from memsheet.spec.engine import Code
+
+H, F, HEADS, VOCAB, LAYERS, LENGTH = 1024, 4096, 16, 5000, 4, 512
+CONFIG = {
+    "model_type": "mpt", "vocab_size": VOCAB, "d_model": H, "n_layers": LAYERS, "n_heads": HEADS, "expansion_ratio": 4,
+    "max_seq_len": LENGTH, "no_bias": False, "learned_pos_emb": True, "attn_config": {"alibi": False},
+}  # fmt: skip
+
+
+def sheet(over: dict[str, Any] | None = None, **asked: Any) -> Sheet:
+    spec = read_hf_config({**CONFIG, **(over or {})}, name="tiny")
+    request = {
+        "engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "microbatch": 2, "seq_len": LENGTH, "attention": "flash",
+        "loss": "fused", **asked,
+    }  # fmt: skip
+    return account(spec, resolve(request, spec).plan)
+
+
+def test_parameters_have_biases_and_positions() -> None:
+    spec = read_hf_config(CONFIG, name="tiny")
+    plan = resolve({"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": LENGTH, "attention": "flash"}, spec).plan
+    block = (3 * H * H + 3 * H) + (H * H + H) + (F * H + F) + (H * F + H) + 2 * 2 * H
+    assert parameter_count(model_code(Code.LLM_FOUNDRY).built(spec, plan)) == LAYERS * block + VOCAB * H + LENGTH * H + 2 * H
+
+
+def test_what_a_block_saves() -> None:
+    """Two norms' inputs, results and statistics; queries, keys, values and attention's result picked out, and put back; gelu's two sides."""
+    saved = sheet().of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+    tokens = 2 * LENGTH
+    block = tokens * (2 * (2 * H + 2 * H + 3 * H + 2 * H + 2 * F) + 4 * (4 + HEADS))
+    assert saved == pytest.approx(LAYERS * block, rel=0.02)
+
+
+def test_the_fused_loss_has_no_logits_in_fp32() -> None:
+    logits = 2 * LENGTH * 50_000
+    fused, plain = (sheet({"vocab_size": 50_000}, loss=loss).at(Instant.LOSS).value for loss in ("fused", "plain"))
+    assert plain - fused >= 2 * 4 * logits * 0.99
+
+
+def test_composer_keeps_what_the_model_returned() -> None:
+    """Logits stay while layers run backward."""
+    rows = {item.path: item.at for item in sheet(**{"recompute.mode": "none", "microbatch": 16}).items}
+    small = sheet({"vocab_size": 128}, **{"recompute.mode": "none", "microbatch": 16})
+    assert "outputs/logits" in {item.path for item in small.items} | set(rows)
+
+
+def test_recompute_keeps_a_block_s_input_alone() -> None:
+    saved = sheet(**{"recompute.mode": "full"}).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    none = sheet(**{"recompute.mode": "none"}).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    assert none - saved > LAYERS * 2 * LENGTH * 2 * (12 * H)
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [({"attention": "eager"}, "attention"), ({"dropout": 0.1}, "dropout"), ({"zero": 2}, "zero"), ({"mesh.tp": 2}, "mesh.tp")],
+)
+def test_refusals_name_the_field(asked: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        sheet(**asked)
+    assert field in {problem.field for problem in caught.value.problems}
+
+
+def test_other_models_are_refused() -> None:
+    spec = read_hf_config({"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}, name="llama")
+    plan = resolve({"engine": "llm-foundry", "task": "train", "mesh.dp_shard": 8, "seq_len": 64, "attention": "flash"}, spec).plan
+    with pytest.raises(InputError):
+        account(replace(spec, head=replace(spec.head, tied=True)), plan)
