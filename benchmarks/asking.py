@@ -92,6 +92,8 @@ def ask(case: Case) -> Answer:
         known = find_engine(engine)
         if known is None or task not in known.tasks:
             raise _RefusedError(f"engine {engine} is not modelled" + (f" for {task}" if known else ""))
+    if "plan.mesh" in case.get("unknown", ()):  # what stands there is a placeholder
+        raise _RefusedError("the source does not say how its cards share the model")
     spec = read_hf_config(case["config"], name=case["model"] or "model")
     request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
     return answer(spec, request, cluster_for(case["hardware"]), fix=False)

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-sys.path.insert(0, str(DOCS.parent / "tests"))
+sys.path[:0] = [str(DOCS), str(DOCS.parent / "tests")]
+
+import parallelism  # noqa: E402
 
 import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
@@ -195,7 +197,12 @@ def readme() -> str:
     return f"{before}{OPEN}```\n$ {DEMO}\n{screen.rstrip()}\n```\n{CLOSE}{rest.split(CLOSE)[1]}"
 
 
-PAGES = {"reference/worked_examples.md": worked_examples, "concepts/recompute.md": recompute, "../README.md": readme}
+PAGES = {
+    "reference/worked_examples.md": worked_examples,
+    "concepts/recompute.md": recompute,
+    "concepts/parallelism.md": parallelism.page,
+    "../README.md": readme,
+}
 
 
 def write() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from memsheet.arith import Count, maximum, minimum
-from memsheet.engines import engine_of, find_engine
+from memsheet.engines import engine_of
 from memsheet.errors import refuse
 from memsheet.formulas.evaluate import Bag, Key
 from memsheet.formulas.kept import Host
@@ -20,10 +20,10 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.step import Rank, Trained, train
 from memsheet.references import DERIVATIVES, ZERO
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import LatentAttention, ModelSpec
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import LatentAttention, ModelSpec, StateSpace
 from memsheet.spec.plan import AttentionKind, Plan
 
 EVIDENCE: dict[Component, Evidence] = {
@@ -58,7 +58,7 @@ def account(
         tensors, allocated = _items(step.bags, engine, step.kept.ranges), {instant: bag.total for instant, bag in step.bags.items()}
         if step.low is not None and step.high is not None:
             tensors = _between(step, engine)
-        host, notes = step.kept.host, (*step.kept.notes, *step.kept.host.notes)
+        host, notes = step.kept.host, (*step.kept.notes, *step.kept.host.notes, *model_code(engine.code).notes(model))
         tensors += _paged(step.kept.paged, step.bags)
     else:
         from memsheet.formulas.serving import serving_items
@@ -85,7 +85,10 @@ def _varied(
     stage = walk(model, plan, engine, release=True)
     if not replayable(stage, plan):
         return items
-    found = reserved(stage, plan, int(allocated[Instant.LOAD]), cluster.device.framework_bytes)
+    before = sum(
+        int(item.at[Instant.FORWARD].value) for item in items if item.component is Component.GRADIENTS and Instant.FORWARD in item.at
+    )
+    found = reserved(stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes)
     return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), slack(found, allocated)]
 
 
@@ -101,12 +104,20 @@ def _replayed(
     from memsheet.formulas.fsdp2_replay import replayable, reserved, slack
     from memsheet.formulas.groups import walk
 
-    if not replayable(plan):
+    divided = engine.sharding is Sharding.FSDP2
+    if model.towers or not replayable(plan, divided=divided):
         return items
     beside = model_code(engine.code).shared(model, plan, numerics(plan, engine)).total
     stage = walk(model, plan, engine, release=False)
-    found = reserved(stage, plan, cluster.device.framework_bytes, int(beside))
+    found = reserved(stage, plan, _room(items, cluster), int(beside), divided=divided)
     return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), slack(found, allocated)]
+
+
+def _room(items: Iterable[Item], cluster: Cluster) -> Bytes:
+    """What the driver and libraries leave the step's own tensors."""
+    taken = total(item.largest for item in items if item.component in (Component.CONTEXT, Component.WORKSPACES))
+    whole = cluster.device.framework_bytes
+    return Bytes(whole - taken.high, whole - taken.value, whole - taken.low)
 
 
 def _check_processor(model: ModelSpec, plan: Plan) -> None:
@@ -115,7 +126,9 @@ def _check_processor(model: ModelSpec, plan: Plan) -> None:
     """
     if plan.offload.activations:
         raise refuse("offload.activations", True, "moves nothing on a processor, where host and device are one memory", "leave it out")
-    mixers = (mixer for stack in model.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
+    mixers = [mixer for stack in model.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers]
+    if plan.task == "train" and any(isinstance(mixer, StateSpace) for mixer in mixers):
+        raise refuse("device", "cpu", "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda")
     if plan.attention is AttentionKind.SDPA and any(isinstance(mixer, LatentAttention) for mixer in mixers):
         why = "has no kernel on a processor for heads of two sizes, and its plain operations are not modelled"
         raise refuse("attention", "sdpa", why, "eager; `memsheet trace --device cpu` runs it")
@@ -196,8 +209,7 @@ def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) ->
     """The states of a bare parameter count on one rank."""
     from memsheet.formulas.bare import bare_host, bare_states
 
-    engine = find_engine(plan.engine)
-    assert engine is not None
+    engine = engine_of(plan)
     bags, host = bare_states(parameters, plan, engine), bare_host(parameters, plan, engine)
     items = [*_items(bags, engine), *outside_tensors(plan, cluster, {instant: bag.total for instant, bag in bags.items()})]
     ranks = tuple(range(1, int(plan.mesh.gpus)))

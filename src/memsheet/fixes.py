@@ -202,10 +202,9 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
     cluster, request = _resized(state.cluster, edits.get("gpus")), _edited(state.request, edits)
     try:
         plan = resolve(request, spec, cluster).plan
-        sheets = tuple(account(spec, plan, cluster, stage) for stage in range(plan.mesh.pp))
+        sheets, verdict = _judged(spec, plan, cluster)
     except InputError:
         return None
-    verdict = judge(sheets, budget_of(cluster))
     if host_shortage(sheets, cluster):
         return None
     (key, after), *rest = edits.items()
@@ -214,6 +213,16 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
         needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
     )  # fmt: skip
     return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change))
+
+
+def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[tuple[Sheet, ...], Verdict]:
+    """Sheets and verdict of a plan; the step is replayed, as it is for a question, where that could decide."""
+    for replays in (False, True):
+        sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
+        verdict = judge(sheets, budget_of(cluster))
+        if verdict.result is Result.DOES_NOT_FIT:
+            break
+    return sheets, verdict
 
 
 def _before(state: _Tried, key: str) -> Any:

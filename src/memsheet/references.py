@@ -37,6 +37,7 @@ TORCHAO = Reference("torchao 0.18.0 low-bit optimizers", "pytorch/ao torchao/opt
 TORCH_SCALER = Reference("PyTorch 2.13 torch.amp.GradScaler", "pytorch/pytorch torch/amp/grad_scaler.py")
 TORCH_FSDP1 = Reference("PyTorch 2.13 FullyShardedDataParallel", "pytorch/pytorch torch/distributed/fsdp")
 LLM_FOUNDRY = Reference("llm-foundry", "mosaicml/llm-foundry 5f39606 llmfoundry/models")
+INTERNEVO = Reference("InternEvo", "InternLM/InternEvo 1738bee0 internlm")
 TORCH_FSDP2 = Reference("PyTorch 2.13 fully_shard", "pytorch/pytorch torch/distributed/fsdp/_fully_shard")
 TORCH_ALLOCATOR = Reference("PyTorch 2.13 CUDA caching allocator", "pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp")
 LITGPT = Reference("litgpt, when it was lit-gpt", "Lightning-AI/litgpt 0f021f3ad8cd8d6fe30b0ef721a7a0e2dac15898 lit_gpt")

@@ -81,7 +81,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
         attention=attention_of(gaps, engine, model),
-        loss=gaps.choice("loss", _usual_loss(engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
+        loss=gaps.choice("loss", _usual_loss(gaps, engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
         kv_dtype=kv_dtype_of(gaps, precision), max_model_len=_max_model_len(gaps, task, model),
@@ -210,8 +210,8 @@ def _divisibility(gaps: Gaps, mesh: Mesh, model: ModelSpec) -> None:
         gaps.wrong("mesh.ep", mesh.ep, f"times etp does not divide the {ranks} ranks of a stage")
 
 
-def _usual_loss(engine: Engine, mesh: Mesh) -> Loss:
-    return Loss.VOCAB_PARALLEL if engine.cuts_loss and mesh.tp > 1 else Loss.PLAIN
+def _usual_loss(gaps: Gaps, engine: Engine, mesh: Mesh) -> Loss:
+    return engine.usual_loss(mesh.tp, gaps.request.get("engine_version")) if engine.usual_loss else Loss.PLAIN
 
 
 def _layers_per_stage(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None) -> tuple[int, ...] | None:

@@ -133,6 +133,9 @@ OWN_DTYPE = (OptimizerName.SGD, OptimizerName.ADAFACTOR, OptimizerName.PAGED_ADA
 def check_moments(gaps: Gaps, plan: Plan) -> None:
     """Moments in a dtype that the optimizer does not keep them in."""
     given, optimizer = gaps.request.get("precision.moments"), plan.optimizer
+    alone = plan.adapter is not None and plan.adapter.kind is AdapterKind.LORA_FA
+    if optimizer is not None and optimizer.name is OptimizerName.LORA_FA and not alone:
+        gaps.wrong("optimizer.name", optimizer.name.value, "steps the second matrices of LoRA-FA alone", "give adapter.kind lora-fa")
     if given is None or optimizer is None:
         return
     dtype, name = dtype_named(given), optimizer.name

@@ -51,7 +51,8 @@ def test_a_row_is_inside_when_what_rounds_to_the_printed_figure_is():
         ({"peak_reserved_bytes": 2, "peak_allocated_bytes": 1}, "train", ("peak_allocated_bytes",)),
         ({"peak_bytes_unspecified": 2, "device_bytes": 1, "tokens_per_s": 3}, "inference", ("device_bytes",)),
         ({"weights_bytes": 2, "activation_bytes": 1, "kv_tokens": 3}, "serve-capacity", ("weights_bytes", "kv_tokens")),
-        ({"peak_allocated_bytes": 2, "step_time_s": 1}, "step-time", ("step_time_s",)),
+        ({"peak_allocated_bytes": 2, "step_time_s": 1}, "step-time", ("peak_allocated_bytes",)),
+        ({"step_time_s": 1}, "step-time", ("step_time_s",)),
         ({"tokens_per_s": 2}, "inference", ("tokens_per_s",)),
         ({"fits": False}, "train", ("verdict",)),
     ],
@@ -105,7 +106,7 @@ def test_an_uncertain_verdict_is_neither():
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        ({"engine": "litgpt", "task": "train"}, "engine litgpt is not modelled"),
+        ({"engine": "litgpt", "task": "infer"}, "engine litgpt is not modelled for infer"),
         ({"engine": "nobody's", "task": "train"}, "engine nobody's is not modelled"),
         ({"engine": "fsdp2", "task": "infer"}, "engine fsdp2 is not modelled for infer"),
         ({"engine": "transformers", "task": "train"}, "seq_len is missing"),
@@ -138,7 +139,7 @@ def test_the_arithmetic_of_a_group():
         row = Row(
             id=name, metric="device_bytes", predicted=predicted, low=0, high=predicted, measured=100, inside=predicted >= 100, suspect=""
         )
-        asked = {"id": name, "group": group, "kind": "train", "quality": quality, "unknown": list(unknown)}
+        asked = {"id": name, "group": group, "kind": "train", "quality": quality, "unknown": list(unknown), "plan": {}}
         return Outcome(case=asked, metrics=("device_bytes",), rows=() if refused else (row,), refused=refused, verdict=verdict)
 
     outcomes = [
@@ -176,7 +177,7 @@ def test_json_and_screen(tmp_path, capsys, monkeypatch):
     }  # fmt: skip
     assert (group["cases"], group["run"], group["refused"]) == (4, 3, {"engine vllm is not modelled": 1})
     assert set(found["overall"]["inference"]) == {"groups", "absolute", "worst", "coverage", "inside_range"}
-    assert [set(row) for row in found["rows"]] == [{"id", "metric", "predicted", "low", "high", "measured", "error"}] * 2
+    assert [set(row) for row in found["rows"]] == [{"id", "engine", "metric", "predicted", "low", "high", "measured", "error"}] * 2
     assert [row["id"] for row in found["beyond_bar"]] == ["far"]
     for width in (80, 120):
         monkeypatch.setenv("COLUMNS", str(width))

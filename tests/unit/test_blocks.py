@@ -16,6 +16,7 @@ from memsheet.formulas.model_code.transformers import block_axes, block_numerics
 from memsheet.formulas.recordings import record
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
+from memsheet.readers.nested import of_kind
 from memsheet.resolve import resolve
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import AttentionKind, Plan
@@ -149,6 +150,6 @@ def test_a_family_without_sdpa_runs_eager_and_says_so_when_asked_otherwise() -> 
 
 
 def test_a_family_that_was_not_compared_is_refused() -> None:
-    model = bundled("falcon-7b")
+    model = of_kind(bundled("tinyllama-1.1b"), "nobody's")
     with pytest.raises(InputError, match="memsheet trace"):
         check_modelled(model, plan_for(model), TRANSFORMERS)

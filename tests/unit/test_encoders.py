@@ -126,3 +126,9 @@ def test_a_pooler_that_no_head_takes_stays_with_the_model() -> None:
     bare = replace(model, extras=())
     request: dict[str, Any] = {"engine": "transformers", "seq_len": LENGTH, "attention": "eager", "precision.name": "fp32"}
     assert held - account(bare, resolve(request, bare).plan).of(Component.PARAMETERS, instant=Instant.FORWARD).value == 4 * pooler
+
+
+def test_what_an_old_version_is_read_as_is_said() -> None:
+    notes = sheet(config("bert"), engine_version="2022").notes
+    assert any("torch 1.10" in note and "softmax" in note for note in notes)
+    assert not any("torch" in note for note in sheet(config("bert")).notes)

@@ -65,6 +65,12 @@ def test_replicas_of_the_shards_change_nothing() -> None:
     assert sheet(**{"mesh.dp_replicate": 4}).peak.value == sheet().peak.value
 
 
+def test_adapters_are_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        sheet(**{"adapter.rank": 8, "adapter.targets": ["q_proj"]})
+    assert "adapter.rank" in {problem.field for problem in caught.value.problems}
+
+
 def test_other_zero_stages_are_refused() -> None:
     with pytest.raises(InputError) as caught:
         sheet(zero=1)

@@ -36,6 +36,7 @@ LORA = {"adapter.rank": 8, "adapter.dropout": 0.05, "adapter.targets": ["q_proj"
 EVERY_HEAD = {**LORA, "adapter.targets": ["q_proj", "k_proj", "v_proj", "o_proj"]}
 MLP = {**LORA, "adapter.targets": ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]}
 V1, V2 = {"adapter.kind": "llama-adapter"}, {"adapter.kind": "llama-adapter-v2"}
+FULL = {"loss": "plain"}  # the script for all weights
 NF4 = {"quantization.weights": "nf4", "quantization.double_quant": False}
 BASE: dict[str, Any] = {
     "task": "train", "engine": "litgpt", "seq_len": 300, "loss": "chunked", "attention": "flash", "optimizer.name": "adamw",
@@ -46,7 +47,7 @@ TRACED: list[tuple[str, int, dict[str, Any], int]] = [
     ("llama", 1, LORA, 256_489_388), ("llama", 2, {**LORA, **NF4}, 288_595_140), ("phi", 1, LORA, 229_171_756),
     ("falcon", 2, LORA, 265_642_444), ("falcon_mqa", 1, {**LORA, **NF4}, 150_756_388), ("gpt_neox", 1, EVERY_HEAD, 228_560_556),
     ("llama", 1, MLP, 281_214_188), ("gpt_neox", 1, V1, 202_400_004), ("llama", 2, {**V1, **NF4}, 204_029_468),
-    ("phi", 1, V2, 255_941_804), ("llama", 2, {**V2, **NF4}, 372_341_092), ("llama", 1, {}, 655_337_164), ("phi", 3, {}, 721_082_500),
+    ("phi", 1, V2, 255_941_804), ("llama", 2, {**V2, **NF4}, 372_341_092), ("llama", 1, FULL, 655_337_164), ("phi", 3, FULL, 751_882_500),
 ]  # fmt: skip
 
 
@@ -151,6 +152,11 @@ def test_every_linear_layer_is_in_four_bits_the_head_too() -> None:
     assert head.at[Instant.LOAD].value == 8000 * 1024 * (0.5 + 4 / 64)
 
 
+def test_embeddings_and_norms_are_skipped_by_any_name() -> None:
+    named = _sheet("gpt_neox", **LORA, **NF4, **{"quantization.skip": ["embed_tokens", "norm"]})
+    assert named.peak == _sheet("gpt_neox", **LORA, **NF4).peak
+
+
 def test_paged_states_of_small_matrices_are_in_fp32_on_the_card() -> None:
     paged = _sheet(
         "llama", **LORA, **NF4, **{"optimizer.name": "paged-adamw", "optimizer.implementation": "bnb", "precision.moments": "fp32"}
@@ -174,6 +180,7 @@ REFUSALS: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("llama", {}, {**LORA, "adapter.targets": ["q_proj", "up_proj"]}, "on all of"),
     ("llama", {}, {**V1, "adapter.start_layer": 5}, "leaves none of 5 layers"),
     ("llama", {}, {**LORA, "quantization.weights": "fp4"}, "not modelled for litgpt"),
+    ("llama", {}, {}, "trains adapters"),
     ("llama", {}, {**LORA, "recompute.mode": "full"}, "not modelled for litgpt"),
     ("llama", {}, {"precision.name": "bf16-autocast"}, "is not how litgpt trains"),
 ]

@@ -125,6 +125,11 @@ def test_the_last_tensors_result_is_still_named_while_the_next_is_stepped() -> N
     assert step_temporaries(parameters(repeated), plan) == 3 * 4 * 512 * 256
 
 
+def test_an_old_trainers_loop_is_its_own_adamw() -> None:
+    old = plan_of("adamw", optimizer_implementation="loop", engine_version="2022")
+    assert step_temporaries(parameters(MATRIX, VECTOR), old) == 4 * 512 * 256 + 4 * 256
+
+
 def test_adafactor_raises_low_gradients_and_parameters_to_fp32() -> None:
     plan = plan_of("adafactor", precision="bf16-pure")
     assert step_temporaries(parameters(replace(MATRIX, dtype=BF16)), plan) == 4 * 4 * 512 * 256
@@ -188,3 +193,23 @@ def test_states_are_those_that_the_library_makes(optimizer: str, way: str) -> No
     made.step()
     bias = Held("layers.0.mlp.up_proj.bias", (512,), FP32, trains=True, role=Role.BIAS, times=1)
     assert _kept(made) == sum(optimizer_bytes(h, h.elements, plan) for h in (MATRIX, bias))
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "muon", "lion"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-pure", "bf16-master"])
+def test_every_instant_is_that_of_the_real_step(optimizer: str, precision: str) -> None:
+    from memsheet.account import account
+    from memsheet.timeline import sheet_of
+    from memsheet.trace.job import How, trace_training
+
+    if optimizer == "lion":
+        pytest.importorskip("lion_pytorch")
+    settings: dict[str, Any] = {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 8,
+        "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
+    }  # fmt: skip
+    found = memsheet.train(settings, seq_len=32, optimizer=optimizer, precision=precision)
+    traced = sheet_of(trace_training(settings, found.plan, How(scratch=False)))
+    predicted = account(found.model, found.plan)
+    for instant in traced.instants:
+        assert predicted.at(instant).value == pytest.approx(traced.at(instant).value, abs=1e-3 * traced.peak.value), instant

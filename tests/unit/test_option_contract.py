@@ -126,7 +126,8 @@ OTHER: dict[str, Any] = {
 BY_KIND: dict[str, Any] = {
     "count": 2,
     "flag": True,
-    "share": 0.5, "number": 1.25,
+    "share": 0.5,
+    "number": 1.25,
     "text": "other",
     "texts": ["lm_head"],
     "counts": [3, 1],

@@ -93,7 +93,7 @@ def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
         ({"recompute__segments": 9}, "recompute.segments", "exceeds the model's 4 layers"),
         ({"attention": "cudnn"}, "attention", "is not modelled for transformers yet"),
         ({"optimizer__name": "shampoo"}, "optimizer.name", "is not modelled for transformers yet"),
-        ({"optimizer__implementation": "apex"}, "optimizer.implementation", "is not modelled for adamw yet"),
+        ({"optimizer__implementation": "distributed"}, "optimizer.implementation", "is not modelled for adamw yet"),
         ({"quantization__weights": "nf4"}, "quantization.weights", "freezes the weights, and nothing else trains"),
         ({"quantization__weights": "q9"}, "quantization.weights", "is not a known format"),
         ({"adapter__rank": 8, "adapter__targets": ["Wqkv"]}, "adapter.targets", "names no linear layer of llama-tiny"),

@@ -56,6 +56,29 @@ def test_a_larger_vocabulary_is_traced_too() -> None:
     assert sheet({"vocab_size": 40_000}).peak.value == pytest.approx(1_017_403_664, rel=1e-4)
 
 
+# the same over 8 ranks that fully_shard every layer, and in full recipes embeddings and head too; the root stays gathered as in torch 2.5
+OFFLOADED = {"offload.optimizer": 1, "offload.parameters": 1}
+SHARDED = [
+    ({}, {}, 183_138_344),
+    ({"vocab_size": 40_000}, {}, 491_679_248),
+    ({}, LORA, 153_623_008),
+    ({"vocab_size": 40_000}, LORA, 409_200_104),
+    ({"num_hidden_layers": 6}, {**LORA, "seq_len": 64}, 108_684_816),
+    ({}, OFFLOADED, 140_615_856),
+    ({"vocab_size": 40_000}, OFFLOADED, 404_871_320),
+]
+
+
+@pytest.mark.parametrize(("over", "asked", "traced"), SHARDED)
+def test_a_rank_s_backward_is_that_of_its_own_code(over: dict[str, Any], asked: dict[str, Any], traced: int) -> None:
+    assert sheet(over, **asked, **{"mesh.dp_shard": 8}).at(Instant.BACKWARD).value == pytest.approx(traced, rel=1e-4)
+
+
+def test_the_first_layer_is_gathered_beside_the_root_s_buffer() -> None:
+    found = sheet({"num_hidden_layers": 6}, **LORA, **{"mesh.dp_shard": 8, "seq_len": 64})
+    assert found.at(Instant.FORWARD).value == pytest.approx(133_183_984, rel=1e-4)
+
+
 @pytest.mark.parametrize("adapter", [{}, LORA])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_compiled_layers_need_less(adapter: dict[str, Any], recompute: str) -> None:
@@ -69,6 +92,17 @@ def test_what_a_compiled_layer_saves() -> None:
     h, f, tokens = 1024, 2816, 2 * 512
     layer = tokens * (2 * (8 * h + 3 * f) + 4 * (2 + 16))
     assert saved == pytest.approx(3 * layer, rel=2e-3)
+
+
+def test_a_compiled_layer_saves_what_it_dequantized() -> None:
+    """All matrices of a layer in bf16, which two programs of one layer each would make twice."""
+    asked = {"quantization.weights": "nf4", "adapter.rank": 8, "adapter.targets": ["all-linear"], "recompute.mode": "none"}
+    compiled, eager = (
+        sheet(**asked, compile=on, seq_len=8, microbatch=1).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+        for on in (True, False)
+    )
+    h, f = 1024, 2816
+    assert compiled - eager == pytest.approx(3 * 2 * (2 * h * h + 2 * h * h // 4 + 3 * h * f), rel=0.01)
 
 
 def test_gradients_of_a_compiled_layer_leave_together() -> None:
@@ -119,6 +153,8 @@ def test_frozen_ends_belong_to_the_root() -> None:
     ("asked", "field"),
     [
         ({"attention": "flash"}, "attention"),
+        ({"engine_version": "0.1"}, "engine_version"),
+        ({"engine_version": "0.2.1"}, "engine_version"),
         ({"dropout": 0.1}, "dropout"),
         ({"mesh.tp": 2}, "mesh.tp"),
         ({"offload.optimizer": 1}, "offload.optimizer"),

@@ -13,17 +13,20 @@ from memsheet.spec.plan import Implementation, OptimizerName
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrapping:
     """``prefetches``: the unit before is gathered while one runs backward (BACKWARD_PRE), not after it (BACKWARD_POST).
-    ``keeps_outputs``: the trainer names what the model returned until its next forward.
+    ``keeps_outputs``: the trainer names what the model returned until its next forward is over. ``table_apart``: a tied table is a unit of its own,
+    gathered for embeddings, then for the head and from there through backward.
     """
 
     prefetches: bool = True  # FullyShardedDataParallel's default (fully_sharded_data_parallel.py:404)
     keeps_outputs: bool = False
+    table_apart: bool = False
 
 
 WRAPPINGS = {
     "fsdp1": Wrapping(),
     "llm-foundry": Wrapping(
         prefetches=False,  # mosaicml/composer v0.22.0 composer/trainer/dist_strategy.py:152
+        table_apart=True,  # mosaicml/llm-foundry 5f39606 llmfoundry/models/mpt/modeling_mpt.py:714-718
         keeps_outputs=True,  # state.outputs, for metrics (composer/trainer/trainer.py:2815, 2562)
     ),
 }

@@ -20,6 +20,7 @@ ENGINE = Engine(
     default_precision="fsdp2-mixed",
     precisions=("fp32", "fsdp2-mixed", "bf16-pure"),
     takes_remainder=True,
+    replays=True,
     autocast=False,
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM, OptimizerName.LION),
     default_implementation=Implementation.FUSED,

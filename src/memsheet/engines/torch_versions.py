@@ -58,3 +58,10 @@ def gradients_stay(engine_version: str | None) -> bool:
 def eight_bit_alike(engine_version: str | None) -> bool:
     """Whether an 8-bit optimizer keeps the states of embeddings in 8 bits, because a person made it."""
     return torch_version(engine_version) < EIGHT_BIT_OF_ITS_OWN
+
+
+def older(engine_version: str | None) -> str:
+    """What a version before 2.0 is read as, in words."""
+    major, minor = torch_version(engine_version)
+    softmax = ", and softmax keeps its input" if softmax_keeps_input(engine_version) else ""
+    return f"engine_version {engine_version} is read as torch {major}.{minor}: gradients are zeroed where they lie{softmax}"

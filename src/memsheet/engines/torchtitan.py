@@ -21,7 +21,8 @@ class Version:
     ``ends_in_root``: embeddings, final norm and head are one group with the root, gathered from the first forward to the end of backward.
     ``last_stays``: the last layer stays gathered between its forward and its backward. ``fused_norm``: norms are one kernel and not
     written out in fp32. ``repeats_kv``: keys and values are repeated for every query head. ``ends_count``: embeddings and head count as a
-    layer each when a pipeline is cut. ``fused_optimizer``: its default.
+    layer each when a pipeline is cut. ``fuses_qkv``: queries, keys and values are one product. ``chunks_loss``: the head's table is ``lm_head`` and
+    the loss takes it chunk by chunk unless one asks otherwise.
     """
 
     ends_in_root: bool
@@ -29,12 +30,19 @@ class Version:
     fused_norm: bool
     repeats_kv: bool
     ends_count: bool
-    fused_optimizer: bool
+    fuses_qkv: bool
+    chunks_loss: bool
 
 
-_END_2024 = Version(ends_in_root=True, last_stays=True, fused_norm=False, repeats_kv=True, ends_count=False, fused_optimizer=False)
-_MID_2025 = Version(ends_in_root=True, last_stays=True, fused_norm=False, repeats_kv=True, ends_count=False, fused_optimizer=True)
-_NEWEST = Version(ends_in_root=False, last_stays=False, fused_norm=True, repeats_kv=False, ends_count=True, fused_optimizer=True)
+_END_2024 = Version(
+    ends_in_root=True, last_stays=True, fused_norm=False, repeats_kv=True, ends_count=False, fuses_qkv=False, chunks_loss=False
+)
+_MID_2025 = Version(
+    ends_in_root=True, last_stays=True, fused_norm=False, repeats_kv=True, ends_count=False, fuses_qkv=False, chunks_loss=False
+)
+_NEWEST = Version(
+    ends_in_root=False, last_stays=False, fused_norm=True, repeats_kv=False, ends_count=True, fuses_qkv=True, chunks_loss=True
+)
 VERSIONS: dict[str, Version] = {
     "b5bcd76": _NEWEST,
     "820504e": _MID_2025,
@@ -58,7 +66,7 @@ def layers_of_stages(layers: int, stages: int, version: str | None) -> tuple[int
     """Layers of each stage of a pipeline, None where one would have none.
 
     The newest counts embeddings and head as a layer each and gives the first stages what is left over (distributed/pipeline_parallel.py:396-455
-    of COMMIT, weights of 1 from config/configs.py:197); before, stages in the middle took it (parallelisms/pipelining_utils.py:18-55 of
+    of COMMIT, weights of 1 from config/configs.py:197); before, stages in the middle took it (parallelisms/pipelining_utils.py:18-57 of
     END_2024), and the last had the rest.
     """
     counted = version_of(version).ends_count
@@ -69,6 +77,13 @@ def layers_of_stages(layers: int, stages: int, version: str | None) -> tuple[int
         found = [even + (0 < stage <= extra) for stage in range(stages - 1)]
         found.append(layers - sum(found))
     return tuple(found) if min(found) > 0 else None
+
+
+def usual_loss(tp: int, version: str | None) -> Loss:
+    """Chunked where that exists (b5bcd76, models/llama3/config_registry.py:197); else cut over tensor-parallel ranks, where there are any."""
+    if version_of(version).chunks_loss:
+        return Loss.CHUNKED
+    return Loss.VOCAB_PARALLEL if tp > 1 else Loss.PLAIN
 
 
 def _code(file: str, line: int, commit: str = COMMIT) -> Evidence:
@@ -91,19 +106,19 @@ ENGINE = Engine(
     precisions=("fp32", "fsdp2-mixed"),
     autocast=False,
     attention=(AttentionKind.SDPA, AttentionKind.FLASH),
-    losses=(Loss.PLAIN, Loss.VOCAB_PARALLEL),
+    losses=(Loss.PLAIN, Loss.VOCAB_PARALLEL, Loss.CHUNKED),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     selective=("op",),
     policies=frozenset({"op", "layer"}),
     stages=layers_of_stages,
     whole_in_pipelines=True,
-    cuts_loss=True,
+    usual_loss=usual_loss,
     replays=True,
     schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE),
     optimizers=(OptimizerName.ADAMW,),
     default_implementation=Implementation.FUSED,
     evidence={
-        "activations": _code("models/llama/model.py", 160, END_2024),
+        "activations": _code("models/llama/model.py", 172, END_2024),
         "recompute": _code("parallelisms/parallelize_llama.py", 214, END_2024),
         "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
         "unsharded_parameters": _code("parallelisms/parallelize_llama.py", 339, END_2024),

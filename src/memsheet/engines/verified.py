@@ -12,16 +12,20 @@ _BOTH = frozenset({AttentionKind.EAGER, AttentionKind.SDPA, AttentionKind.FLASH}
 _EAGER = frozenset({AttentionKind.EAGER})
 
 VERIFIED: dict[str, frozenset[AttentionKind]] = {
+    "llama4_text": frozenset({AttentionKind.EAGER, AttentionKind.SDPA}),
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "granite", "olmo", "olmo2", "exaone4", "ernie4_5"), _BOTH),
     **dict.fromkeys(("phi", "phi3", "stablelm", "starcoder2", "nemotron", "glm", "glm4", "cohere", "cohere2", "gemma", "gemma3_text"), _BOTH),
     **dict.fromkeys(("gpt2", "gpt_neox", "gpt_bigcode", "opt"), _BOTH),
     **dict.fromkeys(("bert", "roberta"), _BOTH),
     "falcon": frozenset({AttentionKind.EAGER, AttentionKind.SDPA}),
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), _BOTH),
-    "qwen": _BOTH,  # read, not compared: no library has its code
-    **dict.fromkeys(("bloom", "mpt", "gemma2", "gpt_neo", "gptj", "gpt_oss"), _EAGER),
-    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe", "deepseek_v2", "deepseek_v3", "jamba", "phimoe", "glm4_moe", "ernie4_5_moe"), _BOTH),
+    "qwen": frozenset({AttentionKind.FLASH}),  # read, not compared: no library has its code
+    **dict.fromkeys(("bloom", "mpt", "gemma2", "gpt_neo", "gptj", "gpt_oss", "mamba", "mamba2", "falcon_mamba"), _EAGER),
+    **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe", "deepseek_v2", "deepseek_v3", "jamba", "phimoe", "glm4_moe", "ernie4_5_moe", "bamba"), _BOTH),
 }  # fmt: skip
+
+OF_PICTURES: dict[str, frozenset[AttentionKind]] = {"vit": _BOTH - {AttentionKind.FLASH}}
+"""Families that are shown pictures, compared in the same way."""
 
 NO_SDPA = frozenset({"gemma2", "gpt_neo", "gptj", "bloom", "mpt", "gpt_oss", "mamba", "mamba2", "falcon_mamba", "rwkv"})
 """transformers 5.23 raises when one of these is built with sdpa (``_supports_sdpa`` is false). Every family that is read was looked up."""

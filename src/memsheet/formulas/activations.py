@@ -15,7 +15,8 @@ from memsheet.formulas.graph import Joined
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
-from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.dtypes import FP32
+from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Stack
 from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
@@ -92,9 +93,12 @@ def end_parts(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) 
     if spec.head.kind != "none":
         norms = tuple(replace(norm, path=f"{stack.final_path}.{norm.path}".lstrip(".")) for norm in stack.final_norms)
         shared = spec.embeddings.weights[0].path if spec.head.tied and table else "lm_head"
+        if stack.runs and stack.runs[-1].pattern[-1].wide_residual:
+            how = replace(how, stream=FP32)
         logits = record_head(norms, spec.head, how, plan.loss, f"{stack_prefix(stack)}/output", shared)
         last = evaluate(logits, axes, "", release=waits)
-        loss = evaluate(record_loss(how, plan.loss, shared), axes, "", release=waits)
+        raised = replace(how, parameters=FP32, autocast=None) if spec.head.wide else how
+        loss = evaluate(record_loss(raised, plan.loss, shared), axes, "", release=waits)
     return Ends(embeddings=first, head=last, loss=loss)
 
 
@@ -111,6 +115,8 @@ def _joined(spec: ModelSpec, how: Numerics, plan: Plan) -> Joined:
     """How a tied table's gradient joins the head's: anew where that is a transposed view, in place where a cast or a loss made it."""
     if not spec.head.tied:
         return Joined.NO
+    if spec.head.kind == "sequence_to_sequence":  # the decoder's look-ups have joined it before
+        return Joined.IN_PLACE
     return Joined.ANEW if how.autocast is None and plan.loss is Loss.PLAIN else Joined.IN_PLACE
 
 

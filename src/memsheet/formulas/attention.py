@@ -18,7 +18,7 @@ from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.spec.model import Attention, Norm, Weight
 
-Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, *tuple[Tensor | None, ...]]]
+Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]]]
 """The context, the probabilities if there are any, and what else goes by a name until attention is done."""
 HEADS: Shape = ("b", "a", "s", "d")
 MERGED: Shape = ("b", "s", "a", "d")
@@ -39,9 +39,10 @@ def attention(
     if at.rotary_dim:
         q, k, _named = rotary(r, q, k, at, how, own)
     core = bloom_attention if own.batched_bias else CORES[how.attention]
-    context, probabilities, *named = core(r, q, k, v, at, how, own)
+    made = core(r, q, k, v, at, how, own)
+    context, probabilities = made[0], made[1]
     if own.batched_bias:
-        inside += [q, k, v, context, *named]
+        inside += [q, k, v, *made]
     context = r.view(context, ("b", "s", "a·d"))
     out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
     return project(r, context, weights, out, "h", "a·d", how), probabilities
@@ -203,7 +204,9 @@ def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
     return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor, Tensor | None]:
+def eager_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
     path = at.path
     inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
@@ -214,7 +217,11 @@ def eager_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     if own.wide_scores:
         q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
     weights = r.product(
-        q, repeat_kv(r, r.autocast(k, path + "/k"), path + "/k", at) if late else k, SCORES, path + "/scores", copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1))
+        q,
+        repeat_kv(r, r.autocast(k, path + "/k"), path + "/k", at) if late else k,
+        SCORES,
+        path + "/scores",
+        copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1)),
     )
     weights = _scaled(r, weights, path, own)
     if at.softcap:

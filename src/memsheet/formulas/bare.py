@@ -90,13 +90,14 @@ def _even(parameters: int, plan: Plan, engine: Engine) -> Steps:
     precision = plan.precision
     if plan.offload.parameters or plan.offload.optimizer:
         return dict.fromkeys((Instant.LOAD, Instant.FORWARD, Instant.BACKWARD, Instant.OPTIMIZER_STEP), EMPTY)
-    master = precision.master_weights.nbytes(shard) if precision.master_weights else 0
+    owned = ceil_div(shard, plan.mesh.dp_shard) if engine.sharding is Sharding.INTERNEVO else shard  # whose optimizer states a rank keeps
+    master = precision.master_weights.nbytes(owned) if precision.master_weights else 0
     always = Bag.of(
         (key, size)
         for key, size in (
             ((C.PARAMETERS, NAME), precision.parameters.nbytes(shard)),
             ((C.MASTER_WEIGHTS, NAME), master),
-            ((C.OPTIMIZER_STATES, NAME), _moments(tensor, shard, plan)),
+            ((C.OPTIMIZER_STATES, NAME), _moments(tensor, owned, plan)),
         )
         if size
     )
@@ -104,7 +105,7 @@ def _even(parameters: int, plan: Plan, engine: Engine) -> Steps:
     before = gradients if plan.accumulation > 1 else EMPTY
     assert plan.optimizer is not None
     whole = plan.optimizer.implementation is not Implementation.LOOP  # which works on one tensor at a time
-    scratch = Bag.of([((C.TEMPORARIES, "optimizer"), step_temporaries(((tensor, shard),), plan) if whole else 0)])
+    scratch = Bag.of([((C.TEMPORARIES, "optimizer"), step_temporaries(((tensor, owned),), plan) if whole else 0)])
     return {
         Instant.LOAD: always,
         Instant.FORWARD: merge([(1, always), (1, before)]),
@@ -118,7 +119,7 @@ def _moments(tensor: Held, shard: Count, plan: Plan) -> Count:
     if plan.optimizer.name in WHOLE_SHAPES:
         why = "keeps what follows from the shapes of tensors, and a count has none"
         raise refuse("optimizer.name", plan.optimizer.name.value, why, "give a model, or adamw")
-    return optimizer_bytes(tensor, shard, plan)
+    return optimizer_bytes(tensor, shard, plan) - optimizer_bytes(tensor, 0, plan)  # less what each tensor has: how many is not known
 
 
 def _moved(parameters: int, plan: Plan, engine: Engine) -> tuple[tuple[Count, ...], Count]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.attention import attention, scores_dtype
-from memsheet.formulas.experts import ROUTERS, moe
+from memsheet.formulas.cross_attention import is_t5, t5_block
+from memsheet.formulas.experts import ROUTED, moe
 from memsheet.formulas.families import Habits, habits
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Grad, Tensor
 from memsheet.formulas.mixers import mix as mix_otherwise
-from memsheet.formulas.mixers import mixer_problem, plain
+from memsheet.formulas.mixers import mixed_alone, mixer_problem, plain
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, checkpointed
 from memsheet.formulas.recorder import Recorder
@@ -24,8 +25,10 @@ from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe, Norm
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     """One dense decoder block. Eager attention's probabilities stay to its end."""
+    if is_t5(block.kind):
+        return t5_block(r, x, block, how)
     kept: list[Tensor | None] = []
-    if habits(block.kind).named_outputs and how.attention is AttentionKernel.EAGER and not r.saves:
+    if habits(block.kind).named_outputs and how.attention is AttentionKernel.EAGER and (r.offloads or not r.saves):
         kept.append(r.tensor("/previous_probabilities", ("b", "a", "s", "s"), scores_dtype(how, habits(block.kind))))
     out = _arranged(r, x, block, how, kept)
     kept.clear()
@@ -34,6 +37,8 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 
 def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Tensor | None]) -> Tensor:
     """The parts of a block by its arrangement of norms and residuals."""
+    if block.arrangement is Arrangement.MIXER_ONLY:
+        return mixed_alone(r, x, block, how)
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert ff is not None
     own = habits(block.kind)
@@ -45,7 +50,7 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
         else:
             mixed, probabilities = mix_otherwise(r, y, at, how, block.kind)
         if not r.in_backward:
-            kept.extend((probabilities, mixed if own.summed_bias else None))
+            kept.extend((probabilities, mixed if own.summed_bias or own.named_mix else None))
             inside.append(y if own.named_outputs else None)
         return mixed
 
@@ -76,7 +81,9 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
             x = r.add(normalise(r, mix(x), norms[0], how), x, "/residual")
             return r.add(normalise(r, feed(x), norms[1], how), x, "/residual")
         case Arrangement.POST:
-            return _normalised_sum(r, feed, _normalised_sum(r, mix, x, norms[0], how), norms[1], how)
+            own_mix = lambda y: _branch(r, attend(y), block, at.path, how)  # noqa: E731 - the module ends with the norm
+            x = checkpointed(r, lambda y: _normalised_sum(r, own_mix, y, norms[0], how), x, at.path, how)
+            return _normalised_sum(r, feed, x, norms[1], how)
         case Arrangement.PARALLEL:
             y = normalise(r, x, norms[0], how)
             return _sum(r, mix(y), feed(y), x, how, own)
@@ -120,10 +127,12 @@ def unmodelled(block: Block) -> str | None:
     known = isinstance(at, Attention) and at.position_bias and (own.batched_bias or own.summed_bias)
     if not known and (why := mixer_problem(at)):
         return why
-    if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in ROUTERS):
+    if block.arrangement is Arrangement.MIXER_ONLY:
+        return None
+    if not isinstance(block.feed_forward, Dense) and not (isinstance(block.feed_forward, Moe) and block.kind in ROUTED):
         return f"its feed-forward is {type(block.feed_forward).__name__}"
     if block.feed_forward.activation not in ACTIVATIONS:
         return f"its activation {block.feed_forward.activation} is not listed"
-    if block.arrangement in (Arrangement.OTHER, Arrangement.MIXER_ONLY, Arrangement.FEED_FORWARD_ONLY):
+    if block.arrangement in (Arrangement.OTHER, Arrangement.FEED_FORWARD_ONLY):
         return "its residual arrangement is not modelled"
     return None

@@ -16,7 +16,9 @@ HEADS: Shape = ("b", "a", "s", "d")
 SCORES: Shape = ("b", "a", "s", "s")
 
 
-def bloom_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, _: Habits) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def bloom_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, _: Habits
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scores, their sum with the mask and the probabilities all go by names until the end (modeling_bloom.py:237-300)."""
     path = at.path
     q, k, v = (r.copy(x, HEADS, f"{path}/{name}") if how.several else r.view(x, HEADS) for x, name in ((q, "q"), (k, "k"), (v, "v")))

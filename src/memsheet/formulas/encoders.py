@@ -21,7 +21,7 @@ def masked_words(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) 
     bias, weight, low, *norm = (w.path for w in head.weights[:5])
     x = _linear(r, x, weight, low, "h", "h", how)
     x = r.unary(x, weight.removesuffix(".weight") + "/activation", saves="input")
-    if r.compute is not None:
+    if r.widens:
         x = r.cast(x, FP32, norm[0].removesuffix(".weight") + "/input")
     x = fused_layer_norm(r, x, tuple(r.parameter(path, ("h",), how.parameters, trains=how.trains) for path in norm), norm[0])
     joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
@@ -45,8 +45,10 @@ def classes(r: Recorder, x: Tensor, head: Head, how: Numerics, _: str) -> Tensor
 
 def class_loss(r: Recorder, logits: Tensor) -> Tensor:
     """Cross entropy without an upcast: log-softmax in the logits' own dtype, which cross_entropy_loss (aten native/LossNLL.cpp) asks for by
-    name; what it made is raised to fp32 by autocast for the negative log-likelihood.
+    name; what it made is raised to fp32 by autocast for the negative log-likelihood. On a CPU autocast raises the logits themselves.
     """
+    if r.compute is not None and r.processor:
+        logits = r.cast(logits, FP32, "loss/fp32")
     logged = r.unary(logits, "loss/log_softmax", saves="output")
     logged = r.cast(logged, FP32, "loss/fp32") if r.compute is not None else logged
     shape, dtype = logged.shape, logged.dtype

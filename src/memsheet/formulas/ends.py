@@ -6,13 +6,15 @@ Axes besides those of ``blocks.py``: ``V0`` vocabulary, ``V`` a rank's share of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memsheet.formulas.encoders import class_loss, classes, masked_words
 from memsheet.formulas.first_qwen import SHIFTED, SHIFTED_LOW, SHIFTED_SAME, shifted_loss
-from memsheet.formulas.graph import Joined, Leaf, Tensor
+from memsheet.formulas.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.losses import chunked_cross_entropy, fused_linear_cross_entropy
 from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics, vocabulary_table
+from memsheet.formulas.pictures import CLASSES, embed_pictures, of_pictures, picture_classes
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
 from memsheet.spec.dtypes import BOOL, FP32, INT64, DType
@@ -28,8 +30,12 @@ def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joi
 
     Indices are inputs; tables get dense gradients. Positions may be looked up for each sequence, not once; kinds of tokens are.
     """
+    if of_pictures(embeddings):
+        return embed_pictures(r, embeddings, how), ()
     first, *others = sorted(embeddings.weights, key=lambda table: (table is not embeddings.weights[0], KINDS not in table.path))
     x = _look_up(r, first.path, "V0", how, "b", tied=tied)
+    if how.asks_grad:
+        x.node = x.node or Node(0, "", (), [], [x.storage], lambda _: [])  # where gradients are added up names the tensor
     rows = [_look_up(r, table.path, table.shape[0], how, "b" if how.positions_each or KINDS in table.path else 1) for table in others]
     own_module = ".embeddings." in f".{first.path}"  # forgets its look-ups when it returns
     named = (x, *rows) if rows and not own_module else ()
@@ -69,9 +75,12 @@ def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
 def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
     joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
     weight = vocabulary_table(r, table, ("V", "h"), how, joined=joined)
+    x = r.cast(x, how.parameters, "lm_head/input") if head.wide else x
     logits = r.linear(r.spread(x, "lm_head") if how.tensor_parallel else x, weight, "V", "lm_head")
     if how.tensor_parallel:
         logits = r.gathered(logits, ("b", "s", "V0"), "lm_head")
+    if head.wide:
+        logits = r.cast(logits, FP32, "lm_head/fp32")
     if head.scaled:
         logits = r.scale(logits, "lm_head/scaled")
     if head.softcap:
@@ -92,8 +101,16 @@ WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, Numerics, str], Tensor]] 
 }  # fmt: skip
 
 
+def scaled_words(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
+    """Dropout of the last states, which are scaled where the head is tied, and the output matrix (modeling_t5.py)."""
+    x = r.dropout(x, "lm_head/dropout", active=how.dropout)
+    x = r.scale(x, "lm_head/scaled") if head.scaled else x
+    return project_to_vocabulary(r, x, replace(head, scaled=False), how, table)
+
+
 HEADS: dict[str, Callable[[Recorder, Tensor, Head, Numerics, str], Tensor]] = {
-    "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW, SHIFTED_SAME), project_to_vocabulary), "masked_lm": masked_words, "classification": classes,
+    "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW, SHIFTED_SAME), project_to_vocabulary), "masked_lm": masked_words, "classification": classes, "sequence_to_sequence": scaled_words,
+    CLASSES: picture_classes,
 }  # fmt: skip
 
 
@@ -106,7 +123,7 @@ def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
     """Shape, dtype and name of what the loss takes."""
     if loss in WITHOUT_LOGITS:
         return ("b", "s", "h"), how.stream, "loss/input"
-    if how.head == "classification":
+    if how.head in ("classification", CLASSES):
         return ("b", "n"), how.autocast or how.parameters, "classifier/output"
     return ("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from memsheet.formulas.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.graph import Grad, Tensor
+from memsheet.formulas.llama4 import KIND as LLAMA4
+from memsheet.formulas.llama4 import every_expert
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.routers import PAIRS, ROUTERS, SHARED_LAST
@@ -20,10 +22,16 @@ COPIES: Shape = ("b", "s", "t", "h")
 STREAM: Shape = ("b", "s", "h")
 
 
+ROUTED = frozenset({*ROUTERS, LLAMA4})
+"""Families whose experts are recorded here."""
+
+
 def moe(r: Recorder, x: Tensor, ff: Moe, how: Numerics, kind: str) -> Tensor:
     """The router, the experts, a shared expert before or after them, and the sum of what they say. What the router hands over besides
     stays to the end: names hold it.
     """
+    if kind == LLAMA4:
+        return every_expert(r, x, ff, how)
     first = ff.shared is not None and kind not in SHARED_LAST
     shared = dense(r, x, ff.shared, how) if ff.shared and first else None
     scores, named = ROUTERS[kind](r, x, ff, how)
@@ -117,7 +125,9 @@ def _indexed(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: str) -> Ten
     return r.apply(r.tensor(path, shape, dtype), (x,), (by,), lambda _: [r.grad(back, dtype)])
 
 
-def _grouped(r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, biases: Tensor | None, how: Numerics, module: str) -> Tensor:
+def _grouped(
+    r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, biases: Tensor | None, how: Numerics, module: str
+) -> Tensor:
     """Each row times its expert's matrix and, in place, its bias, in the matrices' dtype, which autocast leaves alone (integrations/moe.py:374-381)."""
     name = f"{module}/{weight.path.rpartition('.')[2]}"
     matrices = r.parameter(module, tuple(weight.shape), how.parameters, trains=how.trains)

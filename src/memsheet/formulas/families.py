@@ -40,6 +40,7 @@ class Habits:
     wide_scores: bool = False  # queries and keys are raised to fp32 for their product
     wide_softmax: bool = True  # softmax is asked for in fp32
     lowered_softmax: bool = True  # what softmax made is cast to the dtype of the values or queries at once
+    named_mix: bool = False  # what attention adds to the stream has a name to the layer's end
     named_outputs: bool = False  # the model's loop names what a block returns, its probabilities too, until the next one has returned
     transposed: bool = False  # linear layers are written out, with a transposed view of the weight
     batched_bias: bool = False  # scores with their linear bias come out of one product
@@ -67,6 +68,8 @@ HABITS: dict[str, Habits] = {
     "glm": Habits(own_tables=True, rest=Rest.IN_TURN),
     "glm4": Habits(own_tables=True, rest=Rest.IN_TURN),
     "glm4_moe": Habits(rest=Rest.IN_TURN),
+    "bamba": Habits(rest=Rest.IN_TURN),
+    "llama4_text": Habits(table_buffer=True, wide_softmax=False, named_mix=True),
     "ernie4_5_moe": Habits(own_tables=True, wide_tables=True, wide_rotary=True),
     "ernie4_5": Habits(own_tables=True, wide_tables=True, wide_rotary=True),
     "cohere": Habits(wide_rotary=True),
@@ -88,6 +91,7 @@ HABITS: dict[str, Habits] = {
     ),
     "bloom": Habits(joint=Joint.SELECTED, batched_bias=True, branch_dropout=True, named_outputs=True),
     "mpt": Habits(summed_bias=True, branch_dropout=True, named_outputs=True),
+    "vit": Habits(branch_dropout=True),
     "bert": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),
     "roberta": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),
     "opt": Habits(scaled_query=True, positions_each=True, branch_dropout=True),

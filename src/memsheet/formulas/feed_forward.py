@@ -52,8 +52,8 @@ ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 
 
-def dense(r: Recorder, x: Tensor, ff: Dense, how: Numerics, inner: list[Tensor | None] | None = None) -> Tensor:
-    """A feed-forward layer: gated (gate, up, product, down) or plain (up, activation, down). ``inner``: takes what the caller still names
+def dense(r: Recorder, x: Tensor, ff: Dense, how: Numerics, named: list[Tensor | None] | None = None) -> Tensor:
+    """A feed-forward layer: gated (gate, up, product, down) or plain (up, activation, down). ``named``: takes what the caller still names
     of a plain one.
     """
     weights = {w.path: w for w in ff.weights}
@@ -62,8 +62,8 @@ def dense(r: Recorder, x: Tensor, ff: Dense, how: Numerics, inner: list[Tensor |
     if not ff.gated:
         x = project(r, x, weights, names[0], "f", "h", how)
         x = act(r, x, ff.path + "/activation")
-        if inner is not None:
-            inner.append(x)
+        if named is not None:
+            named.append(x)
         return project(r, x, weights, names[-1], "h", "f", how)
     if ff.fused:
         gate, up = r.split(project(r, x, weights, names[0], "2·f", "h", how), (("b", "s", "f"), ("b", "s", "f")))

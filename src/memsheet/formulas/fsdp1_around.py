@@ -1,7 +1,7 @@
 """What FullyShardedDataParallel keeps around the layers: one flat parameter a unit, gathered whole, and gradients of the same form.
 
 Every layer is a unit, freed after its forward; embeddings and head are the root's, which stays gathered, and whose gradients wait whole
-until the embeddings' are there. Parameters are views of the flat one: their gradients are joined into its gradient when all have come, then
+until the embeddings' are there. A tied table that is a unit of its own is freed after each of its two forwards. Parameters are views of the flat one: their gradients are joined into its gradient when all have come, then
 cast to the dtype in which they are reduced, and each rank keeps its part (torch distributed/fsdp/_runtime_utils.py, _reduce_grad).
 
 The device may still read what the host has let go (two all-gathers are under way at most, limit_all_gathers): the allocator keeps those
@@ -16,6 +16,7 @@ from functools import cache, cached_property
 
 from memsheet.arith import Count, ceil_div, round_up
 from memsheet.engines.fsdp1 import WRAPPINGS, Wrapping
+from memsheet.errors import refuse
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, largest, merge
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.states import Held
@@ -33,6 +34,7 @@ def flat_elements(parameters: tuple[Held, ...], plan: Plan) -> Count:
     return round_up(sum(h.times * h.elements for h in parameters), plan.mesh.dp_shard)
 
 
+@formula(cites=TORCH_FSDP1, at="_flat_param.py, _alloc_padded_unsharded_flat_param: gathered whole in the low dtype")
 def gathered_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
     """Its bytes in the dtype that units are computed in."""
     return plan.precision.compute.nbytes(flat_elements(parameters, plan))
@@ -62,7 +64,18 @@ class Units:
 
     @cached_property
     def root(self) -> tuple[Held, ...]:
-        return tuple(h for group in self.rooted if group for h in group.parameters)
+        held = tuple(h for group in self.rooted if group for h in group.parameters)
+        return held[:1] if self.wrapping.table_apart else held
+
+    @cached_property
+    def gathered(self) -> Bag:
+        """The root's parameters."""
+        return row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(self.root, self.plan))
+
+    @cached_property
+    def apart(self) -> Bag:
+        """The same where they are not there all the time."""
+        return self.gathered if self.wrapping.table_apart else EMPTY
 
     @cached_property
     def whole(self) -> Callable[[Group | None], tuple[Key, Count]]:
@@ -75,29 +88,35 @@ class Units:
         return (Component.UNSHARDED_PARAMETERS, f"{name}/unsharded"), size
 
     @cached_property
+    def named(self) -> Bag:
+        """Logits that the trainer names until the next forward has returned others."""
+        kept = self.head is not None and self.wrapping.keeps_outputs
+        return row(Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.head and kept else 0)
+
+    @cached_property
     def waiting(self) -> Bag:
-        """What stays through backward: the head's whole gradients, and logits that the trainer still names."""
-        if self.head is None:
-            return EMPTY
-        named = row(Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.wrapping.keeps_outputs else 0)
-        return merge([(1, self.head.gradients), (1, named)])
+        """What stays through backward: the head's whole gradients, a table that is gathered again."""
+        return merge([(1, self.head.gradients if self.head else EMPTY), (1, self.apart)])
 
     def holds(self, group: Group) -> Bag:
-        """From the start of backward, which the root begins, the last layer is gathered ahead."""
-        return Bag.of([self.whole(self.last)]) if group is self.head and self.wrapping.prefetches else EMPTY
+        """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the loss's own by then."""
+        if group is not self.head:
+            return EMPTY
+        ahead = Bag.of([self.whole(self.last if self.wrapping.prefetches else None)])
+        return merge([(1, ahead), (-1, self.named)])
 
     def forward(self, _: Group | None, group: Group) -> Bag:
-        return Bag.of([self.whole(group)])
+        return merge([(1, Bag.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)])
 
-    def entering(self, _: Group | None, group: Group) -> Bag:
+    def entering(self, before: Group | None, group: Group) -> Bag:
         """While it is gathered: a rank's part is cast first."""
-        key, size = self.whole(group)
+        size = self.apart.total if group in self.rooted else self.whole(group)[1]
         shard = ceil_div(size, self.plan.mesh.dp_shard) if self.plan.precision.casts else 0
-        return Bag.of([(key, size), ((Component.TEMPORARIES, f"{group.name}/shard"), shard)])
+        return merge([(1, self.forward(before, group)), (1, row(Component.TEMPORARIES, f"{group.name}/shard", shard))])
 
     def backward(self, before: Group | None, group: Group, _: Group | None) -> Bag:
         ahead = self.whole(before if self.wrapping.prefetches else None)
-        return merge([(1, Bag.of([self.whole(group), ahead])), (1, EMPTY if group is self.head else self.waiting)])
+        return merge([(1, Bag.of([self.whole(group), ahead])), (1, self.apart if group is self.head else self.waiting)])
 
     def leaving(self, before: Group | None, group: Group) -> Bag:
         """All gradients beside the flat one that they are joined into; then the flat one, its copy and a rank's part."""
@@ -109,8 +128,14 @@ class Units:
         reduced = row(Component.COMMUNICATION, f"{ROOT if last else group.name}/reduce_scatter", reducing_bytes(parameters, self.plan))
         ahead = Bag.of([self.whole(before if self.wrapping.prefetches else None), self.whole(group)])
         joined = [(1, group.gradients), (1, flat), (1, ahead), (1, self.waiting)]
-        freed = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", -gathered_bytes(self.root, self.plan) if last else 0)
-        return largest([joined, [(1, reduced), (1, freed), (1, Bag.of([self.whole(before)])), (1, EMPTY if last else self.waiting)]])
+        left = self._after_root(flat) if last else [(1, self.waiting)]
+        return largest([joined, [(1, reduced), (1, Bag.of([self.whole(before)])), *left]])
+
+    def _after_root(self, flat: Bag) -> list[tuple[Count, Bag]]:
+        """What is there besides while the root's gradient is reduced, which is no longer gathered. A table that was gathered twice has two
+        flat gradients.
+        """
+        return [(1, flat) if self.wrapping.table_apart else (-1, self.gathered)]
 
     def leaves(self, group: Group) -> Bag:
         """A rank's part of the gradient, in the parameters' dtype; the root's comes last of all."""
@@ -120,11 +145,20 @@ class Units:
         return row(Component.GRADIENTS, group.name, self.plan.precision.gradients.nbytes(part))
 
 
+def check_fsdp1(plan: Plan) -> None:
+    """Raises InputError for what a flat parameter of one dtype that trains does not hold, or is not modelled in one."""
+    if plan.adapter is not None:
+        raise refuse("adapter.rank", plan.adapter.rank, "trains a part of a flat parameter, which is not modelled", "engine fsdp2")
+    if plan.quantization is not None:
+        raise refuse("quantization.weights", plan.quantization.weights.name, "is not modelled in a flat parameter", "engine fsdp2")
+
+
 def fsdp1(plan: Plan, walk: Walk) -> Surroundings:
-    """What surrounds the units of a stage."""
+    """What surrounds the units of a stage. Raises InputError as ``check_fsdp1``."""
+    check_fsdp1(plan)
     of = Units(plan, WRAPPINGS[plan.engine], walk.embeddings, walk.head, walk.layers[-1].pattern[-1] if walk.layers else None)
     return Surroundings(
-        through=row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(of.root, plan)),
+        always=of.named, through=EMPTY if of.wrapping.table_apart else of.gathered,
         entering=cache(of.entering), forward=cache(of.forward), backward=cache(of.backward), leaving=cache(of.leaving), leaves=cache(of.leaves),
         holds=cache(of.holds),
     )  # fmt: skip

@@ -123,7 +123,8 @@ def fsdp2(plan: Plan, walk: Walk, *, gloo: bool) -> Surroundings:
         backward=cache(partial(_backward, of)), leaving=cache(partial(_leaving, of)), leaves=of.leaves,
     )  # fmt: skip
     if not gloo or at_least(plan.mesh.sharded, 2) is False:
-        return kept
+        unlike = len({id(group) for layers in walk.layers for group in layers.pattern}) > 1
+        return replace(kept, fetching=cache(partial(_fetching, of))) if unlike else kept
     copied = Copies(of)
     return replace(
         kept, entering=cache(copied.entering), reducing=cache(copied.reducing), fetching=cache(partial(copied.fetching, kept.backward))
@@ -155,6 +156,15 @@ def _backward(of: Groups, before: Group | None, group: Group, after: Group | Non
     still = _still(of, group)
     fetched = still or [of.arrived(None if of.keeps and before is not of.embeddings else before)]
     return Bag.of([of.unsharded(group), *fetched, of.reduced(after)])
+
+
+def _fetching(of: Groups, before: Group | None, group: Group, after: Group | None) -> Bag:
+    """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py, all_gather_copy_in). Among
+    layers that are alike there is more to come.
+    """
+    ahead, plan = None if of.keeps else before, of.plan
+    cast = _key(Component.TEMPORARIES, ahead, "shards"), ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded)
+    return merge([(1, _backward(of, before, group, after)), (1, Bag.of([cast]))])
 
 
 def _leaving(of: Groups, before: Group | None, group: Group) -> Bag:

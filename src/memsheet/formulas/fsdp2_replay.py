@@ -24,6 +24,7 @@ from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 STEPS = 2
 """The optimizer's states are made in the first; what that leaves in pieces shows in the second."""
+TORCHS = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
 REPLAYED = Derived(
     "replay of the step's own allocations, in their order and streams, through the caching allocator's rules (torch 2.13, "
     "c10/cuda/CUDACachingAllocator.cpp); low and high: a layer's forward that makes nothing for itself, and one that keeps it to its end"
@@ -61,11 +62,16 @@ def _unit(held: Sequence[Held], plan: Plan) -> Unit:
     return Unit(whole=whole, gathered=gathered, sent=gathered // ranks, reduce_input=reduced * ranks, reduced=reduced)
 
 
+WHOLE = Placed(Unit(whole=(), gathered=0, sent=0, reduce_input=0, reduced=0), stays=True)
+"""In place of a unit where every rank has all parameters."""
+
+
 class Run:
     """Steps of one stage as they are written into a script."""
 
-    def __init__(self, walk: Walk, plan: Plan, lifetimes: Lifetimes) -> None:
+    def __init__(self, walk: Walk, plan: Plan, lifetimes: Lifetimes, *, divided: bool = True) -> None:
         self.walk, self.plan, self.lifetimes, self.script = walk, plan, lifetimes, Script()
+        self.divided = divided
         self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
         keeps = not plan.reshard_after_forward
         ends = [h for group in (walk.embeddings, walk.head) if group for h in group.parameters]
@@ -79,6 +85,8 @@ class Run:
             Placed(_unit(group.parameters, plan), stays=keeps or (wrapped.last_stays and number == len(self.layers) - 1))
             for number, group in enumerate(self.layers)
         ]
+        if not divided:
+            self.root, self.first, self.last, self.placed = None, WHOLE, WHOLE, [WHOLE] * len(self.layers)
         self.recorded: dict[int, Recorded] = {}
         self.left_over: int | None = None  # the last gathered buffer, until the next is copied out
         self.reducing: int | None = None
@@ -123,6 +131,9 @@ class Run:
         at.parameters = []
 
     def reduce(self, at: Placed, gradients: Sequence[int]) -> None:
+        if not self.divided:
+            self.gradients += gradients
+            return
         self.reshard(at)
         self.settle()
         self.reducing = self.script.take(at.unit.reduce_input)
@@ -141,7 +152,11 @@ class Run:
         """Shards of all parameters, and what is there ``beside``."""
         self.script.take(beside)
         for h in self._held():
-            self.script.take(int(h.dtype.nbytes(dim0_shard(h.shape, self.plan.mesh.sharded))))
+            self.script.take(int(h.dtype.nbytes(dim0_shard(h.shape, self._ranks))))
+
+    @property
+    def _ranks(self) -> int:
+        return self.plan.mesh.sharded if self.divided else 1
 
     def _held(self) -> list[Held]:
         groups = [self.walk.embeddings, *self.layers, self.walk.head]
@@ -162,24 +177,26 @@ class Run:
         x: int | None = None
         if walk.embeddings and self.first:
             self._enter(self.first)
-            done, x = forward(script, self.part(walk.embeddings.part), None)
+            done, x = forward(script, self.part(walk.embeddings.part), None, lingers=True)
             played.append(done)
             if not self.first.stays:
                 self.reshard(self.first)
         for group, at in zip(self.layers, self.placed, strict=True):
             self._enter(at)
-            done, x = forward(script, self.part(group.part, self.lifetimes), x)
+            done, x = forward(script, self.part(group.part, self.lifetimes), x, lingers=True)
             played.append(done)
             if not at.stays:
                 self.reshard(at)
         loss = None
         if walk.head and walk.loss and self.last:
             self._enter(self.last)
-            done, x = forward(script, self.part(walk.head.part), x)
+            done, x = forward(script, self.part(walk.head.part), x, lingers=True)
             played.append(done)
             self._left()
-            loss, _ = forward(script, self.part(walk.loss), x)
+            loss, _ = forward(script, self.part(walk.loss), x, lingers=True)
         self._left()
+        for done in (*played, *([loss] if loss else [])):
+            script.give(done.lingering)
         return played, loss
 
     def _enter(self, at: Placed) -> None:
@@ -218,8 +235,8 @@ class Run:
         self.settle()
 
     def _optimize(self) -> None:
-        plan, ranks = self.plan, self.plan.mesh.sharded
-        shards = [int(dim0_shard(h.shape, ranks)) for h in self._held() if h.trains]
+        plan = self.plan
+        shards = [int(dim0_shard(h.shape, self._ranks)) for h in self._held() if h.trains]
         if plan.optimizer is None or plan.optimizer.name is not OptimizerName.ADAMW:
             return
         sizes = [int(plan.precision.moments.nbytes(n)) for n in shards]
@@ -249,9 +266,9 @@ def play(script: Script, start: int, settings: Settings, capacity: int | None = 
     return most
 
 
-def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, beside: int = 0) -> tuple[Script, int]:
+def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True) -> tuple[Script, int]:
     """The script of some steps of a stage, and the event at which the last of them begins. ``beside``: bytes that are there all the time."""
-    run = Run(walk, plan, lifetimes)
+    run = Run(walk, plan, lifetimes, divided=divided)
     run.load(beside)
     start = 0
     for _ in range(STEPS):
@@ -261,35 +278,44 @@ def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, beside: int = 0) -> t
 
 
 @formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for the allocations of a step in their order and streams")
-def reserved(walk: Walk, plan: Plan, room: int | None = None, beside: int = 0) -> Bytes:
-    """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``.
+def reserved(walk: Walk, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Bytes:
+    """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least where most is reserved.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is through: what kernels are fused, and
     what an operation makes inside, is not known. Expected is what is recorded; what torch.compile makes takes the place of what went.
     """
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
-    low, value, high = (_played(walk, plan, lifetimes, room, beside) for lifetimes in (Lifetimes.NONE, expected, Lifetimes.LATE))
+    rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
+    ways = zip((Lifetimes.NONE, expected, Lifetimes.LATE), rooms, strict=True)
+    low, value, high = (_played(walk, plan, lifetimes, left, beside, divided) for lifetimes, left in ways)
     return Bytes(min(low, value, high), value, max(low, value, high))
 
 
-def _played(walk: Walk, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int) -> int:
+def _played(walk: Walk, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, divided: bool) -> int:  # noqa: FBT001
     """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
-    script, start = scripted(walk, plan, lifetimes, beside)
+    script, start = scripted(walk, plan, lifetimes, beside, divided=divided)
     settings = Settings(expandable_segments=plan.expandable_segments)
     free = play(script, start, settings)
     assert free is not None
     return free if room is None or free <= room else play(script, start, settings, room) or free
 
 
-def replayable(plan: Plan) -> bool:
-    """Whether the step is one pass through one stage, with nothing on the host."""
-    alone = isinstance(plan.mesh.gpus, int) and plan.mesh.pp == 1 and plan.accumulation == 1
-    return alone and not (plan.offload.parameters or plan.offload.optimizer or plan.offload.activations or plan.optimizer_in_backward)
+def replayable(plan: Plan, *, divided: bool) -> bool:
+    """Whether the step is one pass through one stage under torch's own AdamW, with nothing on the host; ``divided``: its parameters are,
+    else it has the model to itself.
+    """
+    mesh, optimizer = plan.mesh, plan.optimizer
+    if not isinstance(mesh.gpus, int) or mesh.pp > 1 or plan.accumulation != 1 or not (divided or mesh.gpus == 1):
+        return False
+    usual = optimizer is not None and optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
+    moved = plan.offload.parameters or plan.offload.optimizer or plan.offload.activations or plan.optimizer_in_backward
+    return usual and not moved and plan.precision.master_weights is None and plan.routing is None and not plan.recompute.stretched
 
 
 def slack(found: Bytes, allocated: Mapping[Instant, Count]) -> Item:
     """The row of the allocator's slack: what is reserved of earlier instants and steps stays."""
     at = {
-        instant: Bytes(*(max(0, int(end) - int(size)) for end in (found.low, found.value, found.high))) for instant, size in allocated.items()
+        instant: Bytes(*(max(0, int(end) - int(size)) for end in (found.low, found.value, found.high)))
+        for instant, size in allocated.items()
     }
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, REPLAYED)

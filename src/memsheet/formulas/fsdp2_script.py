@@ -101,6 +101,7 @@ class Played:
     part: Recorded
     held: dict[int, int]
     given: int | None
+    lingering: list[int]  # until the model's forward is over
 
 
 def _play(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
@@ -119,15 +120,19 @@ def _play(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: f
     script.give(spare.values())
 
 
-def forward(script: Script, part: Recorded, given: int | None) -> tuple[Played, int | None]:
-    """A part's forward, and the number of what it hands on."""
+def forward(script: Script, part: Recorded, given: int | None, *, lingers: bool = False) -> tuple[Played, int | None]:
+    """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward is over is the caller's to
+    free (``Played.lingering``), else it goes with the part's forward.
+    """
     sized = part.light or part.own
     tape = sized.tape
     handed = next(iter(tape.handed), None)
     held = {} if handed is None or given is None else {handed: given}
-    _play(script, sized.forward, sized, held, tape.outputs | (tape.handed if part.light else frozenset()))
+    cached = tape.cached if lingers else frozenset[int]()
+    _play(script, sized.forward, sized, held, tape.outputs | cached | (tape.handed if part.light else frozenset()))
     out = held.pop(next(iter(tape.outputs), -1), None)
-    return Played(part, held, given), out
+    stays = cached - tape.saved - tape.handed
+    return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
 
 
 def backward(script: Script, played: Played, gradient: int | None) -> tuple[list[int], int | None]:

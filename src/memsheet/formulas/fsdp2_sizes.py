@@ -37,11 +37,6 @@ def computed(h: Held, plan: Plan) -> DType:
     return compute if h.dtype in FLOATING else h.dtype
 
 
-def gradient_bytes(group: Group, plan: Plan) -> Count:
-    """A group's whole gradients as autograd makes them."""
-    return sum((BF16 if plan.precision.compute is FP8 else computed(h, plan)).nbytes(h.elements) for h in trained(group))
-
-
 @formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:592-606: reduce-scatter input in the reduce dtype, kept until the next group's")
 def reduce_input_bytes(group: Group, plan: Plan) -> Count:
     """The buffer in which a group's whole gradients are reduced."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from memsheet.arith import Count
-from memsheet.formulas.activations import block_part, end_parts, stack_prefix
-from memsheet.formulas.evaluate import Bag, Part, Release
+from memsheet.formulas.activations import block_part, end_parts, numerics, stack_prefix
+from memsheet.formulas.evaluate import Bag, Part, Release, merge
+from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states import Held, held
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
@@ -92,17 +93,26 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     ends = end_parts(spec, plan, engine, release=release)
     made: dict[tuple[Block, bool], Group] = {}
     layers = []
-    for pattern, count in _cut_at_recompute(stack, plan):
-        for block, recomputed in pattern:
-            if (block, recomputed) not in made:
-                made[block, recomputed] = _layer(block, stack, _as_run(plan, recomputed=recomputed), engine, release=release)
-        layers.append(Layers(tuple(made[key] for key in pattern), count))
+    for each in spec.stacks:
+        for pattern, count in _cut_at_recompute(each, plan):
+            for block, recomputed in pattern:
+                if (block, recomputed) not in made:
+                    made[block, recomputed] = _layer(block, each, _as_run(plan, recomputed=recomputed), engine, release=release)
+            layers.append(Layers(tuple(made[key] for key in pattern), count))
+        if each.role == "bridge":
+            layers[-1] = _passed(layers[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
     if layers and ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE:
         layers = _entered(stack, layers, lambda block: _layer(block, stack, plan, engine, release=release, input_grad=False))
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     first = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
     return Walk(embeddings=first, layers=tuple(layers), head=last, loss=ends.loss, tied=tied)
+
+
+def _passed(bridge: Layers, gone: Bag) -> Layers:
+    """What lies between two stacks, with what is ``gone`` when its backward is over."""
+    (group,) = bridge.pattern
+    return Layers((replace(group, gradients=merge([(1, group.gradients), (-1, gone)])),), 1)
 
 
 def enters_frozen(spec: ModelSpec, plan: Plan) -> bool:
@@ -126,7 +136,7 @@ def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[Flagged, int]]
     if plan.recompute.by_layers:
         yield from _every_so_many(stack, plan.recompute.every)
         return
-    for pattern, count, recomputed in _first_so_many(stack, plan):
+    for pattern, count, recomputed in _first_so_many(stack, plan) if stack.role != "bridge" else [(stack.runs[0].pattern, 1, False)]:
         yield tuple((block, recomputed) for block in pattern), count
 
 

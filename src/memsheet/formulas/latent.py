@@ -31,6 +31,7 @@ otherwise); deepseek_v2 multiplies complex ones.
 """
 
 
+@formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:369-434: heads of n + p and of v elements, latents of y and z + p")
 def latent_axes(at: LatentAttention) -> dict[str, Count]:
     """Values of the axes that latent attention's tensors are named by, on one rank that has all heads."""
     n, p, v, a = at.qk_nope_head_dim, at.qk_rope_head_dim, at.v_head_dim, at.heads
@@ -115,7 +116,7 @@ def subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, a.shape, a.dtype), (a, b), (), backward)
 
 
-def _complex(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: Numerics) -> tuple[Tensor, Tensor]:
+def _complex(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, _: Numerics) -> tuple[Tensor, Tensor]:
     """Pairs as complex fp32 numbers times the model's table of them (modeling_deepseek_v2.py:259-272)."""
     kinds = q.dtype, k.dtype
     q = r.cast(q, FP32, at.path + "/q_fp32")
@@ -193,7 +194,7 @@ def _eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, ho
     return r.copy(out, MERGED, path + "/context"), weights
 
 
-def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: Numerics) -> tuple[Tensor, None]:
+def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: Numerics) -> tuple[Tensor, None]:
     """The memory-efficient kernel, which takes heads of two sizes: keeps q, k, v, its output and statistics padded to 32."""
     path = at.path
     v = r.autocast(v, path + "/v")
@@ -206,7 +207,7 @@ def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention
     return r.view(out, MERGED), None
 
 
-def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: Numerics) -> tuple[Tensor, None]:
+def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: Numerics) -> tuple[Tensor, None]:
     """The flash-attn package, whose values transformers pads to the keys' size (integrations/flash_attention.py:72-108)."""
     path = at.path
     dtype = r.compute or q.dtype

@@ -36,6 +36,14 @@ def _reciprocal_root(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(r.unary(x, path + "/eps", saves="nothing"), path + "/rsqrt", saves="output", temporaries=2)
 
 
+def l2_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+    """A root-mean-square norm without weights in fp32 (llama4)."""
+    dtype = x.dtype
+    x = r.cast(x, FP32, path + "/fp32")
+    mean = _mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
+    return r.cast(r.mul(x, _reciprocal_root(r, mean, path), path + "/normalized"), dtype, path + "/output")
+
+
 def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
     """Torch's fused layer norm: saves its input, its weights and two fp32 statistics a position. Autocast runs it in fp32."""
     if r.compute is not None:
@@ -75,10 +83,22 @@ def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numer
     return r.cast(x, dtype, path + "/output")
 
 
+def uncast_rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+    """The input as it is times the reciprocal root of its squares' mean, which is fp32; lowered where the weight is low (T5LayerNorm)."""
+    weight = parameter(r, norm.weights[0], how, path)
+    wide = r.cast(x, FP32, path + "/fp32")
+    root = _reciprocal_root(r, _mean(r, r.unary(wide, path + "/pow", saves="input", temporaries=2), path), path)
+    del wide
+    x = r.cast(r.mul(x, root, path + "/normalized"), how.parameters, path + "/normalized")
+    return r.mul(x, weight, path + "/output")
+
+
 NORMS: dict[NormKind, Callable[[Recorder, Tensor, Norm, str, Numerics], Tensor]] = {
     NormKind.RMS: rms_norm,
     NormKind.RMS_OFFSET: rms_norm,
     NormKind.RMS_FP32_SCALE: rms_norm,
+    NormKind.RMS_UNCAST: uncast_rms_norm,
+    NormKind.L2: l2_norm,
     NormKind.LAYER: layer_norm,
     NormKind.LAYER_NO_AFFINE: layer_norm,
     NormKind.LAYER_UNFUSED: unfused_layer_norm,

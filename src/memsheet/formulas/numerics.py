@@ -55,6 +55,7 @@ class Numerics:
     processor: bool = False  # a CPU's kernels and a CPU's list of what autocast widens
     keeps_scores: bool = False  # torch before 1.11: softmax saves its input; models of the time added a mask in their parameters' dtype
     transposed: bool = False  # linear layers multiply with a transposed view of their weight, whose cast autocast does not cache
+    asks_grad: bool = False  # frozen embeddings are asked for a gradient of what they look up, for checkpoints to begin with
     head: str = "causal_lm"  # the kind of head, which decides the loss
     scattered: bool = False  # outside tensor parallelism a rank has its part of the sequence
     one_group: bool = False  # a rank's queries share one head of keys and values

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
-from memsheet.engines.torch_versions import eight_bit_alike
+from memsheet.engines.torch_versions import eight_bit_alike, torch_version
 from memsheet.formulas.evaluate import Stepped
 from memsheet.formulas.states import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
 from memsheet.references import ADAFACTOR, ADAM_MINI, BITSANDBYTES, GALORE, LORA_FA, MUON, TORCH_OPTIM, formula
@@ -85,6 +85,7 @@ def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
     return counts.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
 
 
+@formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer")
 def paged_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     """States in memory that driver and host share page by page, outside torch's allocator."""
     return _paged(held, elements, plan)[1] if plan.optimizer is not None and plan.optimizer.name in PAGED else 0
@@ -133,6 +134,7 @@ def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: C
     return dtype.nbytes(held.shape[0] if any(part in name for part in (*ROWS, *ROWS_TOO)) else 1)
 
 
+@formula(cites=ADAM_MINI, at="adam_mini.py: head_numel is dim * dim // n_heads")
 def head_elements(model: ModelSpec) -> Count:
     """``dim * dim // n_heads``, of which Adam-mini takes one second moment."""
     blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
@@ -186,6 +188,16 @@ WORK: dict[tuple[OptimizerName, Implementation], Work] = {
     (Name.ADAM_MINI, Way.LOOP): Work(alone=2),  # adam_mini.py: update and its negative
 }
 """What is not listed works inside kernels."""
+TORCH_ADAMW = (2, 0)
+"""The Trainer of transformers had an AdamW of its own by default while torch was older (4.28 training_args.py, default_optim = "adamw_hf")."""
+
+
+def _work(plan: Plan, name: OptimizerName) -> Work | None:
+    assert plan.optimizer is not None
+    way = plan.optimizer.implementation
+    if way is Way.LOOP and plan.engine == "transformers" and torch_version(plan.engine_version) < TORCH_ADAMW:
+        way = Way.TRANSFORMERS if name is Name.ADAMW else way
+    return WORK.get((name, way))
 
 
 @formula(cites=TORCH_OPTIM, at="and each optimizer's own step, line by line (WORK)")
@@ -198,14 +210,14 @@ def step_temporaries(parameters: Parameters, plan: Plan) -> Count:
             rest = tuple(pair for pair in parameters if not orthogonal(pair[0]))
             return maximum(
                 _most(muon_scratch(h, plan) for h, _ in matrices),
-                _at_work(rest, plan, WORK.get((Name.ADAMW, plan.optimizer.implementation))),
+                _at_work(rest, plan, _work(plan, Name.ADAMW)),
             )
         case Name.GALORE:
             return _most(galore_scratch(h, n, plan) for h, n in parameters)
         case Name.LORA_FA:
             return _most(lora_fa_scratch(h, n) for h, n in parameters)
         case name:
-            return _at_work(parameters, plan, WORK.get((name, plan.optimizer.implementation)))
+            return _at_work(parameters, plan, _work(plan, name))
 
 
 def _most(sizes: Iterator[Count]) -> Count:
@@ -272,12 +284,13 @@ def lora_fa_scratch(held: Held, elements: Count) -> Count:
 def stepped(plan: Plan) -> Stepped:
     """How a parameter alone is stepped inside backward."""
     assert plan.optimizer is not None
-    work = WORK.get((plan.optimizer.name, plan.optimizer.implementation), Work())
+    work = _work(plan, plan.optimizer.name) or Work()
     kept = plan.adapter.dtype if plan.adapter else plan.precision.moments
     raised = 2 if work.wide and plan.precision.parameters is not FP32 else 0
     return Stepped(work.together + work.alone + raised, FP32 if work.wide else kept)
 
 
+@formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer, tensor by tensor")
 def paged_states(parameters: Parameters, plan: Plan) -> Count:
     """All states in shared pages on one rank."""
     return sum(h.times * paged_bytes(h, n, plan) for h, n in parameters)

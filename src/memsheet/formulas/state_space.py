@@ -14,7 +14,7 @@ from memsheet.formulas.norms import normalise
 from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Shape
-from memsheet.references import MAMBA, formula
+from memsheet.references import MAMBA, TRANSFORMERS, formula
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.model import Norm, NormKind, StateSpace, Weight
 
@@ -29,12 +29,15 @@ STATES: Shape = ("b", "s", "n")
 Weights = dict[str, Weight]
 
 
-@formula(cites=MAMBA, at="csrc/selective_scan/selective_scan.cpp:294-313: two numbers for each element of a channel's state, every 2048 tokens")
+@formula(
+    cites=MAMBA, at="csrc/selective_scan/selective_scan.cpp:294-313: two numbers for each element of a channel's state, every 2048 tokens"
+)
 def kept_states(seq_len: Count) -> Count:
     """How many times a sequence's states are kept."""
     return ceil_div(seq_len, PIECE)
 
 
+@formula(cites=TRANSFORMERS, at="modeling_jamba.py:433-470, modeling_mamba.py:277-340: channels, state, steps' rank")
 def state_space_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
     """Values of the axes that a mixer's tensors are named by."""
     rank = next((w.shape[1] for w in mixer.weights if w.path.endswith("dt_proj.weight")), 0)
@@ -49,15 +52,15 @@ def scanned(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
     projection (modeling_jamba.py:473-597).
     """
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
-    projected = _transposed(r, project(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
-    decay = _decay(r, mixer, how)
+    projected = transposed(r, project(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
+    decay = decay_of(r, mixer, how)
     u, gate = r.split(projected, (CHANNELS, CHANNELS))
     u = _retransposed(r, _convolved(r, u, mixer, how), TOKENS)
     low, b, c = r.split(project(r, u, weights, f"{path}.x_proj", "R+2n", "c", how), (STEPS, STATES, STATES))
     low, b, c = (_normed(r, t, f"{path}.{name}_layernorm", weights, how) for t, name in ((low, "dt"), (b, "b"), (c, "c")))
     low = _steps(r, low, mixer, how)
-    bias = _raised(r, f"{path}.dt_proj.bias", ("c",), how)
-    skip = _raised(r, f"{path}.D", ("c",), how)
+    bias = raised(r, f"{path}.dt_proj.bias", ("c",), how)
+    skip = raised(r, f"{path}.D", ("c",), how)
     made = _scan(r, (u, low, decay, b, c, gate), (skip, bias), path, how)
     return _out(r, r.cast(made, x.dtype, f"{path}.out_proj/cast"), weights, f"{path}.out_proj", how)
 
@@ -65,22 +68,22 @@ def scanned(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
 # ---- pieces --------------------------------------------------------------------------------------------------------------------
 
 
-def _matrix(r: Recorder, path: str, shape: Shape, how: Numerics) -> Tensor:
+def matrix(r: Recorder, path: str, shape: Shape, how: Numerics) -> Tensor:
     return r.parameter(path, shape, how.parameters, trains=how.trains)
 
 
-def _raised(r: Recorder, path: str, shape: Shape, how: Numerics) -> Tensor:
+def raised(r: Recorder, path: str, shape: Shape, how: Numerics) -> Tensor:
     """A parameter in fp32."""
-    return r.cast(_matrix(r, path, shape, how), FP32, path + "/fp32")
+    return r.cast(matrix(r, path, shape, how), FP32, path + "/fp32")
 
 
-def _decay(r: Recorder, mixer: StateSpace, how: Numerics) -> Tensor:
+def decay_of(r: Recorder, mixer: StateSpace, how: Numerics) -> Tensor:
     """-exp(A_log) in fp32."""
     path = f"{mixer.path}.A_log"
-    return r.scale(r.unary(_raised(r, path, MATRIX, how), path + "/exp", saves="output"), path + "/neg")
+    return r.scale(r.unary(raised(r, path, MATRIX, how), path + "/exp", saves="output"), path + "/neg")
 
 
-def _transposed(r: Recorder, x: Tensor, shape: Shape, how: Numerics) -> Tensor:
+def transposed(r: Recorder, x: Tensor, shape: Shape, how: Numerics) -> Tensor:
     """Tokens and channels change places: a view, whose gradient is copied unless one sequence is all there is."""
     return r.transposed_view(x, shape) if how.several else r.view(x, shape)
 
@@ -103,7 +106,7 @@ def _steps(r: Recorder, low: Tensor, mixer: StateSpace, how: Numerics) -> Tensor
     does not train (aten native/LinearAlgebra.cpp, should_fold).
     """
     path = f"{mixer.path}.dt_proj"
-    made = r.linear(low, _matrix(r, path, ("c", "R"), how), "c", path)
+    made = r.linear(low, matrix(r, path, ("c", "R"), how), "c", path)
     return _laid_out(r, made, CHANNELS, path + "/steps", how) if how.trains else r.view(made, CHANNELS)
 
 
@@ -133,8 +136,8 @@ def _convolved(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tens
     is laid out as the input is (causal_conv1d_interface.py:9-94, cpp_functions.py:94-160, csrc/causal_conv1d.cpp:297-298).
     """
     path = f"{mixer.path}.conv1d"
-    weight = _matrix(r, path, ("c", "w"), how)
-    biases = [_matrix(r, f"{path}.bias", ("c",), how) for w in mixer.weights if w.path == f"{path}.bias"]
+    weight = matrix(r, path, ("c", "w"), how)
+    biases = [matrix(r, f"{path}.bias", ("c",), how) for w in mixer.weights if w.path == f"{path}.bias"]
     shape, dtype, trains, needs = x.shape, x.dtype, weight.needs_grad, x.needs_grad
 
     def backward(_: Grad) -> list[Grad | None]:
@@ -153,7 +156,9 @@ def _scan(r: Recorder, operands: tuple[Tensor, ...], vectors: tuple[Tensor, ...]
     at every piece's end are kept; gradients of both state projections are summed in fp32 and cast.
     """
     u, steps, decay, b, c, gate = operands
-    u, b, c, gate = (_by_channel(r, t, shape, path) for t, shape in ((u, CHANNELS), (b, ("b", "n", "s")), (c, ("b", "n", "s")), (gate, CHANNELS)))
+    u, b, c, gate = (
+        _by_channel(r, t, shape, path) for t, shape in ((u, CHANNELS), (b, ("b", "n", "s")), (c, ("b", "n", "s")), (gate, CHANNELS))
+    )
     out = r.tensor(path + "/scanned", CHANNELS, steps.dtype)
     gated = r.tensor(path + "/gated", CHANNELS, gate.dtype)
     states = r.tensor(path + "/states", ("b", "c", "g", "2·n"), FP32)

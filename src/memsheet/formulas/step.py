@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from memsheet.arith import Count, agreed
-from memsheet.engines.torch_versions import gradients_stay
+from memsheet.engines.torch_versions import gradients_stay, older
 from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.evaluate import EMPTY, Bag, Key, Moment, largest, merge
 from memsheet.formulas.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
 from memsheet.formulas.groups import Walk, walk
+from memsheet.formulas.inputs import inputs
 from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
@@ -21,7 +22,6 @@ from memsheet.formulas.stretches import stretches
 from memsheet.formulas.surroundings import Surroundings, replicated
 from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
 from memsheet.sheet import Component, Instant
-from memsheet.spec.dtypes import INT64
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Implementation, Plan, Spread
@@ -135,13 +135,18 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
         from memsheet.formulas.megatron import megatron_kept
 
         return tuple(walk(chunk, plan, engine, release=True) for chunk in rank.chunks), megatron_kept(model, plan)
+    if engine.sharding is Sharding.INTERNEVO:
+        from memsheet.formulas.internevo import internevo_kept
+
+        added = agreed(plan.accumulation > 1)
+        return (walk(model, plan, engine, release=added),), _with_inputs(internevo_kept(model, plan), plan, model)
     if engine.sharding is Sharding.DEEPSPEED:
         from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
         from memsheet.formulas.zero_states import check_deepspeed
 
         check_deepspeed(plan)
         stage = deepspeed_walk(model, plan, engine)
-        return (stage,), _with_inputs(deepspeed_kept(model, plan, stage), plan)
+        return (stage,), _with_inputs(deepspeed_kept(model, plan, stage), plan, model)
     parameters = tuple(held_tensors(model, plan))
     shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
     accumulates = agreed(plan.accumulation > 1) or (engine.name == "transformers" and gradients_stay(plan.engine_version))
@@ -163,10 +168,10 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
 
         kept = with_towers(kept, model, plan, engine, lambda one, elements: optimizer_bytes(one, elements, plan))
     if engine.sharding is not Sharding.FSDP2 or not (plan.offload.parameters or plan.offload.optimizer):
-        return (stage,), _with_inputs(kept, plan)
+        return (stage,), _with_inputs(kept, plan, model)
     from memsheet.formulas.fsdp2_offload import offloaded
 
-    return (stage,), _with_inputs(offloaded(kept, plan, parameters), plan)
+    return (stage,), _with_inputs(offloaded(kept, plan, parameters), plan, model)
 
 
 def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
@@ -186,6 +191,8 @@ def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Wal
 def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
     if unsynced:
         yield UNSYNCED_NOTE
+    if plan.engine == "transformers" and gradients_stay(plan.engine_version):
+        yield older(plan.engine_version)
     if plan.optimizer and plan.optimizer.implementation is Implementation.TORCHAO:
         yield "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter at a time, are not counted"
 
@@ -213,8 +220,6 @@ def _states(
     return Bag.of([*pairs, *scaler_states(plan, engine).held.items()])
 
 
-def _with_inputs(kept: Kept, plan: Plan) -> Kept:
-    """Token ids and labels of a micro-batch beside the states."""
-    size = INT64.nbytes(plan.microbatch * plan.seq_len)
-    own = Bag.of([((Component.INPUTS, "input_ids"), size), ((Component.INPUTS, "labels"), size)])
-    return replace(kept, states=merge([(1, kept.states), (1, own)]))
+def _with_inputs(kept: Kept, plan: Plan, model: ModelSpec) -> Kept:
+    """What a micro-batch is made of, beside the states."""
+    return replace(kept, states=merge([(1, kept.states), (1, inputs(model, plan))]))

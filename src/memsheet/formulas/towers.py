@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.errors import Problem
 from memsheet.formulas.evaluate import Bag, Key, merge
 from memsheet.formulas.kept import Kept
 from memsheet.formulas.params import fold, tower_tensors
@@ -20,7 +19,7 @@ from memsheet.formulas.surroundings import row
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, formula
 from memsheet.sheet import Component
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import ModelSpec, Tower
+from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
 WITH_PICTURES: Key = (Component.OPTIMIZER_STATES, "towers")
@@ -30,8 +29,6 @@ NOTE = (
 )
 SHARDED_ALONE = ("embeddings", "head")
 """Modules of CLIP's and SigLIP's towers that the library never splits either (modeling_siglip.py, _no_split_modules)."""
-ENGINES = ("transformers", "fsdp2")
-"""Engines whose step on text alone was compared with the trace."""
 
 
 def with_towers(kept: Kept, model: ModelSpec, plan: Plan, engine: Engine, states: Callable[[Held, Count], Count]) -> Kept:
@@ -80,12 +77,3 @@ def rooted(model: ModelSpec, plan: Plan) -> Bag:
         for one in held(path, weight, times, plan)
     )  # fmt: skip
     return row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))
-
-
-def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
-    """What was not compared with its real code."""
-    towers: tuple[Tower, ...] = spec.towers
-    if not towers or plan.engine in ENGINES:
-        return []
-    reason = f"training a model with a vision tower is not modelled for it; modelled for {' and '.join(ENGINES)}"
-    return [Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {ENGINES[0]}")]

@@ -104,5 +104,5 @@ def causal_lm(
             kind="causal_lm", width=vocab, tied=tied, softcap=softcap, scaled=scaled_logits,
             weights=matrix[1:] if tied else matrix,  # a tied head keeps its bias
         ),
-        max_positions=positions,
+        max_positions=positions, router_loss=config.flag("output_router_logits", default=False),
     )  # fmt: skip

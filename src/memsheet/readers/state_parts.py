@@ -37,7 +37,7 @@ def mamba_mixer(
 
 def mamba2_mixer(
     path: str, hidden: int, inner: int, *, heads: int, head_dim: int, state: int, groups: int, kernel: int,
-    bias: bool = False, conv_bias: bool = True,
+    bias: bool = False, conv_bias: bool = True, chunk: int = 256,
 ) -> StateSpace:  # fmt: skip
     """Mamba 2: gate, inputs, B, C and steps from one projection, a state of ``head_dim`` by ``state`` a head, a gated norm.
 
@@ -45,7 +45,7 @@ def mamba2_mixer(
     """
     conv = inner + 2 * groups * state
     return StateSpace(
-        path=path, kind="mamba2", inner=inner, state=state, conv_kernel=kernel, heads=heads, groups=groups,
+        path=path, kind="mamba2", inner=inner, state=state, conv_kernel=kernel, heads=heads, groups=groups, chunk=chunk,
         state_elements=heads * head_dim * state, conv_elements=conv * kernel,
         weights=(
             *(Weight(path=f"{path}.{name}", shape=(heads,), role=Role.OTHER, cut=0, units=heads) for name in ("dt_bias", "A_log", "D")),

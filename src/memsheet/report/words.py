@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.budget import Answer, Fix
+from memsheet.engines import engine_of
 from memsheet.errors import printable
 from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
 from memsheet.spec.names import SHORT
@@ -95,7 +96,11 @@ def _split(component: Component, plan: Plan) -> tuple[str, ...]:
     """How the mesh splits a state; the axes that do not are left out."""
     mesh, words = plan.mesh, []
     sharded = mesh.dp_shard * mesh.cp if mesh.cp > 1 else mesh.dp_shard
-    if plan.zero >= SHARDED_FROM[component] and sharded > 1:
+    engine = engine_of(plan)
+    gathers = plan.zero >= 2 and engine.sharding.gathers  # parameters rest in shards, however long they stay gathered
+    if component is Component.GRADIENTS and mesh.pp > 1 and engine.whole_in_pipelines:
+        words.append("whole until the last micro-batch")
+    elif (gathers or plan.zero >= SHARDED_FROM[component]) and sharded > 1:
         words.append(f"1/{sharded} on each rank")
     elif mesh.data_parallel > 1:
         words.append("a whole copy on each rank")

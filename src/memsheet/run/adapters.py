@@ -36,7 +36,8 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
         model.enable_input_require_grads()  # type: ignore[operator]
     rank = int(plan.adapter.rank)
     config = LoraConfig(
-        r=rank, lora_alpha=2 * rank, target_modules=list(plan.adapter.targets), lora_dropout=plan.adapter.dropout, task_type="CAUSAL_LM",
+        r=rank, lora_alpha=2 * rank, target_modules=list(plan.adapter.targets), lora_dropout=plan.adapter.dropout,
+        task_type="CAUSAL_LM" if hasattr(model, "prepare_inputs_for_generation") else None,
         use_dora=plan.adapter.kind is AdapterKind.DORA, modules_to_save=list(plan.adapter.full_modules) or None,
     )  # fmt: skip
     if plan.quantization is not None and plan.adapter.kind is not AdapterKind.LORA:

@@ -39,7 +39,7 @@ def build_config(config: Mapping[str, Any], plan: Plan) -> Any:
         part.dtype = torch_dtype(plan.precision.parameters, "precision.parameters")
         part.use_cache = plan.task == "infer"
         part._attn_implementation = attention
-        for name in [name for name in vars(part) if name.endswith(("dropout", "_pdrop", "dropout_prob"))]:
+        for name in [name for name in vars(part) if name.endswith(("dropout", "_pdrop", "dropout_prob", "dropout_rate"))]:
             if getattr(part, name) != plan.dropout:  # some configs take whole numbers alone, and so nothing but none
                 setattr(part, name, plan.dropout)
     return built

@@ -32,15 +32,21 @@ def build_optimizer(parameters: Iterable[nn.Parameter], plan: Plan, model: nn.Mo
     if plan.optimizer_in_backward:
         return InBackward(trained, make)
     master = plan.precision.master_weights
-    return make(trained) if master is None else MasterWeights(trained, torch_dtype(master, "precision.master_weights"), make)
+    if master is None:
+        return make(trained)
+    return MasterWeights(trained, torch_dtype(master, "precision.master_weights"), partial(make, originals=trained))
 
 
-def _embeddings(model: nn.Module | None) -> list[torch.Tensor]:
-    return [module.weight for module in model.modules() if isinstance(module, nn.Embedding)] if model else []
+def _embeddings(model: nn.Module | None) -> set[torch.Tensor]:
+    return {module.weight for module in model.modules() if isinstance(module, nn.Embedding)} if model else set()
 
 
-def _made(trained: list[nn.Parameter], *, plan: Plan, model: nn.Module | None) -> torch.optim.Optimizer:
+def _made(
+    trained: list[nn.Parameter], *, plan: Plan, model: nn.Module | None, originals: list[nn.Parameter] | None = None
+) -> torch.optim.Optimizer:
+    """``originals``: the model's own parameters, where ``trained`` are copies of them in the same order."""
     assert plan.optimizer is not None
+    meant = list(zip(trained, originals or trained, strict=True))
     switches: dict[str, Any] = dict(_SWITCHES.get(plan.optimizer.implementation, {}))
     match plan.optimizer.name:
         case OptimizerName.ADAMW if plan.optimizer.implementation in (Implementation.APEX, Implementation.TRANSFORMERS):
@@ -56,9 +62,16 @@ def _made(trained: list[nn.Parameter], *, plan: Plan, model: nn.Module | None) -
         case OptimizerName.ADAMW_8BIT if plan.optimizer.implementation is Implementation.TORCHAO:
             return _torchao(trained)
         case OptimizerName.MUON:
-            return Together(trained, _hidden(model), switches)
+            hidden = _hidden(model)
+            return Together(trained, {copy for copy, own in meant if own in hidden}, switches)
         case _:
-            return other_optimizer(trained, plan, model, _embeddings(model))
+            embeddings = _embeddings(model)
+            return other_optimizer(_named(meant, model), plan, model, [copy for copy, own in meant if own in embeddings])
+
+
+def _named(meant: list[tuple[nn.Parameter, nn.Parameter]], model: nn.Module | None) -> list[tuple[str, nn.Parameter]]:
+    names = {parameter: name for name, parameter in model.named_parameters()} if model else {}
+    return [(names.get(own, f"parameter{number}"), copy) for number, (copy, own) in enumerate(meant)]
 
 
 def _hidden(model: nn.Module | None) -> set[torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -22,22 +21,23 @@ GAP, SCALE = 200, 0.25
 
 
 def other_optimizer(
-    trained: list[nn.Parameter], plan: Plan, model: nn.Module | None, embeddings: list[torch.Tensor]
+    named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Module | None, embeddings: list[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """The plan's optimizer, of a library that is no part of torch."""
+    trained = [parameter for _, parameter in named]
     assert plan.optimizer is not None
     name, way = plan.optimizer.name, plan.optimizer.implementation
     if way is Implementation.BNB:
         return _bitsandbytes(trained, name, embeddings)
     try:
-        return _imported(trained, plan, model)
+        return _imported(named, plan, model)
     except ImportError as missing:
         raise refuse("optimizer", name.value, f"is {missing.name}'s, which is not installed", f"pip install {missing.name}") from None
 
 
-def _imported(trained: list[nn.Parameter], plan: Plan, model: nn.Module | None) -> torch.optim.Optimizer:
+def _imported(named: list[tuple[str, nn.Parameter]], plan: Plan, model: nn.Module | None) -> torch.optim.Optimizer:
     assert plan.optimizer is not None
-    named = list(_named(trained, model))
+    trained = [parameter for _, parameter in named]
     match plan.optimizer.name:
         case OptimizerName.ADAFACTOR if plan.optimizer.implementation is Implementation.FOREACH:
             return torch.optim.Adafactor(trained, lr=RATE, foreach=True)
@@ -82,11 +82,6 @@ def _imported(trained: list[nn.Parameter], plan: Plan, model: nn.Module | None) 
             raise refuse("optimizer", name.value, "is not run here", "its formulas are known: memsheet train")
 
 
-def _named(trained: list[nn.Parameter], model: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
-    names = {parameter: name for name, parameter in model.named_parameters()} if model else {}
-    return ((names.get(parameter, f"parameter{number}"), parameter) for number, parameter in enumerate(trained))
-
-
 def _projected(named: list[tuple[str, nn.Parameter]], plan: Plan) -> list[dict[str, Any]]:
     """Two groups: matrices of layers, whose gradients are projected, and the rest."""
     assert plan.optimizer is not None
@@ -96,7 +91,7 @@ def _projected(named: list[tuple[str, nn.Parameter]], plan: Plan) -> list[dict[s
     return [{"params": inner, **how}, {"params": rest}]
 
 
-def _bitsandbytes(trained: list[nn.Parameter], name: OptimizerName, embeddings: list[torch.Tensor]) -> torch.optim.Optimizer:
+def _bitsandbytes(trained: list[nn.Parameter], name: OptimizerName, embeddings: list[nn.Parameter]) -> torch.optim.Optimizer:
     """In 8 bits embeddings keep states in 32, as the Trainer of transformers has it (5.23.0 trainer.py:1338)."""
     if name.value.startswith("paged") and any(p.device.type == "cuda" for p in trained) and not torch.cuda.is_available():
         raise refuse("optimizer", name.value, "has its states in pages of a card's driver, and there is none", "memsheet train counts them")

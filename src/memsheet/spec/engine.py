@@ -17,6 +17,7 @@ class Sharding(Enum):
     REPLICATED = "replicated"  # DistributedDataParallel
     FSDP2 = "fsdp2"  # per parameter, along dimension 0, padded
     FSDP1 = "fsdp1"  # a flat parameter for each wrapped module
+    INTERNEVO = "internevo"  # whole parameters dealt to ranks, which keep their states
     DEEPSPEED = "deepspeed"  # flat buffers
     MEGATRON = "megatron"  # one buffer of parameters and one of gradients on every rank, optimizer states divided
 
@@ -76,7 +77,7 @@ class Engine:
     whole_in_pipelines: bool = False  # parameters stay gathered from forward to backward where there are several stages
     varies: bool = False  # pads a batch to its longest sample: a maximum of lengths says that they differ
     replays: bool = False  # its step's allocations can be played through the allocator
-    cuts_loss: bool = False  # over tensor-parallel ranks the loss is of a part of the vocabulary unless one asks otherwise
+    usual_loss: Callable[[int, str | None], Loss] | None = None  # of tensor-parallel ranks and version; None is plain
     optimizers: tuple[OptimizerName, ...]
     default_implementation: Implementation
     adapters: tuple[AdapterKind, ...] = (AdapterKind.LORA,)

@@ -57,6 +57,7 @@ class NormKind(Enum):
     RMS = "rms"  # x in fp32, normalised, cast back, then times the weight
     RMS_OFFSET = "rms_offset"  # times (1 + weight) in fp32, then cast back
     RMS_FP32_SCALE = "rms_fp32_scale"  # times the weight in fp32, then cast back
+    RMS_UNCAST = "rms_uncast"  # squares in fp32, the input as it is times their root, cast where the weight is low (t5)
     LAYER = "layer"  # torch's fused layer norm
     LAYER_NO_AFFINE = "layer_no_affine"
     LAYER_WIDE = "layer_wide"  # without affine, on the input raised to fp32, the result lowered again (olmo)
@@ -135,6 +136,7 @@ class StateSpace:
     conv_kernel: int
     heads: int = 0
     groups: int = 0
+    chunk: int = 0  # tokens that are scanned at once (mamba2)
     state_elements: int
     conv_elements: int
     weights: tuple[Weight, ...]
@@ -230,6 +232,8 @@ class Block:
     norms: tuple[Norm, ...] = ()
     extras: tuple[Weight, ...] = ()  # tensors of the block that belong to none of its parts
     residual_scale: bool = False  # branches multiplied by a constant before the residual (granite)
+    wide_residual: bool = False  # what it hands on is fp32 whatever the parameters' dtype (mamba)
+    wide_input: bool = False  # so is what it is handed
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -281,6 +285,7 @@ class Head:
     tied: bool = False
     softcap: float | None = None
     scaled: bool = False  # logits multiplied by a constant
+    wide: bool = False  # computed in the matrix's dtype, then raised to fp32 (mamba)
     weights: tuple[Weight, ...] = ()
 
 
@@ -340,5 +345,6 @@ class ModelSpec:
     max_positions: int | None = None
     dtype: str | None = None  # dtype of the released weights
     quantization: StoredQuantization | None = None
+    router_loss: bool = False  # training adds a loss of the routers' own (output_router_logits)
     extras: tuple[Weight, ...] = ()  # tensors that belong to none of the parts above (poolers, multi-token heads); full paths
     source: Source = field(default=Source(kind="dict"))

@@ -129,7 +129,7 @@ class MambaInner(torch.autograd.Function):
     @staticmethod
     @torch.amp.custom_bwd(device_type="cuda")  # type: ignore[untyped-decorator]
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        xz, conv, conv_bias, projected, x_weight, dt_weight, out_weight, out_bias, a, b, c, d, dt_bias, _, out = ctx.saved_tensors
+        xz, conv, conv_bias, projected, x_weight, dt_weight, out_weight, out_bias, a, b, c, d, dt_bias, _states, out = ctx.saved_tensors
         x, _ = xz.chunk(2, dim=1)
         gradient = gradients[0].contiguous()
         convolved = torch.empty_like(x)
@@ -252,6 +252,9 @@ _TORCH_INSTEAD = {
 }  # fmt: skip
 """Functions of other packages in whose place torch's own operations run in bounded time: the trace is of a machine without them."""
 
+_SPLIT = ("mamba2", "bamba")
+"""Families whose Mamba 2 mixer is one kernel in training."""
+
 _PER_TOKEN = {
     "rwkv": "its own CUDA kernel", "recurrent_gemma": "none: that is how it runs", "xlstm": "xlstm's kernels",
 }  # fmt: skip
@@ -268,6 +271,14 @@ def stand_ins(config: Mapping[str, Any], device: str) -> Iterator[dict[str, list
         reason = f"runs Python over the tokens one by one, and no trace waits for that; what would not: {_PER_TOKEN[kind]}"
         raise refuse("model_type", kind, reason, "memsheet train predicts it, if it knows the family")
     found = _modeling(kind)
+    if kind in _SPLIT and device == "cuda":
+        from memsheet.trace.split_scans import split_conv1d_scan_combined
+
+        called = list[str]()
+        whole = _noted(split_conv1d_scan_combined, "mamba-ssm: mamba_split_conv1d_scan_combined", called)
+        with applied([Patch(found.__name__, "mamba2_split_conv1d_scan_combined", whole, "torch's own operations would run")]):
+            yield {"stand_ins": called, "without": []}
+        return
     if not hasattr(found, _LOOP):
         yield {"stand_ins": [], "without": [package for name, package in _TORCH_INSTEAD.items() if hasattr(found, name)]}
         return

@@ -40,8 +40,10 @@ class ModelCode:
     depends on the plan alone; ``block_numerics``: on a block's shapes too. ``axes``, ``end_axes``: values of the axes that shapes are named by.
     ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``: from the last hidden states to what the
     loss takes, whose shape and dtype ``loss_input`` gives; ``loss``: from there to a number. ``shared``: what all layers keep together;
-    ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``stream``: what blocks hand on.
+    ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward has passed what lies between
+    two stacks. ``stream``: what blocks hand on.
     ``named``: what the training loop names from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
+    ``notes``: what a reader should know of the model's kernels.
     """
 
     forward: Callable[[Recorder, Tensor, Block, Numerics], Tensor]
@@ -59,10 +61,12 @@ class ModelCode:
     shared: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     plan_numerics: Callable[[Plan, Numerics], Numerics] = lambda _, how: how
     masks: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    let_go: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
     named: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
     at_ends: Callable[[Numerics], Numerics] = lambda how: how
+    notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
     stream: Shape = ("b", "s", "h")
 
 

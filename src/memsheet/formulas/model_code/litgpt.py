@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.arith import Count, agreed, ceil_div, maximum, minimum
+from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.errors import Problem
 from memsheet.formulas.ends import embed
 from memsheet.formulas.evaluate import Bag, with_products
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.litgpt_block import forward
 from memsheet.formulas.model_code.litgpt_built import built, is_built, reasons
-from memsheet.formulas.model_code.litgpt_loss import CHUNKS, LM_HEAD_CHUNK, SCALED, chunked_loss, loss_input, named_logits, states
+from memsheet.formulas.model_code.litgpt_loss import LM_HEAD_CHUNK, SCALED, chunked_loss, loss_input, named_logits, states
 from memsheet.formulas.numerics import Numerics
 from memsheet.references import LITGPT, formula
 from memsheet.sheet import Component
@@ -38,6 +38,9 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     if adapter is not None and adapter.kind.prompts and agreed(adapter.start_layer >= layers):
         reason = f"leaves none of {layers} layers for the prompts"
         found.append(Problem(field="adapter.start_layer", value=adapter.start_layer, reason=reason, hint="a smaller one"))
+    if adapter is None and plan.loss is Loss.CHUNKED:
+        reason = "is how litgpt trains adapters; its script for all weights takes logits whole (finetune/full.py:155)"
+        found.append(Problem(field="loss", value=plan.loss.value, reason=reason, hint="plain"))
     if plan.quantization is not None and (bits := plan.quantization.weights.name) not in ("nf4", "nf4-single"):
         found.append(Problem(field="quantization.weights", value=bits, reason="is not modelled for litgpt yet", hint="nf4"))
     return found
@@ -46,8 +49,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
     """Switches of the output layer."""
     scaled = plan.adapter is not None and plan.adapter.kind is AdapterKind.LLAMA_ADAPTER_V2
-    chunks = plan.loss is Loss.CHUNKED and agreed(plan.seq_len > LM_HEAD_CHUNK)
-    return replace(how, options=how.options | {name for name, on in ((SCALED, scaled), (CHUNKS, chunks)) if on})
+    return replace(how, options=how.options | {SCALED}) if scaled else how
 
 
 def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
@@ -66,14 +68,14 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     })  # fmt: skip
 
 
-@formula(cites=LITGPT, at="lora.py:528-530: chunks of positions, of all sequences at once; pretraining has one chunk")
+@formula(cites=LITGPT, at="lora.py:528-530: chunks of positions, of all sequences at once; all weights are trained on one chunk")
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     chunk = minimum(LM_HEAD_CHUNK, plan.seq_len) if plan.loss is Loss.CHUNKED else plan.seq_len
     vocab = spec.embeddings.weights[0].shape[0] if spec.embeddings.weights else spec.vocab
-    whole = (ceil_div(plan.seq_len, LM_HEAD_CHUNK) - 1) * LM_HEAD_CHUNK
+    before = (ceil_div(plan.seq_len, chunk) - 1) * chunk
     return {
         "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": vocab, "V0": vocab, "c": plan.microbatch * chunk,
-        "s0": plan.seq_len - whole, "s1": whole, "s2": maximum(0, whole - LM_HEAD_CHUNK),
+        "s0": plan.seq_len - before, "s1": before,
     }  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """litgpt's output layer and loss over shape-only tensors (Lightning-AI/litgpt 0f021f3a, lit_gpt/lora.py:528-530, utils.py:229-270).
 
 Finetuning splits the last hidden states into chunks of 128 positions: the output layer and the cross-entropy run chunk by chunk, but the
-logits of all chunks are a list that the training loop names. Axes: ``c`` tokens of one chunk; ``s0`` positions of the last one, ``s1``
-and ``s2`` those that the last one, or two, leave.
+logits of all chunks are a list that the training loop names. Training all weights has one chunk. Axes: ``c`` tokens of a chunk; ``s0``
+positions of the last one, ``s1`` of those before.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ LM_HEAD_CHUNK = 128
 """Positions of a chunk (finetune/lora.py:201)."""
 SCALED = "scale and bias on every linear layer"
 """The option of adapter_v2's model, whose output layer has them too."""
-CHUNKS = "more than one chunk of positions"
 LOGITS: Shape = ("b", "s", "V")
 CHUNK: Shape = ("c", "V")
 WEIGHT: Shape = ("V", "h")
@@ -89,7 +88,7 @@ def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: 
         del scaled, pieces
         inner.pop()
         own = [r.grad(("V",), low), r.grad(("V",), low)]
-    total = _head_gradient(r, arrived, low, how) if how.trains else None
+    total = r.grad(WEIGHT, low, "lm_head/gradient") if how.trains else None  # logits are in one piece then
     taken = dequantized(r, WEIGHT, low, "lm_head") if how.quantized else None
     piece = r.grad(("c", "h"), low, "loss/gradient")
     del taken, piece
@@ -99,21 +98,3 @@ def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: 
     joined = r.grad(shape, low, "loss/gradient")
     del pieces_of_all
     return [joined, total, *own]
-
-
-def _head_gradient(r: Recorder, arrived: list[Grad], low: DType, how: Numerics) -> Grad:
-    """The sum of what chunks give, as the second of them has come: the first is a transposed view, to which nothing is added in place."""
-    total = r.grad(WEIGHT, low, "lm_head/gradient")
-    if CHUNKS in how.options:
-        arrived[:] = _less(r, arrived, "s1", low)
-        product = r.grad(WEIGHT, low, "lm_head/gradient")
-        arrived[:] = _less(r, arrived, "s2", low)
-        total = r.grad(WEIGHT, low, "lm_head/gradient")
-        del product
-    return total
-
-
-def _less(r: Recorder, arrived: list[Grad], left: str, low: DType) -> list[Grad]:
-    """Gradients of logits when another chunk has had its turn."""
-    arrived.clear()
-    return [r.grad(("b", left, "V"), low, "loss/gradient")]

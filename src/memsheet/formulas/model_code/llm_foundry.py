@@ -163,6 +163,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What is not modelled of it."""
     rules: list[tuple[str, object, bool, str, str]] = [
         ("model", spec.name, _kinds(spec) != {"mpt"}, "is not built of MPT blocks, which alone are modelled of llm-foundry", "engine fsdp1"),
+        ("model", spec.name, not spec.head.tied, "does not tie embeddings and head, which is not modelled of llm-foundry", "engine fsdp1"),
         ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
         ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine transformers"),
         ("quantization.weights", None, plan.quantization is not None, "is not modelled there", "engine transformers"),
@@ -180,6 +181,7 @@ def axes(block: Block, plan: Plan) -> dict[str, Count]:
     })  # fmt: skip
 
 
+@formula(cites=LLM_FOUNDRY, at="mpt/modeling_mpt.py:804-811: logits of every position")
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab}
 

@@ -118,11 +118,13 @@ def _grouped(r: Recorder, x: Tensor, shape: Shape, path: str, how: Numerics) -> 
     return r.apply(r.tensor(f"{path}/output", shape, dtype), (x,), (kept,), lambda _: [r.grad(back, dtype)])
 
 
+@formula(cites=MEGATRON, at="moe/experts.py: num_local_experts = experts / ep")
 def local_experts(ff: Moe, plan: Plan) -> Count:
     """Experts of one rank."""
     return ceil_div(ff.experts, plan.mesh.ep)
 
 
+@formula(cites=MEGATRON, at="moe/token_dispatcher.py, experts.py: shapes of an expert layer's tensors on a rank")
 def expert_axes(ff: Moe, plan: Plan) -> dict[str, Count]:
     """Values of the axes of an expert layer."""
     positions = ceil_div(plan.seq_len, plan.mesh.cp)
@@ -173,6 +175,10 @@ def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routi
     return minimum(maximum(most, sent * split), sent * split + fluctuation(sent * ranks, ranks) * split)
 
 
+@formula(
+    cites=MEGATRON,
+    at="moe/token_dispatcher.py: the largest of n normal shares of evenly chosen copies, about sigma · sqrt(2 ln n) above their mean",
+)
 def fluctuation(copies: Count, ranks: Count) -> Count:
     """How far above the mean the fullest of some ranks is expected to be."""
     if not isinstance(copies, int) or not isinstance(ranks, int):

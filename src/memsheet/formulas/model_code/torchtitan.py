@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.engines.torchtitan import version_of
 from memsheet.errors import Problem
-from memsheet.formulas.ends import cross_entropy
 from memsheet.formulas.evaluate import Bag, with_products
-from memsheet.formulas.graph import Chosen, Tensor
+from memsheet.formulas.graph import Chosen
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code import torchtitan_layers as layers
+from memsheet.formulas.model_code.torchtitan_loss import CHUNKS, loss_of
 from memsheet.formulas.numerics import AttentionKernel, Numerics
-from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Shape
 from memsheet.references import TORCHTITAN, formula
 from memsheet.sheet import Component
@@ -30,7 +29,7 @@ NAMES = {
 }  # fmt: skip
 """Module names of the library's Llama and torchtitan's."""
 OPERATIONS = frozenset({Chosen.EVERY_SECOND_PRODUCT, Chosen.ATTENTION, Chosen.REDUCE_SCATTER})
-"""What the policy ``op`` keeps (torchtitan 9dec370, parallelisms/parallelize_llama.py:214-225, 252-269): every second mm from the first on,
+"""What the policy ``op`` keeps (torchtitan 9dec370, parallelisms/parallelize_llama.py:214-225, 250-266): every second mm from the first on,
 attention's outputs, reduce-scatters, and the maxima of eight-bit casts, which are numbers. Products in eight bits are counted as the mm
 that they stand for: the policy sees torchao's tensors before they become _scaled_mm.
 """
@@ -55,45 +54,55 @@ def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
 
 
 def at_ends(how: Numerics) -> Numerics:
-    """Embeddings, final norm and head are neither compiled nor swapped (parallelize_llama.py:286-296, float8.py:93)."""
+    """Embeddings, final norm and head are neither compiled nor swapped (parallelize_llama.py:297-306, float8.py:99)."""
     return replace(how, options=how.options - {layers.COMPILED, layers.FP8_PRODUCTS, layers.ASYNC})
 
 
 # ---- the model as it is built --------------------------------------------------------------------------------------------------
 
 
-def built(spec: ModelSpec, _: Plan) -> ModelSpec:
-    """The model under torchtitan's module names."""
-    embeddings = replace(spec.embeddings, weights=_renamed(spec.embeddings.weights))
+def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model under torchtitan's module names, with the projections that its version joins."""
+    version = version_of(plan.engine_version)
+    names = {**NAMES, "lm_head": "lm_head"} if version.chunks_loss else NAMES
+    embeddings = replace(spec.embeddings, weights=_renamed(spec.embeddings.weights, names))
     return replace(
-        spec, embeddings=embeddings, head=replace(spec.head, weights=_renamed(spec.head.weights)),
-        stacks=tuple(_stack(stack) for stack in spec.stacks),
+        spec, embeddings=embeddings, head=replace(spec.head, weights=_renamed(spec.head.weights, names)),
+        stacks=tuple(_stack(stack, joins=version.fuses_qkv) for stack in spec.stacks),
     )  # fmt: skip
 
 
-def _renamed(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    return tuple(replace(w, path=f"{_name(w.path.rpartition('.')[0])}.{w.path.rpartition('.')[2]}") for w in weights)
+def _renamed(weights: tuple[Weight, ...], names: Mapping[str, str] = NAMES) -> tuple[Weight, ...]:
+    return tuple(
+        replace(w, path=".".join((names.get(module, module), last))) for w in weights for module, _, last in (w.path.rpartition("."),)
+    )
 
 
-def _name(path: str) -> str:
-    return NAMES.get(path, path)
-
-
-def _stack(stack: Stack) -> Stack:
-    runs = tuple(replace(run, pattern=tuple(_block(block) for block in run.pattern)) for run in stack.runs)
-    return replace(stack, path=_name(stack.path), final_path="", runs=runs, final_norms=tuple(_norm(n) for n in stack.final_norms))
+def _stack(stack: Stack, *, joins: bool) -> Stack:
+    runs = tuple(replace(run, pattern=tuple(_block(block, joins=joins) for block in run.pattern)) for run in stack.runs)
+    path = NAMES.get(stack.path, stack.path)
+    return replace(stack, path=path, final_path="", runs=runs, final_norms=tuple(_norm(n) for n in stack.final_norms))
 
 
 def _norm(norm: Norm) -> Norm:
-    return replace(norm, path=_name(norm.path), weights=_renamed(norm.weights))
+    return replace(norm, path=NAMES.get(norm.path, norm.path), weights=_renamed(norm.weights))
 
 
-def _block(block: Block) -> Block:
-    mixers = tuple(replace(m, path=_name(m.path), weights=_renamed(m.weights)) if isinstance(m, Attention) else m for m in block.mixers)
+def _block(block: Block, *, joins: bool) -> Block:
+    mixers = tuple(_attention(m, joins=joins) if isinstance(m, Attention) else m for m in block.mixers)
     ff = block.feed_forward
     if isinstance(ff, Dense):
-        ff = replace(ff, path=_name(ff.path), weights=_renamed(ff.weights))
+        ff = replace(ff, path=NAMES.get(ff.path, ff.path), weights=_renamed(ff.weights))
     return replace(block, mixers=mixers, feed_forward=ff, norms=tuple(_norm(n) for n in block.norms))
+
+
+def _attention(at: Attention, *, joins: bool) -> Attention:
+    weights = _renamed(at.weights)
+    if joins and len(weights) == len("qkvo"):
+        rows = sum(w.shape[0] for w in weights[:3])
+        one = replace(weights[0], path="attention.qkv_linear.wqkv.weight", shape=(rows, *weights[0].shape[1:]), units=at.kv_heads)
+        return replace(at, path="attention", weights=(one, weights[3]), fused_qkv=True)
+    return replace(at, path="attention", weights=weights)
 
 
 # ---- what is refused -----------------------------------------------------------------------------------------------------------
@@ -107,7 +116,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("model", spec.name, spec.head.tied, "ties embeddings and head, and its Llama has two tables", "engine fsdp2"),
         ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine fsdp2"),
         ("dropout", plan.dropout, plan.dropout > 0, "does not exist in its Llama", "leave it out"),
-        ("async_tp", True, plan.async_tp and not plan.compile, "needs compile (parallelize_llama.py:55-61)", "add --compile"),
+        ("async_tp", True, plan.async_tp and not plan.compile, "needs compile (parallelize_llama.py:58)", "add --compile"),
         ("async_tp", True, plan.async_tp and not agreed(plan.mesh.tp > 1), "overlaps what tensor parallelism sends", "give tp"),
         *(("recompute.modules", m, m not in MODULES, "is no policy of torchtitan", "op, or layer") for m in plan.recompute.modules),
         *_of_fp8(plan), *_of_mesh(spec, plan),
@@ -129,6 +138,8 @@ def _of_fp8(plan: Plan) -> Iterator[_Rule]:
 
 def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
     mesh, parallel = plan.mesh, plan.loss is Loss.VOCAB_PARALLEL
+    chunked = plan.loss is Loss.CHUNKED and not version_of(plan.engine_version).chunks_loss
+    yield "loss", "chunked", chunked, "is not in that version", "plain, or vocab_parallel over tensor-parallel ranks"
     yield "loss", "vocab_parallel", parallel and not agreed(mesh.tp > 1), "is for tensor-parallel ranks", "leave it out"
     pieces = mesh.tp * maximum(1, 2 * mesh.cp * (mesh.cp > 1))
     yield (
@@ -164,7 +175,7 @@ def _sequence(plan: Plan) -> dict[str, Count]:
     return {"b": plan.microbatch, "s": length, "s/t": ceil_div(length, plan.mesh.tp), "cp": plan.mesh.cp}
 
 
-@formula(cites=TORCHTITAN, at="models/llama/model.py, parallelisms/parallelize_llama.py:108-200: shapes of a layer's tensors on a rank")
+@formula(cites=TORCHTITAN, at="models/llama/model.py, parallelisms/parallelize_llama.py:117-205: shapes of a layer's tensors on a rank")
 def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a layer's tensors are named by."""
     at, ff, tp = block.mixers[0], block.feed_forward, plan.mesh.tp
@@ -176,22 +187,22 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     })  # fmt: skip
 
 
+@formula(cites=TORCHTITAN, at="models/llama/model.py:427-447: embeddings, head; the vocabulary over tensor-parallel ranks")
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    return {**_sequence(plan), "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab}
+    shared = _sequence(plan)
+    chunk = ceil_div(shared["b"] * shared["s"], CHUNKS)
+    return {**shared, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab, "c": chunk}
 
 
 def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
+    if loss is Loss.CHUNKED:
+        return layers.WHOLE, how.stream, "loss/input"
     return ("b", "s", "V" if loss is Loss.VOCAB_PARALLEL else "V0"), how.parameters, "output/output"
-
-
-def loss_of(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
-    """``cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`` (train.py:131-134)."""
-    return layers.parallel_cross_entropy(r, x) if loss is Loss.VOCAB_PARALLEL else cross_entropy(r, x)
 
 
 def tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a copy to put back
-    (utils.py:160-180 and torch's context_parallel).
+    (utils.py:171-192 and torch's context_parallel).
     """
     dims = {m.head_dim for s in spec.stacks for run in s.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)}
     copies = 1 + (1 if agreed(plan.mesh.cp > 1) else 0)

@@ -1,4 +1,4 @@
-"""A layer of torchtitan's Llama and its two ends, operation by operation (torchtitan 9dec370, models/llama/model.py:160-350).
+"""A layer of torchtitan's Llama and its two ends, operation by operation (torchtitan 9dec370, models/llama/model.py:87-332).
 
 The stream between layers is cut along the sequence over tensor-parallel ranks (``s/t``); attention and feed-forward gather it. ``compiled``
 layers are what torch.compile makes of the same: elementwise operations are one kernel each and keep nothing of their own.
@@ -11,13 +11,14 @@ from memsheet.formulas.norms import rms_norm
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
-from memsheet.spec.dtypes import BOOL, FP8, FP32, INT64
+from memsheet.spec.dtypes import BOOL, FP8, FP32, INT64, DType
 from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
 
 STREAM: Shape = ("b", "s/t", "h")
 WHOLE: Shape = ("b", "s", "h")
 HEADS: Shape = ("b", "s", "a", "d")
+BOTH: Shape = (2, *HEADS)
 COMPILED, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASYNC = (
     "compiled", "fused norm", "repeats kv", "fp8", "fp8 gathered", "ring", "all-gathered kv", "async tp",
 )  # fmt: skip
@@ -153,8 +154,7 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     whole = gather(r, x, at.path, how)
     del x
     names = [w.path.removesuffix(".weight") for w in at.weights]
-    projected = linears(r, whole, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=False)), "h", how)
-    q, k, v = (r.view(projected.pop(0), ("b", "s", heads, "d")) for heads in "akk")
+    q, k, v = _in_one(r, whole, names[0], at.path, how) if at.fused_qkv else _one_by_one(r, whole, names[:3], how)
     if COMPILED in how.options:
         del whole
     q, k = rotary(r, q, k, at.path, how)
@@ -163,11 +163,23 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     attend = _ring if RING in how.options else _flash
     context = r.view(attend(r, q, keys, values, at.path, how), ("b", "s", "a·d"))
     del q, keys, values
-    return scatter(r, linear(r, context, names[3], "h", "a·d", how), at.path, how)
+    return scatter(r, linear(r, context, names[-1], "h", "a·d", how), at.path, how)
+
+
+def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: Numerics) -> list[Tensor]:
+    made = linears(r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how)
+    return [r.view(made.pop(0), ("b", "s", heads, "d")) for heads in "akk"]
+
+
+def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: Numerics) -> list[Tensor]:
+    """One product, of whose parts each is made contiguous (b5bcd76, models/common/attention.py:722-800)."""
+    shapes: tuple[Shape, ...] = tuple(("b", "s", heads, "d") for heads in "akk")
+    parts = r.split(linear(r, x, name, "(a+2k)·d", "h", how), shapes)
+    return [r.copy(parts.pop(0), shape, f"{path}/{part}") for shape, part in zip(shapes, "qkv", strict=True)]
 
 
 def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: Numerics) -> tuple[Tensor, Tensor]:
-    """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again (model.py:91-120)."""
+    """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again (model.py:87-113)."""
     if COMPILED in how.options:
         return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
     dtype = q.dtype
@@ -177,7 +189,7 @@ def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: Numerics) -> tuple
 
 
 def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: Numerics) -> Tensor:
-    """Keys or values repeated (model.py:123-132): one head is only expanded, which is a view."""
+    """Keys or values repeated (model.py:116-125): one head is only expanded, which is a view."""
     if REPEATS not in how.options or at.heads == at.kv_heads:
         return x
     back, dtype = x.shape, x.dtype
@@ -201,44 +213,69 @@ def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numeric
 
 
 def _ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
-    """Attention over the ranks that share a sequence (torch 2.6 distributed/tensor/experimental/_attention.py, _templated_ring_attention):
-    keys and values are made contiguous, joined, and gathered from all ranks or handed round; partial results are merged in fp32.
+    """Attention over the ranks that share a sequence (torch distributed/tensor/experimental/_attention.py, _templated_ring_attention): keys
+    and values are made contiguous, joined, and gathered from all ranks or handed round; partial results are merged in fp32. It is written as
+    it stands in a compiled layer too: how much of it a compiler fuses is part of the range.
     """
-    both: Shape = (2, *HEADS)
     dtype, metas = q.dtype, [(t.shape, t.dtype) for t in (q, k, v)]
-    moved: Shape = ("cp", *both) if ALL_GATHER in how.options else both
-    held = [r.tensor(path + name, HEADS, dtype) for name in ("/k_contiguous", "/v_contiguous")]
-    joined = r.tensor(path + "/kv", both, dtype)
-    held.append(r.tensor(path + "/kv_gathered", moved, dtype))
+    moved: Shape = ("cp", *BOTH) if ALL_GATHER in how.options else BOTH
+    own = [r.tensor(path + name, HEADS, dtype) for name in ("/k_contiguous", "/v_contiguous")]
+    joined = r.tensor(path + "/kv", BOTH, dtype)
+    arrived = r.tensor(path + "/kv_gathered", moved, dtype)
     del joined
-    part, merged = r.tensor(path + "/part", HEADS, dtype), r.tensor(path + "/merged", HEADS, FP32)
-    again = r.tensor(path + "/merged", HEADS, FP32)
-    del part, merged
+    part = r.tensor(path + "/part", HEADS, dtype)
+    merged = r.tensor(path + "/merged", HEADS, FP32)
+    own.clear()
+    other = r.tensor(path + "/part", HEADS, dtype)
+    del part
+    merged = _merged(r, merged, path)
     out, *rest = _kept(r, q, path)
-    del again
-    held.clear()
+    del merged, arrived, other
+    out = r.apply(out, (q, k, v), (q, k, v, out, *rest), lambda _: _ring_backward(r, metas, moved, path))
+    return r.copy(out, HEADS, path + "/contiguous")  # parts of the first ranks are joined head by head
 
-    def backward(g: Grad) -> list[Grad | None]:
-        """Gradients of all parts are added in fp32; those of keys and values travel on with them."""
-        held = [r.grad(HEADS, dtype, path + name) for name in ("/k_contiguous", "/v_contiguous")]
-        held += [r.grad(moved, dtype, path + "/kv_gathered")]
-        sums = [r.grad(HEADS, FP32) for _ in metas]
-        held += [r.grad(HEADS, FP32, f"{path}/scratch"), *(r.grad(HEADS, dtype) for _ in metas)]
-        del held[3]
-        held += [r.grad(both, FP32, path + "/kv_gradients"), r.grad(both, FP32, path + "/kv_gradients")]
-        held.clear()
-        grads = [r.grad(shape, kind) for shape, kind in metas]
-        sums.clear()
-        return list(grads)
 
-    return r.apply(out, (q, k, v), (q, k, v, out, *rest), backward)
+def _merged(r: Recorder, sofar: Tensor, path: str) -> Tensor:
+    """``sofar - weight * (sofar - part)`` with the part raised to fp32."""
+    wide = r.tensor(path + "/part_fp32", HEADS, FP32)
+    difference = r.tensor(path + "/difference", HEADS, FP32)
+    scaled = r.tensor(path + "/scaled", HEADS, FP32)
+    del difference
+    result = r.tensor(path + "/merged", HEADS, FP32)
+    del scaled, wide, sofar
+    return result
+
+
+def _ring_backward(r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, path: str) -> list[Grad | None]:
+    """Gradients of all parts are added in fp32; those of keys and values travel on with them, the next rank's arrive."""
+    dtype = metas[0][1]
+    sums = [r.grad(HEADS, FP32) for _ in metas]
+    own = [r.grad(HEADS, dtype, path + name) for name in ("/k_contiguous", "/v_contiguous")]
+    joined, arrived = r.grad(BOTH, dtype, path + "/kv"), r.grad(moved, dtype, path + "/kv_gathered")
+    part = [r.grad(HEADS, dtype) for _ in metas]
+    flat = [r.grad(HEADS, FP32, path + "/flat") for _ in range(2)]
+    sent = r.grad(BOTH, FP32, path + "/kv_gradients")
+    flat.clear()
+    got = r.grad(BOTH, FP32, path + "/kv_gradients")
+    own.clear()
+    other = [r.grad(HEADS, dtype) for _ in metas]
+    part.clear()
+    del sent, sums[1:]
+    last = [r.grad(BOTH, FP32, path + "/kv_gradients") for _ in range(2)]
+    grads: list[Grad | None] = [r.grad(*metas[0])]
+    sums.clear()
+    grads += [r.grad(*meta) for meta in metas[1:]]
+    last.clear()
+    other.clear()
+    del joined, arrived, got
+    return grads
 
 
 # ---- feed-forward ------------------------------------------------------------------------------------------------------------
 
 
 def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
-    """``w2(silu(w1(x)) * w3(x))`` (model.py:257)."""
+    """``w2(silu(w1(x)) * w3(x))`` (model.py:253)."""
     gate_of, up_of, down_of = (w.path.removesuffix(".weight") for w in ff.weights)
     whole = gather(r, x, ff.path, how)
     del x
@@ -289,30 +326,8 @@ def head(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: s
     weight = r.parameter(name, ("V", "h"), how.parameters)
     whole = gather(r, x, name, how)
     del x
+    if loss is Loss.CHUNKED:  # which makes logits itself
+        return whole
     logits = r.linear(whole, weight, "V", name)
     del whole
     return r.gathered(logits, ("b", "s", "V0"), name) if how.tensor_parallel and loss is Loss.PLAIN else logits
-
-
-def parallel_cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
-    """The loss over a vocabulary that is cut (torch distributed/tensor/parallel/loss.py:187-219, 395-480): shifted, exponentials summed,
-    log-probabilities saved; backward is one function of zeros, exponentials, their sum and its product with what arrives.
-    """
-    wide = r.cast(logits, FP32, "loss/fp32")
-    shape = wide.shape
-    shifted = r.tensor("loss/shifted", shape, FP32)
-    exponentials = r.tensor("loss/exponentials", shape, FP32)
-    del exponentials
-    made = r.tensor("loss/log_softmax", shape, FP32)
-    logged = r.apply(made, (wide,), (made,), lambda g: [Grad(g.storage, g.shape, g.dtype)])
-    del shifted
-
-    def backward(_: Grad) -> list[Grad | None]:
-        zeros, exponentials = r.grad(shape, FP32, "loss/zeros"), r.grad(shape, FP32, "loss/exponentials")
-        total = r.grad(shape, FP32, "loss/sum")
-        del exponentials
-        product = r.grad(shape, FP32)
-        del zeros, total
-        return [product]
-
-    return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), backward)

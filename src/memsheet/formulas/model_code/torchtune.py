@@ -25,6 +25,8 @@ KINDS = frozenset({"llama", "mistral", "qwen2"})
 POSITIONS = 131_072
 """Positions of the rotary cache where the model does not say how many it has (models/llama3_1/_model_builders.py:34)."""
 
+OTHER_RECIPES = "has other recipes (FullyShardedDataParallel, logits of all positions copied in fp32), which are not modelled"
+
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     if COMPILED in how.options:
@@ -58,12 +60,18 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("model", spec.name, bool(kinds), f"is built of {', '.join(kinds)} blocks, which are not modelled of torchtune", "engine transformers"),
         ("model", spec.name, not kinds and not plain, "has parts that torchtune's decoders do not have", "engine transformers"),
         ("model", spec.name, spec.head.tied, "ties embeddings and head, which is not modelled of torchtune", "engine transformers"),
+        ("engine_version", plan.engine_version, _other_recipes(plan.engine_version), OTHER_RECIPES, "0.3 or later"),
         ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
         ("offload.activations", True, plan.offload.activations and none, "is modelled of recomputed layers alone", "add --recompute full"),
         ("offload.optimizer", plan.offload.optimizer, bool(plan.offload.optimizer) and alone and not paged,
          "is not what its single-device recipes do", "--optimizer paged_adamw_8bit keeps states in memory that the host backs"),
     ]  # fmt: skip
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, holds, reason, hint in rules if holds]
+
+
+def _other_recipes(version: str | None) -> bool:
+    """Torchtune 0.1 and 0.2 (recipes/lora_finetune_distributed.py and lora_finetune_single_device.py of 135cf2e)."""
+    return version is not None and version.split("-")[0].split(".")[:2] in (["0", "1"], ["0", "2"])
 
 
 def _plain(block: Block) -> bool:

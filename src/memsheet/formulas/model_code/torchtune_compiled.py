@@ -4,7 +4,7 @@ Elementwise operations are part of one kernel with what reads or makes them, so 
 memory. What is saved was read off the partitioner run on the layer itself (torch 2.5 and 2.13, functorch min_cut_rematerialization_partition
 with inductor's decompositions): a norm's statistic and its result where a weight's gradient needs it; queries, keys and values as attention
 reads them, its result and statistic; attention's output projection, which with the input makes the second norm's input again; gate and up,
-and their product where a weight's gradient needs it. Every gradient is handed over when the whole backward is done.
+and their product where a weight's gradient needs it; and every matrix that was dequantized, whole. Every gradient is handed over when the whole backward is done.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ def _norm_back(f: Function, norm: Norm) -> None:
 def _product(f: Function, name: str, shape: tuple[Axis, Axis]) -> Tensor:
     """A linear layer: the sum of its base and its adapter's is one more, if it has one."""
     f_shape: Shape = ("b", "s", shape[0])
-    weight = f.make(f"{name}/dequantized", shape) if _quantized(f, name) else None
+    if _quantized(f, name):
+        f.keep(f"{name}/dequantized", f.make(f"{name}/dequantized", shape))
     out = f.make(f"{name}/output", f_shape)
-    del weight
     if f.how.trains:
         f.parameter(name, shape, f.how.parameters)
         if name + ".bias" in f.weights:
@@ -136,9 +136,8 @@ def _product_back(f: Function, name: str, shape: tuple[Axis, Axis]) -> Grad:
     for path in (name, name + ".bias"):
         if path in f.parameters:
             f.found(path)
-    weight = f.r.grad(shape, f.dtype, f"{name}/dequantized") if _quantized(f, name) else None
     grad = f.grad(("b", "s", shape[1]))
-    del weight
+    f.saved.pop(f"{name}/dequantized", None)
     if f.adapts(name):
         low = f.grad(("b", "s", "r"))
         f.found(f"{name}.lora_B")

@@ -210,6 +210,7 @@ def _bamba_mamba(config: Fields, hidden: int) -> StateSpace:
     return mamba2_mixer(
         "mamba", hidden, inner, heads=heads, head_dim=head_dim, state=config.count("mamba_d_state", default=256),
         groups=config.count("mamba_n_groups", default=1), kernel=config.count("mamba_d_conv", default=4),
+        chunk=config.count("mamba_chunk_size", default=256),
         bias=config.flag("mamba_proj_bias", default=False), conv_bias=config.flag("mamba_conv_bias", default=True),
     )  # fmt: skip
 

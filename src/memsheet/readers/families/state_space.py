@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import layer_norm, linear, repeated, rms_norm
 from memsheet.readers.sparse_parts import causal_lm
@@ -23,12 +25,16 @@ def read(config: Fields) -> ModelSpec:
 def _mamba_model(config: Fields, kind: str, hidden: int, vocab: int, layers: int, *, tied: bool) -> ModelSpec:
     hidden = config.count("hidden_size", default=hidden)
     mixer = _mamba2(config, hidden) if kind == "mamba2" else _mamba(config, hidden, kind)
-    block = Block(kind=kind, hidden=hidden, arrangement=Arrangement.MIXER_ONLY, mixers=(mixer,), norms=(rms_norm("norm", hidden),))
+    block = Block(
+        kind=kind, hidden=hidden, arrangement=Arrangement.MIXER_ONLY, mixers=(mixer,), norms=(rms_norm("norm", hidden),),
+        wide_residual=config.flag("residual_in_fp32", default=True),
+    )  # fmt: skip
     runs = repeated([kind] * config.layers(default=layers), lambda _: block)
     vocab = config.count("vocab_size", default=vocab)
-    return causal_lm(
+    made = causal_lm(
         config, kind, hidden, vocab, runs, final_norm=rms_norm("norm_f", hidden), base="backbone", embeddings="embeddings", tied=tied
     )
+    return replace(made, head=replace(made.head, wide=True))
 
 
 def _mamba(config: Fields, hidden: int, kind: str) -> StateSpace:
@@ -52,7 +58,7 @@ def _mamba2(config: Fields, hidden: int) -> StateSpace:
     config.divides(groups, "num_heads", heads, "each group of B and C serves the same number of heads")
     return mamba2_mixer(
         "mixer", hidden, inner, heads=heads, head_dim=head_dim, state=config.count("state_size", default=128), groups=groups,
-        kernel=config.count("conv_kernel", default=4),
+        kernel=config.count("conv_kernel", default=4), chunk=config.count("chunk_size", default=256),
         bias=config.flag("use_bias", default=False), conv_bias=config.flag("use_conv_bias", default=True),
     )  # fmt: skip
 

@@ -1,0 +1,32 @@
+"""What a micro-batch is made of: token ids and labels, pictures and their classes, pairs of texts."""
+
+from __future__ import annotations
+
+from memsheet.arith import Count
+from memsheet.formulas.evaluate import Bag
+from memsheet.formulas.pictures import of_pictures, picture_bytes
+from memsheet.references import TRANSFORMERS, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import INT64
+from memsheet.spec.model import ModelSpec, Stack
+from memsheet.spec.plan import Plan
+
+
+@formula(cites=TRANSFORMERS, at="modeling files: arguments of the models' forward; ids and labels are int64")
+def inputs(model: ModelSpec, plan: Plan) -> Bag:
+    """On the device at every instant of a step."""
+    tokens, sequences = INT64.nbytes(plan.microbatch * plan.seq_len), INT64.nbytes(plan.microbatch)
+    if of_pictures(model.embeddings):
+        return _named({"pixel_values": picture_bytes(model, plan), "labels": sequences})
+    whole = model.head.kind == "classification" and any("pooler" in w.path or "classifier.dense" in w.path for w in model.head.weights)
+    labels = sequences if whole else tokens
+    pair = {"decoder_input_ids": tokens} if _is_pair(model.stacks) else {}
+    return _named({"input_ids": tokens, "labels": labels, **pair})
+
+
+def _is_pair(stacks: tuple[Stack, ...]) -> bool:
+    return {"encoder", "decoder"} <= {stack.role for stack in stacks}
+
+
+def _named(sizes: dict[str, Count]) -> Bag:
+    return Bag.of(((Component.INPUTS, name), size) for name, size in sizes.items())

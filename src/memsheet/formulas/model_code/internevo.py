@@ -1,0 +1,191 @@
+"""InternEvo's InternLM (1738bee0): joined projections, rotary positions in place, flash attention on packed sequences, apex's norms.
+
+Unless whole layers are recomputed, dropout and norm are, which keeps their inputs in the low dtype in place of fp32 copies.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count
+from memsheet.errors import Problem
+from memsheet.formulas import ends
+from memsheet.formulas.evaluate import with_products
+from memsheet.formulas.graph import Grad, Joined, Pass, Tensor
+from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.numerics import Numerics, parameter
+from memsheet.formulas.recorder import Recorder
+from memsheet.formulas.tape import Axis, Shape
+from memsheet.references import INTERNEVO, formula
+from memsheet.spec.dtypes import FP32, INT64, DType
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
+from memsheet.spec.plan import Loss, Plan, RecomputeMode
+
+JOINED = "(a+2k)·d"
+SELECTIVE = "recomputes norms"
+
+
+def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """PackedFlashBaseLayer1D._forward (model/modeling_internlm.py:205-255)."""
+    (at,), ff, norms = block.mixers, block.feed_forward, block.norms
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    selective = SELECTIVE in how.options
+    mixed = attention(r, _normed(r, x, norms[0], how, selective=selective), at, how)
+    residual = r.add(mixed, x, "/residual")
+    del mixed
+    fed = feed_forward(r, _normed(r, residual, norms[1], how, selective=selective), ff, how)
+    return r.add(fed, residual, "/output")
+
+
+def _normed(r: Recorder, x: Tensor, norm: Norm, how: Numerics, *, selective: bool) -> Tensor:
+    """A norm on an fp32 copy; recomputed, it keeps its input alone. The second's is a sum of which InternEvo keeps a part of the same size:
+    attention's output, beside the stream that the first norm keeps.
+    """
+    if not selective or r.pass_ is not Pass.PLAIN:
+        return normalise(r, x, norm, how)
+    return r.again(lambda y: normalise(r, y, norm, how), x)
+
+
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+    """Apex's MixedFusedRMSNorm of ``x.float()``: keeps the copy and a statistic, hands on the weight's dtype."""
+    weight = parameter(r, norm.weights[0], how, norm.path)
+    wide = r.cast(x, FP32, norm.path + "/fp32")
+    out = r.tensor(norm.path + "/output", x.shape, weight.dtype)
+    return r.custom(norm.path, (wide, weight), out, (wide, weight, r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)))
+
+
+def _linear(r: Recorder, x: Tensor, weights: tuple[Weight, ...], number: int, shape: tuple[Axis, Axis], how: Numerics) -> Tensor:
+    """flash-attn's fused dense layer, which saves its input and weight as torch's does."""
+    path = [w.path.removesuffix(".weight") for w in weights if w.path.endswith(".weight")][number]
+    bias = next((w for w in weights if w.path == f"{path}.bias"), None)
+    low = parameter(r, bias, how, f"{path}.bias") if bias else None
+    return r.linear(x, r.parameter(path, shape, how.parameters, trains=how.trains), shape[0], path, bias=low)
+
+
+def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+    """MHA._packed_forward (model/multi_head_attention.py:430-465): positions are turned in place."""
+    qkv = _linear(r, x, at.weights, 0, (JOINED, "h"), how)
+    tables = [r.tensor(f"{at.path}/rotary_table", ("b", "s", "d/2"), x.dtype) for _ in range(2)]
+    turned: Shape = ("b", "s", JOINED)
+    qkv = r.apply(Tensor(qkv.storage, turned, x.dtype), (qkv,), tables, lambda g: [Grad(g.storage, turned, g.dtype)])
+    del tables
+    out = r.tensor(f"{at.path}/context", ("b", "s", "a·d"), x.dtype)
+    lse, seed = r.tensor(f"{at.path}/logsumexp", ("b", "a", "s"), FP32), r.tensor(f"{at.path}/rng", (2,), INT64)
+    out = r.custom(at.path, (qkv,), out, (qkv, out, lse, seed))
+    del qkv
+    return _linear(r, out, at.weights, 1, ("h", "a·d"), how)
+
+
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+    """FeedForward.forward (model/linear.py:190-196): w3(silu(w1 x) * w2 x), the middle as torch differentiates it."""
+    gate = _linear(r, x, ff.weights, 0, ("f", "h"), how)
+    up = _linear(r, x, ff.weights, 1, ("f", "h"), how)
+    inner = r.mul(r.unary(gate, f"{ff.path}/activation", saves="input"), up, f"{ff.path}/product")
+    del gate, up
+    return _linear(r, inner, ff.weights, 2, ("h", "f"), how)
+
+
+# ---- the two ends ------------------------------------------------------------------------------------------------------------
+
+
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+    x, _ = ends.embed(r, embeddings, how, tied)
+    return x, ()
+
+
+def head(r: Recorder, x: Tensor, head: Head, how: Numerics, _: Loss, table: str) -> Tensor:
+    return ends.project_to_vocabulary(r, x, head, how, table)
+
+
+def loss_input(how: Numerics, _: Loss) -> tuple[Shape, DType, str]:
+    return ("b", "s", "V0"), how.parameters, "lm_head/output"
+
+
+def loss(r: Recorder, x: Tensor, *_: object) -> Tensor:
+    """flash-attn's cross entropy with ``inplace_backward`` (model/loss.py:24-30): logits become their gradient."""
+    logits, shape, dtype = x.storage, x.shape, x.dtype
+    sums = r.tensor("loss/logsumexp", ("b", "s"), FP32)
+    rows = r.apply(r.tensor("loss/rows", ("b", "s"), FP32), (x,), (x, sums), lambda _: [Grad(logits, shape, dtype)])
+    return r.apply(r.tensor("loss/value", (1,), FP32), (rows,), (), lambda _: [r.grad(("b", "s"), FP32)])
+
+
+# ---- the model as it is built --------------------------------------------------------------------------------------------------
+
+
+def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """With one projection for queries, keys and values, and biases in both of attention's."""
+    if _odd(spec):
+        return spec
+    return replace(spec, stacks=tuple(_stack(stack) for stack in spec.stacks))
+
+
+def _stack(stack: Stack) -> Stack:
+    runs = tuple(replace(run, pattern=tuple(_block(block) for block in run.pattern)) for run in stack.runs)
+    return replace(stack, runs=runs)
+
+
+def _block(block: Block) -> Block:
+    at = block.mixers[0]
+    assert isinstance(at, Attention)
+    if at.fused_qkv:
+        return block
+    rows = (at.heads + 2 * at.kv_heads) * at.head_dim
+    shapes = {"Wqkv": (rows, block.hidden), "out_proj": (block.hidden, at.heads * at.head_dim)}
+    weights = tuple(
+        Weight(path=f"{at.path}.{name}.{kind}", shape=shape[:1] if kind == "bias" else shape, role=Role.BIAS if kind == "bias" else Role.LINEAR)
+        for name, shape in shapes.items() for kind in ("weight", "bias")
+    )  # fmt: skip
+    return replace(block, mixers=(replace(at, fused_qkv=True, weights=weights),))
+
+
+def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+    """dropout_selective_checkpoint is on unless whole layers are recomputed (model/modeling_internlm.py:83)."""
+    selective = plan.recompute.mode is not RecomputeMode.FULL
+    return replace(how, options=frozenset({SELECTIVE}) if selective else frozenset())
+
+
+def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What is not modelled of it."""
+    rules: list[tuple[str, object, bool, str, str]] = [
+        ("model", spec.name, _odd(spec), "is not built of InternLM's layers, which alone are modelled of InternEvo", "engine deepspeed"),
+        ("model", spec.name, spec.head.tied, "ties embeddings and head, which InternEvo does not", "engine deepspeed"),
+        ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),
+        ("adapter", "lora", plan.adapter is not None, "is not modelled there", "engine transformers"),
+        ("quantization.weights", None, plan.quantization is not None, "is not modelled there", "engine transformers"),
+    ]  # fmt: skip
+    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, holds, reason, hint in rules if holds]
+
+
+def _odd(spec: ModelSpec) -> bool:
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    return bool(spec.towers) or len(spec.stacks) != 1 or not all(_plain(block) for block in blocks)
+
+
+def _plain(block: Block) -> bool:
+    at, ff = block.mixers[0], block.feed_forward
+    if block.kind != "llama" or not isinstance(at, Attention) or not isinstance(ff, Dense):
+        return False
+    norms = all(norm.kind is NormKind.RMS for norm in block.norms)
+    return at.heads == at.kv_heads and at.qk_norm is None and ff.gated and norms and block.arrangement is Arrangement.PRE
+
+
+@formula(cites=INTERNEVO, at="model/multi_head_attention.py, linear.py: shapes of a layer's tensors")
+def axes(block: Block, plan: Plan) -> dict[str, Count]:
+    at, ff = block.mixers[0], block.feed_forward
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    return with_products({
+        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
+    })  # fmt: skip
+
+
+@formula(cites=INTERNEVO, at="model/modeling_internlm.py:380-420: packed sequences, the whole vocabulary without tensor parallelism")
+def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab}
+
+
+CODE = ModelCode(
+    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, axes=axes, end_axes=end_axes,
+    block_numerics=lambda _, __, how: how, normalise=normalise, built=built, plan_numerics=plan_numerics,
+)  # fmt: skip

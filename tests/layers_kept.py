@@ -1,0 +1,42 @@
+"""What one layer of a model keeps for backward, tensor by tensor, for tests of sparse and recurrent families."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from memsheet.engines import find_engine
+from memsheet.formulas.activations import numerics
+from memsheet.formulas.evaluate import entry_bytes
+from memsheet.formulas.model_code import model_code
+from memsheet.formulas.recordings import record
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.resolve import resolve
+from memsheet.spec.model import Block
+
+
+def blocks(config: dict[str, Any]) -> list[Block]:
+    (stack,) = read_hf_config(config).stacks
+    return [block for run in stack.runs for _ in range(run.count) for block in run.pattern]
+
+
+def kept(config: dict[str, Any], layer: int = 0, **asked: Any) -> dict[str, int]:
+    """Bytes that a layer saves besides its input, by name."""
+    model = read_hf_config(config)
+    request = {"engine": "transformers", "precision.name": "bf16-pure", "seq_len": 64, "microbatch": 2, "attention": "sdpa", **asked}
+    plan = resolve(request, model).plan
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    code, block = model_code(engine.code), blocks(config)[layer]
+    how = replace(code.block_numerics(block, plan, numerics(plan, engine)), several=plan.microbatch > 1)
+    tape, axes = record(block, how), code.axes(block, plan)
+    held: dict[str, int] = {}
+    for index in tape.saved - tape.outputs - tape.handed:
+        entry = tape.entries[index]
+        held[entry.path] = held.get(entry.path, 0) + int(entry_bytes(entry, axes))
+    return held
+
+
+def under(held: dict[str, int], prefix: str) -> int:
+    """Bytes of what a module and its parts keep."""
+    return sum(size for path, size in held.items() if path.startswith(prefix))

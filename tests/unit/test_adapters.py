@@ -1,0 +1,206 @@
+"""Adapters of every kind: what they keep, what a step of them holds, and which of them an engine refuses by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet import catalog
+from memsheet.budget import Answer
+from memsheet.errors import InputError
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.report.json import plan_document
+from memsheet.resolve import reread, resolve
+from memsheet.sheet import Component, Instant, Sheet
+from memsheet.spec.plan import AdapterKind
+
+TINY: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 1000, "tie_word_embeddings": False,
+}  # fmt: skip
+RANK, HIDDEN, NARROW, LAYERS = 8, 256, 64, 3  # keys and values are NARROW wide
+LORA = {"adapter.rank": RANK, "adapter.targets": ["q_proj", "v_proj"], "seq_len": 128, "engine": "transformers"}
+
+
+def answer(**request: Any) -> Answer:
+    dotted = {key.replace("__", "."): value for key, value in request.items()}
+    return memsheet.train(TINY, plan={**LORA, **dotted})
+
+
+def sheet(**request: Any) -> Sheet:
+    return answer(**request).sheets[0]
+
+
+def trained(held: Sheet) -> int:
+    """Parameters of which there are gradients, fp32."""
+    return held.of(Component.GRADIENTS, instant=Instant.OPTIMIZER_STEP).value // 4
+
+
+PAIRS = LAYERS * RANK * (HIDDEN + HIDDEN + HIDDEN + NARROW)
+
+
+def test_lora_trains_two_matrices_a_layer() -> None:
+    assert trained(sheet()) == PAIRS
+
+
+def test_dora_trains_a_magnitude_for_every_output_besides() -> None:
+    assert trained(sheet(adapter__kind="dora")) == PAIRS + LAYERS * (HIDDEN + NARROW)
+
+
+def test_lora_fa_trains_the_second_matrix_alone_and_keeps_no_input_for_the_first() -> None:
+    usual, frozen = sheet(), sheet(adapter__kind="lora-fa")
+    assert trained(frozen) == LAYERS * RANK * (HIDDEN + NARROW)
+    saved = [s.of(Component.SAVED_ACTIVATIONS, instant=Instant.BACKWARD).value for s in (usual, frozen)]
+    assert saved[0] - saved[1] >= (LAYERS - 1) * 2 * 128 * HIDDEN * 4  # the input in fp32, for queries and for values
+
+
+def test_dora_holds_the_weight_the_product_and_their_sum_in_the_adapters_dtype() -> None:
+    short = [sheet(adapter__kind=kind, seq_len=1, recompute__mode="full").at(Instant.BACKWARD).value for kind in ("lora", "dora")]
+    assert short[1] - short[0] > 3 * HIDDEN * HIDDEN * 4
+
+
+def test_dora_with_dropout_computes_the_base_again_from_a_weight_that_it_keeps() -> None:
+    dropped = [
+        sheet(adapter__kind="dora", adapter__dropout=share).of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+        for share in (0.0, 0.1)
+    ]
+    assert dropped[1] - dropped[0] > (LAYERS - 1) * HIDDEN * (HIDDEN + NARROW) * 4
+
+
+def test_modules_that_are_trained_whole_are_there_twice_and_have_gradients_and_moments() -> None:
+    usual, whole = sheet(adapter__dtype="bf16"), sheet(adapter__dtype="bf16", adapter__full_modules=["embed_tokens", "lm_head"])
+    table = 1000 * HIDDEN * 2
+    for component, times in ((Component.PARAMETERS, 1), (Component.GRADIENTS, 1), (Component.OPTIMIZER_STATES, 2)):
+        more = whole.of(component, instant=Instant.OPTIMIZER_STEP).value - usual.of(component, instant=Instant.OPTIMIZER_STEP).value
+        assert more == pytest.approx(2 * times * table, rel=1e-4)
+
+
+def test_an_input_that_trains_makes_the_first_layer_hand_a_gradient_back() -> None:
+    plain = sheet(adapter__full_modules=["lm_head"]).of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+    embedded = sheet(adapter__full_modules=["embed_tokens"]).of(Component.SAVED_ACTIVATIONS, instant=Instant.FORWARD).value
+    assert embedded > plain
+
+
+@pytest.mark.parametrize(
+    ("request_", "words"),
+    [
+        ({"adapter.kind": "llama-adapter", "adapter.rank": None}, "not modelled for transformers"),
+        ({"adapter.prompt_length": 4}, "no meaning for lora"),
+        ({"optimizer.name": "lora-fa"}, "second matrices of LoRA-FA"),
+        ({"adapter.full_modules": ["q_proj"]}, "trained whole"),
+        ({"adapter.kind": "dora", "quantization.weights": "gptq-int4"}, "not modelled over gptq-int4"),
+        ({"adapter.targets": ["qkv_proj", "q_proj"]}, "names no linear layer"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(request_: dict[str, Any], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        memsheet.train(TINY, plan={**LORA, **request_})
+
+
+def test_kinds_that_an_engine_lacks_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match="dora"):
+        memsheet.train(TINY, gpus="2xH100-80GB", plan={**LORA, "engine": "fsdp2", "adapter.kind": "dora"})
+
+
+def test_tied_embeddings_are_not_trained_whole() -> None:
+    with pytest.raises(InputError, match="are one"):
+        memsheet.train({**TINY, "tie_word_embeddings": True}, plan={**LORA, "adapter.full_modules": ["lm_head"]})
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [{}, {"adapter.kind": "dora"}, {"adapter.kind": "lora-fa"}, {"adapter.full_modules": ["embed_tokens"]}, {"optimizer.name": "galore", "optimizer.rank": 4}],
+)  # fmt: skip
+def test_a_plan_with_an_adapter_reads_back(request_: dict[str, Any]) -> None:
+    spec = read_hf_config(TINY, name="tiny")
+    plan = resolve({**LORA, **request_}, spec).plan
+    assert reread(plan_document(plan), spec) == plan
+
+
+# ---- projections that some code joins ----------------------------------------------------------------------------------------
+
+
+def joined(**request: Any) -> Answer:
+    settings = {**TINY, "model_type": "qwen2", "num_key_value_heads": 8}
+    dotted = {key.replace("__", "."): value for key, value in request.items()}
+    return memsheet.train(
+        settings, plan={**LORA, "adapter.targets": ["qkv_proj"], "recompute.mode": "full", "attention": "flash", **dotted}
+    )
+
+
+def test_one_pair_stands_on_queries_keys_and_values_together() -> None:
+    found = joined()
+    assert any("as one layer" in word for word in found.assumed)
+    assert trained(found.sheets[0]) == LAYERS * RANK * (HIDDEN + 3 * HIDDEN)
+    paths = {item.path for item in found.sheets[0].items if item.component is Component.PARAMETERS}
+    assert "model.layers.*.self_attn.qkv_proj" in paths
+    assert not any("q_proj" in path for path in paths)
+
+
+def test_joining_projections_changes_no_parameter() -> None:
+    whole = joined().sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).value
+    apart = joined(adapter__targets=["q_proj", "k_proj", "v_proj"]).sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).value
+    assert apart - whole == LAYERS * 2 * RANK * HIDDEN * 4  # two first matrices less
+
+
+# ---- ms-swift ----------------------------------------------------------------------------------------------------------------
+
+
+def swift(**request: Any) -> Sheet:
+    dotted = {key.replace("__", "."): value for key, value in request.items()}
+    plan = {**LORA, "engine": "ms-swift", "recompute.mode": "full", "attention": "flash", "seq_len": 512, **dotted}
+    return memsheet.train("qwen2.5-1.5b", gpus="1xA100-80GB-SXM" if _known("A100-80GB-SXM") else "1xH100-80GB", plan=plan).sheets[0]
+
+
+def _known(name: str) -> bool:
+    try:
+        catalog.find_device(name)
+    except InputError:
+        return False
+    return True
+
+
+def test_lengths_that_differ_leave_more_in_pieces_than_lengths_that_do_not() -> None:
+    alike, varied = swift(), swift(seq_len_kind="maximum")
+    assert varied.allocated == alike.allocated
+    assert varied.reserved.value > alike.reserved.value
+    assert varied.reserved.low < varied.reserved.value <= varied.reserved.high
+
+
+def test_its_losses_shift_a_copy_of_the_logits() -> None:
+    ours = swift(adapter__dtype="bf16").at(Instant.LOSS).value
+    plan = {**LORA, "recompute.mode": "full", "attention": "flash", "seq_len": 512, "adapter.dtype": "bf16"}
+    library = memsheet.train("qwen2.5-1.5b", gpus="1xH100-80GB", plan=plan).sheets[0].at(Instant.LOSS).value
+    assert ours - library >= 512 * 151_936 * 2
+
+
+def test_every_kind_of_adapter_has_a_name() -> None:
+    assert {kind.value for kind in AdapterKind} == {"lora", "dora", "lora-fa", "llama-adapter", "llama-adapter-v2"}
+
+
+# ---- against the real code ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        {"adapter.kind": "dora"}, {"adapter.kind": "dora", "adapter.dropout": 0.1}, {"adapter.kind": "dora", "recompute.mode": "full"},
+        {"adapter.kind": "dora", "precision.name": "bf16-autocast"}, {"adapter.kind": "lora-fa"}, {"adapter.kind": "lora-fa", "optimizer.name": "lora-fa"},
+        {"adapter.full_modules": ["embed_tokens", "lm_head"], "adapter.dtype": "bf16"}, {"adapter.full_modules": ["lm_head"], "recompute.mode": "full"},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # as peft copies modules
+def test_every_instant_is_that_of_pefts_own_code(request_: dict[str, Any]) -> None:
+    from memsheet.account import account
+    from memsheet.timeline import sheet_of
+    from memsheet.trace.job import How, trace_training
+
+    spec = read_hf_config(TINY, name="tiny")
+    plan = resolve({**LORA, "microbatch": 2, **request_}, spec, real=True).plan
+    traced = sheet_of(trace_training(TINY, plan, How(scratch=False)))
+    predicted = account(spec, plan)
+    for instant in traced.instants:
+        assert predicted.at(instant).value == pytest.approx(traced.at(instant).value, abs=1e-3 * traced.peak.value), instant

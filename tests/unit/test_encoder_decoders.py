@@ -1,0 +1,81 @@
+"""T5 against its real code, traced once (transformers 5.23, torch 2.13, fake CUDA tensors), and what is refused of it."""
+
+from typing import Any
+
+import pytest
+
+from memsheet.account import account
+from memsheet.errors import InputError
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.resolve import resolve
+from memsheet.sheet import Component, Instant, Sheet
+
+T5: dict[str, Any] = {
+    "model_type": "t5", "d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 4, "num_heads": 8, "vocab_size": 4000,
+    "feed_forward_proj": "relu",
+}  # fmt: skip
+CONFIGS = {"t5": T5, "flan": {**T5, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}}
+SEQUENCES, LENGTH = 2, 512
+
+
+def sheet(name: str, **asked: Any) -> Sheet:
+    model = read_hf_config(CONFIGS[name])
+    request = {
+        "engine": "transformers", "seq_len": LENGTH, "microbatch": SEQUENCES, "optimizer.implementation": "fused", "attention": "eager",
+        "precision.name": "bf16-pure", **asked,
+    }  # fmt: skip
+    return account(model, resolve(request, model).plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "attention", "precision", "dropout", "recompute", "forward", "backward"),
+    [
+        ("t5", "eager", "bf16-pure", 0.1, "none", 724_063_592, 731_207_016), ("t5", "eager", "fp32", 0.0, "none", 923_724_140, 938_010_988),
+        ("t5", "eager", "bf16-autocast", 0.1, "none", 1_121_806_700, 1_123_707_248),
+        ("flan", "eager", "bf16-pure", 0.1, "none", 941_118_856, 949_310_856),
+        ("flan", "eager", "bf16-autocast", 0.0, "none", 1_467_836_812, 1_471_834_512),
+        ("t5", "eager", "bf16-pure", 0.0, "full", 246_220_132, 306_961_768), ("t5", "eager", "fp32", 0.1, "full", 496_081_252, 646_388_076),
+        ("flan", "eager", "bf16-autocast", 0.1, "full", 662_280_580, 789_518_732),
+        ("t5", "sdpa", "bf16-pure", 0.1, "none", 511_596_072, 518_739_496), ("flan", "sdpa", "fp32", 0.0, "none", 1_300_556_364, 1_316_940_364),
+        ("t5", "sdpa", "bf16-autocast", 0.0, "none", 779_315_756, 781_216_304),
+        ("t5", "sdpa", "bf16-autocast", 0.0, "full", 526_133_612, 566_742_396),
+        ("flan", "sdpa", "fp32", 0.1, "full", 569_481_604, 759_680_412),
+    ],
+)  # fmt: skip
+def test_a_step_has_the_traced_high_water_marks(
+    name: str, attention: str, precision: str, dropout: float, recompute: str, forward: int, backward: int
+) -> None:
+    """Under recompute it is not followed to the byte which of the shared biases' gradients are there at once."""
+    found = sheet(name, dropout=dropout, attention=attention, **{"precision.name": precision, "recompute.mode": recompute})
+    close = 3e-3 if recompute == "none" else 1e-2
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=close)
+    assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=close)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_nothing_is_resident_less_than_not_at_all(recompute: str) -> None:
+    found = sheet("t5", **{"recompute.mode": recompute})
+    assert all(size.value >= 0 for item in found.items for size in item.at.values())
+
+
+def test_all_layers_of_the_decoder_keep_one_copy_of_what_the_encoder_made() -> None:
+    model = read_hf_config({**T5, "num_layers": 4, "num_decoder_layers": 8})
+    request = {"engine": "transformers", "seq_len": LENGTH, "attention": "eager", "precision.name": "bf16-pure", "recompute.mode": "full"}
+    saved = account(model, resolve(request, model).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    fewer = read_hf_config(T5)
+    less = account(fewer, resolve(request, fewer).plan).of(Component.SAVED_ACTIVATIONS, instant=Instant.LOSS).value
+    assert saved - less == 4 * 2 * LENGTH * T5["d_model"]  # each more layer keeps its own input alone
+
+
+@pytest.mark.parametrize(
+    ("asked", "field"),
+    [
+        ({"attention": "flash"}, "model"), ({"adapter.rank": 8, "adapter.targets": ["q", "v"]}, "adapter.rank"),
+        ({"recompute.mode": "selective", "recompute.modules": ["SelfAttention"]}, "recompute.mode"), ({"loss": "chunked"}, "loss"),
+        ({"engine": "fsdp2", "mesh.dp_shard": 2, "precision.name": "fsdp2-mixed"}, "engine"),
+    ],
+)  # fmt: skip
+def test_what_was_not_compared_is_refused(asked: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        sheet("t5", **asked)
+    assert field in {problem.field for problem in caught.value.problems}
