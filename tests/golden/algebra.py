@@ -164,7 +164,7 @@ def shown(value: Any) -> str:
         return f"{value.path} {shown(value.shape)}"
     if isinstance(value, tuple | list) or inspect.isgenerator(value):
         return "(" + ", ".join(shown(part) for part in value) + ")"
-    return str(value)
+    return str(value) if isinstance(value, Term | int) and not isinstance(value, bool) else "—"  # no algebra: a choice, functions
 
 
 def _key(key: Any) -> str:

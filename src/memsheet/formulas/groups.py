@@ -102,11 +102,12 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
         if each.role == "bridge":
             layers[-1] = _passed(layers[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
     if layers and ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE:
-        layers = _entered(stack, layers, lambda block: _layer(block, stack, plan, engine, release=release, input_grad=False))
+        first = spec.stacks[0]
+        layers = _entered(first, layers, lambda block: _layer(block, first, plan, engine, release=release, input_grad=False))
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
-    first = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
+    start = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
-    return Walk(embeddings=first, layers=tuple(layers), head=last, loss=ends.loss, tied=tied)
+    return Walk(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied)
 
 
 def _passed(bridge: Layers, gone: Bag) -> Layers:

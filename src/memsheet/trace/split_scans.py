@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the field's own abbreviation
 from torch import Tensor
 
-from memsheet.trace.scans import Gradients, _conv_backward
+from memsheet.trace.convolution import conv_backward
 
 TILE = 32  # ssd_chunk_scan.py:1709: rows of a chunk whose sums of decays are written apart
 
@@ -55,7 +55,7 @@ class SplitScan(torch.autograd.Function):
         da = _scanned_back(joint, x, b, a, ctx.sizes)
         dmatrix = gradient.flatten(0, 1).t() @ again.flatten(0, 1).flatten(1)
         dbias = None if out_bias is None else gradient.sum(dim=(0, 1))
-        _, dconv, dconv_bias = _conv_backward(dx.transpose(1, 2), conv, conv_bias, dx.transpose(1, 2), dx)
+        _, dconv, dconv_bias = conv_backward(dx.transpose(1, 2), conv, conv_bias, dx.transpose(1, 2), dx)
         del dout, dnormed, deviation
         return djoint, dconv, dconv_bias, da, torch.empty_like(d), torch.empty_like(dt_bias), torch.empty_like(norm), dmatrix, dbias, None
 
@@ -130,6 +130,3 @@ def split_conv1d_scan_combined(
 ) -> Any:  # fmt: skip
     sizes = headdim, ngroups, chunk_size
     return SplitScan.apply(joint, conv, conv_bias, a, D, dt_bias, rmsnorm_weight, outproj_weight, outproj_bias, sizes)
-
-
-__all__ = ["Gradients", "SplitScan", "split_conv1d_scan_combined"]

@@ -124,7 +124,6 @@ def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
     reasons = [
         ("engine", plan.engine, f"training a {spec.head.kind} model was not compared with its real code", plan.engine != "transformers", "transformers"),
         ("loss", plan.loss.value, "takes the logits of a causal model", plan.loss is not Loss.PLAIN, "plain"),
-        ("adapter.rank", plan.adapter and plan.adapter.rank, "is not modelled over two stacks", _two_stacks(spec) and plan.adapter is not None, runs),
         ("recompute.mode", again.mode.value, "of some layers or modules is not modelled over two stacks", _two_stacks(spec) and not whole, runs),
     ]  # fmt: skip
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
