@@ -15,6 +15,7 @@ class Reference:
     where: str
 
 
+TRANSFORMER = Reference("Attention Is All You Need", "arXiv:1706.03762")
 ZERO = Reference("ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", "arXiv:1910.02054")
 MEGATRON_SP = Reference("Reducing Activation Recomputation in Large Transformer Models", "arXiv:2205.05198")
 MEGATRON_TP = Reference("Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", "arXiv:1909.08053")
@@ -32,7 +33,9 @@ LIGER = Reference("Liger Kernel: Efficient Triton Kernels for LLM Training", "ar
 DERIVATIVES = Reference("PyTorch 2.13 derivatives.yaml", "pytorch/pytorch tools/autograd/derivatives.yaml")
 TORCH_OPTIM = Reference("PyTorch 2.13 torch.optim.AdamW", "pytorch/pytorch torch/optim/adam.py")
 MEGATRON_MASTER = Reference("Megatron-LM mixed-precision optimizer", "NVIDIA/Megatron-LM 71371b4 megatron/core/optimizer/optimizer.py")
-MEGATRON = Reference("Megatron-Core 0.14 over TransformerEngine 2.11", "NVIDIA/Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 megatron/core")
+MEGATRON = Reference(
+    "Megatron-Core 0.14 over TransformerEngine 2.11", "NVIDIA/Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 megatron/core"
+)
 TORCHAO = Reference("torchao 0.18.0 low-bit optimizers", "pytorch/ao torchao/optim")
 TORCH_SCALER = Reference("PyTorch 2.13 torch.amp.GradScaler", "pytorch/pytorch torch/amp/grad_scaler.py")
 TORCH_FSDP1 = Reference("PyTorch 2.13 FullyShardedDataParallel", "pytorch/pytorch torch/distributed/fsdp")
@@ -54,7 +57,9 @@ ADAM_MINI = Reference("Adam-mini: Use Fewer Learning Rates To Gain More", "arXiv
 GALORE = Reference("GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection", "arXiv:2403.03507, galore-torch 1.0")
 LORA_FA = Reference("LoRA-FA: Memory-efficient Low-rank Adaptation for Large Language Models Fine-tuning", "arXiv:2308.03303, peft 0.21.2")
 DORA = Reference("DoRA: Weight-Decomposed Low-Rank Adaptation", "arXiv:2402.09353, peft 0.21.2 tuners/lora/dora.py")
-MUON = Reference("Muon: An optimizer for hidden layers in neural networks", "kellerjordan.github.io/posts/muon, PyTorch 2.13 torch/optim/_muon.py")
+MUON = Reference(
+    "Muon: An optimizer for hidden layers in neural networks", "kellerjordan.github.io/posts/muon, PyTorch 2.13 torch/optim/_muon.py"
+)
 BITSANDBYTES = Reference("bitsandbytes 0.50.2 optimizers", "bitsandbytes-foundation/bitsandbytes bitsandbytes/optim")
 
 F = TypeVar("F", bound=Callable[..., object])

@@ -52,6 +52,16 @@ def test_a_step_has_the_traced_high_water_marks(
     assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=close)
 
 
+@pytest.mark.parametrize(
+    ("attention", "recompute", "forward", "backward"),
+    [("eager", "none", 368_737_476, 373_783_748), ("sdpa", "none", 320_896_388, 325_942_660), ("sdpa", "full", 112_024_772, 137_919_716)],
+)
+def test_adapters_have_the_traced_high_water_marks(attention: str, recompute: str, forward: int, backward: int) -> None:
+    found = sheet("t5", attention=attention, **{"recompute.mode": recompute, "adapter.rank": 8, "adapter.targets": ["q", "v"]})
+    assert max(found.at(Instant.FORWARD).value, found.at(Instant.LOSS).value) == pytest.approx(forward, rel=1e-2)
+    assert found.at(Instant.BACKWARD).value == pytest.approx(backward, rel=1e-2)
+
+
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_nothing_is_resident_less_than_not_at_all(recompute: str) -> None:
     found = sheet("t5", **{"recompute.mode": recompute})
@@ -70,7 +80,7 @@ def test_all_layers_of_the_decoder_keep_one_copy_of_what_the_encoder_made() -> N
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"attention": "flash"}, "model"), ({"adapter.rank": 8, "adapter.targets": ["q", "v"]}, "adapter.rank"),
+        ({"attention": "flash"}, "model"),
         ({"recompute.mode": "selective", "recompute.modules": ["SelfAttention"]}, "recompute.mode"), ({"loss": "chunked"}, "loss"),
         ({"engine": "fsdp2", "mesh.dp_shard": 2, "precision.name": "fsdp2-mixed"}, "engine"),
     ],

@@ -7,7 +7,19 @@ from importlib import import_module
 from memsheet.spec.engine import Engine
 from memsheet.spec.plan import Plan
 
-MODELLED = ("transformers", "fsdp2", "deepspeed", "megatron", "torchtitan", "torchtune", "litgpt", "ms-swift", "fsdp1", "llm-foundry", "internevo")
+MODELLED = (
+    "transformers",
+    "fsdp2",
+    "deepspeed",
+    "megatron",
+    "torchtitan",
+    "torchtune",
+    "litgpt",
+    "ms-swift",
+    "fsdp1",
+    "llm-foundry",
+    "internevo",
+)
 """Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name."""
 
 

@@ -16,10 +16,21 @@ ENGINE = Engine(
     default_zero=1,
     sharding=Sharding.MEGATRON,
     code=Code.MEGATRON,
-    models=frozenset({
-        "sequence_parallel", "context_parallel_comm", "moe.dispatch", "moe.capacity_factor", "moe.pad_to_capacity", "moe.balanced",
-        "moe.grouped_gemm", "moe.permute_fusion", "fp8.recipe", "fp8.param_storage", "fp8.all_gather",
-    }),
+    models=frozenset(
+        {
+            "sequence_parallel",
+            "context_parallel_comm",
+            "moe.dispatch",
+            "moe.capacity_factor",
+            "moe.pad_to_capacity",
+            "moe.balanced",
+            "moe.grouped_gemm",
+            "moe.permute_fusion",
+            "fp8.recipe",
+            "fp8.param_storage",
+            "fp8.all_gather",
+        }
+    ),
     default_precision="megatron-mixed",
     precisions=("megatron-mixed", "bf16-master"),
     autocast=False,

@@ -83,7 +83,7 @@ def _gate(r: Recorder, both: Tensor, activation: str, module: str) -> Tensor:
 
 
 def _gate_clamped(r: Recorder, both: Tensor, _: str, module: str) -> Tensor:
-    """Even and odd elements clamped, (up + 1) · gate · sigmoid(α · gate) (modeling_gpt_oss.py:72-79)."""
+    """Even and odd elements clamped, (up + 1) · gate · sigmoid(α · gate) (modeling_gpt_oss.py:81-87)."""
     half: Shape = (*PAIRS, "i")
     gate, up = r.slice(both, half), r.slice(both, half)
     gate = _clamped(r, gate, module + "/gate", bounds=1)

@@ -20,7 +20,7 @@ PROJECTIONS: dict[str, Shape] = {"x_proj": ("R+2n", "c"), "dt_proj": ("c", "R"),
 
 
 def fused(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
-    """The input projection, and everything else at once (modeling_mamba.py:399-424)."""
+    """The input projection, and everything else at once (modeling_mamba.py:376-398)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     xz = transposed(r, project(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
     decay = decay_of(r, mixer, how)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import block_part, end_parts, numerics, stack_prefix
@@ -92,18 +92,20 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
     made: dict[tuple[Block, bool], Group] = {}
-    layers = []
+    layers = list[Layers]()
+    frozen = ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE
     for each in spec.stacks:
+        own = list[Layers]()
         for pattern, count in _cut_at_recompute(each, plan):
             for block, recomputed in pattern:
                 if (block, recomputed) not in made:
                     made[block, recomputed] = _layer(block, each, _as_run(plan, recomputed=recomputed), engine, release=release)
-            layers.append(Layers(tuple(made[key] for key in pattern), count))
-        if each.role == "bridge":
-            layers[-1] = _passed(layers[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
-    if layers and ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE:
-        first = spec.stacks[0]
-        layers = _entered(first, layers, lambda block: _layer(block, first, plan, engine, release=release, input_grad=False))
+            own.append(Layers(tuple(made[key] for key in pattern), count))
+        if each.role == BRIDGE:
+            own[-1] = _passed(own[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
+        elif own and frozen:
+            own = _entered(each, own, partial(_layer, stack=each, plan=plan, engine=engine, release=release, input_grad=False))
+        layers += own
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     start = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
@@ -114,6 +116,10 @@ def _passed(bridge: Layers, gone: Bag) -> Layers:
     """What lies between two stacks, with what is ``gone`` when its backward is over."""
     (group,) = bridge.pattern
     return Layers((replace(group, gradients=merge([(1, group.gradients), (-1, gone)])),), 1)
+
+
+BRIDGE = "bridge"
+"""The role of what lies between two stacks, which no checkpoint runs again."""
 
 
 def enters_frozen(spec: ModelSpec, plan: Plan) -> bool:
@@ -137,7 +143,7 @@ def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[Flagged, int]]
     if plan.recompute.by_layers:
         yield from _every_so_many(stack, plan.recompute.every)
         return
-    for pattern, count, recomputed in _first_so_many(stack, plan) if stack.role != "bridge" else [(stack.runs[0].pattern, 1, False)]:
+    for pattern, count, recomputed in _first_so_many(stack, plan) if stack.role != BRIDGE else [(stack.runs[0].pattern, 1, False)]:
         yield tuple((block, recomputed) for block in pattern), count
 
 

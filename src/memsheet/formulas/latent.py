@@ -1,6 +1,6 @@
 """Multi-head latent attention as the transformers library trains it, written over shape-only tensors: keys and values expanded.
 
-The order of operations is that of 5.23's modeling_deepseek_v3.py:369-473 (modeling_deepseek_v2.py:298-394 differs in its rotation). Axes
+The order of operations is that of 5.23's modeling_deepseek_v3.py:407-482 (modeling_deepseek_v2.py:359-418 differs in its rotation). Axes
 besides those of ``blocks.py``: ``n`` and ``p`` a head's elements without and with positions (``d`` both), ``v`` those of a value,
 ``y`` and ``z`` the ranks of queries' and of keys' and values' latents.
 """
@@ -31,7 +31,7 @@ otherwise); deepseek_v2 multiplies complex ones.
 """
 
 
-@formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:369-434: heads of n + p and of v elements, latents of y and z + p")
+@formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:349-424: heads of n + p and of v elements, latents of y and z + p")
 def latent_axes(at: LatentAttention) -> dict[str, Count]:
     """Values of the axes that latent attention's tensors are named by, on one rank that has all heads."""
     n, p, v, a = at.qk_nope_head_dim, at.qk_rope_head_dim, at.v_head_dim, at.heads
@@ -41,7 +41,7 @@ def latent_axes(at: LatentAttention) -> dict[str, Count]:
     }  # fmt: skip
 
 
-@formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:91-100: cosines and sines; modeling_deepseek_v2.py:240-247: complex numbers")
+@formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:95-101: cosines and sines; modeling_deepseek_v2.py:213-219: complex numbers")
 def latent_table(at: LatentAttention, kind: str, seq_len: Count, how: Numerics) -> Count:
     """Bytes of the model's rotary tables."""
     width = at.qk_rope_head_dim
@@ -87,7 +87,7 @@ def _normed(r: Recorder, x: Tensor, path: str, weights: dict[str, Weight], how: 
 
 
 def _interleaved(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: Numerics) -> tuple[Tensor, Tensor]:
-    """Even and odd elements of queries and keys, each pair turned (modeling_deepseek_v3.py:326-366)."""
+    """Even and odd elements of queries and keys, each pair turned (modeling_deepseek_v3.py:310-346)."""
     table = Tensor(None, ("s", "p/2"), how.stream)
     q1, q2 = _halves(r, q)
     k1, k2 = _halves(r, k)
@@ -143,7 +143,7 @@ def _joined(r: Recorder, q_pass: Tensor, q_rot: Tensor, path: str) -> Tensor:
 def _expanded(
     r: Recorder, latent: Tensor, k_rot: Tensor, at: LatentAttention, weights: dict[str, Weight], how: Numerics
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Keys and values of every head out of the latent; the rotary key is copied beside each head's own (modeling_deepseek_v3.py:416-434)."""
+    """Keys and values of every head out of the latent; the rotary key is copied beside each head's own (modeling_deepseek_v3.py:407-424)."""
     both = project(r, latent, weights, f"{at.path}.kv_b_proj", "a·(n+v)", "z", how)
     both = r.transposed_view(r.view(both, ("b", "s", "a", "n+v")), ("b", "a", "s", "n+v"))
     k_pass, value = r.split(both, (("b", "a", "s", "n"), VALUES))

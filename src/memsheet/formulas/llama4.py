@@ -26,7 +26,7 @@ EVERY: Shape = ("e", "b", "s", "h")
 ALL: Shape = ("b", "s", "e")
 
 
-@formula(cites=TRANSFORMERS, at="modeling_llama4.py:205-213: a complex number for each pair of a head's elements")
+@formula(cites=TRANSFORMERS, at="modeling_llama4.py:213-222: a complex number for each pair of a head's elements")
 def rotary_table(at: Attention, seq_len: Count) -> Count:
     """Bytes of the model's rotary table."""
     return COMPLEX64.nbytes(seq_len * (at.rotary_dim // 2))
@@ -56,7 +56,7 @@ def _by_head(r: Recorder, x: Tensor, heads: Axis, *, copied: bool) -> Tensor:
 
 
 def _turned(r: Recorder, q: Tensor, k: Tensor, path: str, *, copied: bool) -> tuple[Tensor, Tensor]:
-    """Pairs as complex numbers times the model's table (:244-252). ``copied``: so is the gradient of queries, as that of keys is."""
+    """Pairs as complex numbers times the model's table (:225-234). ``copied``: so is the gradient of queries, as that of keys is."""
     wide_q, wide_k = r.cast(q, FP32, path + "/q_fp32"), r.cast(k, FP32, path + "/k_fp32")
     turned_q, turned_k = _product(r, wide_q, path + "/q", copied=copied), _product(r, wide_k, path + "/k", copied=True)
     return r.cast(turned_q, q.dtype, path + "/q"), r.cast(turned_k, k.dtype, path + "/k")
@@ -77,7 +77,7 @@ def _product(r: Recorder, x: Tensor, path: str, *, copied: bool) -> Tensor:
 
 
 def every_expert(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
-    """All tokens for each expert, weighted before they go in, and their sum beside the shared expert (:108-158)."""
+    """All tokens for each expert, weighted before they go in, and their sum beside the shared expert (:140-175)."""
     scores, logits = _routed(r, x, ff, how)
     copies = r.apply(r.tensor(ff.path + "/repeat", EVERY, x.dtype), (x,), (), lambda _: [r.grad(STREAM, x_dtype)])
     x_dtype = x.dtype

@@ -1,4 +1,6 @@
-"""The mixers of the transformers library's blocks besides softmax attention over grouped keys and values (``attention.py``), by their kind: which function runs one, what its axes are, what is not modelled of it."""
+"""The mixers of the transformers library's blocks besides softmax attention over grouped keys and values (``attention.py``): which function
+runs one, what its axes are, what the model shares for it, what is not modelled of it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ def mix(r: Recorder, x: Tensor, mixer: Mixer, how: Numerics, kind: str) -> tuple
 
 
 def mixed_alone(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
-    """A norm and a mixer, added to the stream, which may be wider than they are (modeling_mamba.py:533-553)."""
+    """A norm and a mixer, added to the stream, which may be wider than they are (modeling_mamba.py:513-531)."""
     (mixer,), (norm,) = block.mixers, block.norms
     y = normalise(r, r.cast(x, how.parameters, "/narrow"), norm, how)
     x = r.cast(x, FP32, "/residual") if block.wide_residual else x
@@ -50,7 +52,8 @@ def mixed_alone(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 
 def entered(spec: ModelSpec) -> ModelSpec:
     """A model whose layers hand on fp32, with a first layer of its own, which is handed what the embeddings make."""
-    if not all(block.wide_residual for stack in spec.stacks for run in stack.runs for block in run.pattern):
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    if not blocks or not all(block.wide_residual for block in blocks):
         return spec
     return replace(spec, stacks=tuple(replace(stack, runs=_entered(stack.runs)) for stack in spec.stacks))
 
@@ -117,7 +120,7 @@ def kernel_notes(spec: ModelSpec) -> tuple[str, ...]:
     if not any(isinstance(mixer, StateSpace) for mixer in mixers):
         return ()
     return (
-        "state-space layers run with the mamba-ssm and causal-conv1d packages; without them Python runs over the tokens and keeps more",
+        "state-space layers run with the mamba-ssm and causal-conv1d packages; without them plain operations keep more, token by token",
     )
 
 

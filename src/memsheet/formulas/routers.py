@@ -54,7 +54,7 @@ def _softmax_of(r: Recorder, logits: Tensor, path: str, dtype: DType) -> Routed:
 
 
 def _softmax_as_tokens(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
-    """The same, in the tokens' dtype (modeling_jamba.py:660-664)."""
+    """The same, in the tokens' dtype (modeling_jamba.py:691-695)."""
     logits, path = _logits(r, x, ff, how)
     return _softmax_of(r, logits, path, x.dtype)
 
@@ -84,7 +84,7 @@ def _asked_in_fp32(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> tuple[Tens
 
 def _sigmoid(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     """A sigmoid of every expert; which ones, by groups and with a bias that rules and no gradient move; their shares add up to a constant
-    (modeling_deepseek_v3.py:120-149, modeling_glm4_moe.py the same).
+    (modeling_deepseek_v3.py:133-159, modeling_glm4_moe.py the same).
     """
     logits, path = _asked_in_fp32(r, x, ff, how)
     scores = r.unary(logits, path + "/sigmoid", saves="output")
@@ -126,7 +126,7 @@ def _normed_shares(r: Recorder, shares: Tensor, path: str) -> Tensor:
 
 
 def _limited_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
-    """The largest few of a softmax in fp32, of the best groups alone (modeling_deepseek_v2.py:91-113)."""
+    """The largest few of a softmax in fp32, of the best groups alone (modeling_deepseek_v2.py:96-116)."""
     logits, path = _asked_in_fp32(r, x, ff, how)
     scores = r.unary(logits, path + "/softmax", saves="output", dtype=FP32)
     if ff.groups > 1:
@@ -140,7 +140,7 @@ def _limited_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
 
 
 def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
-    """The largest few logits, their softmax in their own dtype (modeling_gpt_oss.py:126-130); the shares leave the layer too."""
+    """The largest few logits, their softmax in their own dtype (modeling_gpt_oss.py:125-129); the shares leave the layer too."""
     logits, path = _logits(r, x, ff, how)
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
     top = _largest(r, logits, chosen, path)
@@ -149,7 +149,7 @@ def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
 
 
 def _sampled(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
-    """Two experts drawn one after the other, each from a softmax over the logits that are near the largest (modeling_phimoe.py:255-433)."""
+    """Two experts drawn one after the other, each from a softmax over the logits that are near the largest (modeling_phimoe.py:237-298, 339-459)."""
     logits, path = _logits(r, x, ff, how)
     wide = FP32 if r.widens else logits.dtype
     kept = [(r.tensor(path + "/far", ALL, BOOL), r.tensor(path + "/softmax", ALL, wide)) for _ in range(ff.experts_per_token)]
@@ -161,7 +161,7 @@ def _sampled(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
 
 def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     """A softmax in fp32 that autocast leaves alone; which experts, by it and a bias; shares divided by their sum, in the tokens' dtype
-    (modeling_ernie4_5_moe.py:330-346).
+    (modeling_ernie4_5_moe.py:344-356).
     """
     weight, path = _weight(ff)
     with r.without_autocast():

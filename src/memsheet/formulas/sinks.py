@@ -1,4 +1,4 @@
-"""Attention with sinks as the transformers library runs it (5.23, modeling_gpt_oss.py:207-345), written over shape-only tensors.
+"""Attention with sinks as the transformers library runs it (5.23, modeling_gpt_oss.py:207-327), written over shape-only tensors.
 
 Every head has one logit that stands for no token: it is joined to the scores before their softmax, and its probability is left out.
 Axes besides those of ``blocks.py``: ``s+1`` positions and the sink.

@@ -42,7 +42,7 @@ def split_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
 
 
 def split_scan(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
-    """The input projection, and everything else at once (modeling_mamba2.py:485-512)."""
+    """The input projection, and everything else at once (modeling_mamba2.py:477-504)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     joint = project(r, x, weights, f"{path}.in_proj", "P", "h", how)
     decay = r.scale(r.unary(raised(r, f"{path}.A_log", ("H",), how), path + "/exp", saves="output"), path + "/neg")

@@ -1,7 +1,7 @@
 """State-space mixers as the transformers library trains them on a GPU, written over shape-only tensors.
 
 With the causal-conv1d and mamba-ssm packages, which is how anyone trains them: without, the library runs Python over the tokens (5.23,
-modeling_mamba.py:170-238). What their kernels keep and make is read off their sources, causal-conv1d at 0d2252d1 and mamba at e9594ce1.
+modeling_mamba.py:174-238). What their kernels keep and make is read off their sources, causal-conv1d at 0d2252d1 and mamba at e9594ce1.
 Axes besides those of ``blocks.py``: ``c`` channels, ``n`` elements of a channel's state, ``w`` the convolution's width, ``R`` the rank of
 the time steps, ``g`` pieces of the sequence between two states that are kept.
 """
@@ -37,7 +37,7 @@ def kept_states(seq_len: Count) -> Count:
     return ceil_div(seq_len, PIECE)
 
 
-@formula(cites=TRANSFORMERS, at="modeling_jamba.py:433-470, modeling_mamba.py:277-340: channels, state, steps' rank")
+@formula(cites=TRANSFORMERS, at="modeling_jamba.py:453-502, modeling_mamba.py:287-326: channels, state, steps' rank")
 def state_space_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
     """Values of the axes that a mixer's tensors are named by."""
     rank = next((w.shape[1] for w in mixer.weights if w.path.endswith("dt_proj.weight")), 0)
@@ -49,7 +49,7 @@ def state_space_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
 
 def scanned(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
     """Projection, convolution, norms of time steps and of both state projections, scan and gate, one after another, and the output
-    projection (modeling_jamba.py:473-597).
+    projection (modeling_jamba.py:505-621).
     """
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     projected = transposed(r, project(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)

@@ -46,7 +46,7 @@ def norm(path: str, size: int, kind: NormKind, *, bias: bool = True) -> Norm:
             return layer_norm(path, size, bias=False, kind=kind)
         case NormKind.LAYER_NO_AFFINE | NormKind.LAYER_WIDE | NormKind.L2:
             return layer_norm(path, size, weight=False, bias=False, kind=kind)
-        case NormKind.RMS | NormKind.RMS_OFFSET | NormKind.RMS_FP32_SCALE | NormKind.GATED_RMS:
+        case NormKind.RMS | NormKind.RMS_OFFSET | NormKind.RMS_FP32_SCALE | NormKind.RMS_UNCAST | NormKind.GATED_RMS:
             return rms_norm(path, size, kind)
 
 

@@ -73,7 +73,9 @@ class Engine:
     recompute: tuple[RecomputeMode, ...] = (RecomputeMode.NONE, RecomputeMode.FULL)
     schedules: tuple[Schedule, ...] = ()
     policies: frozenset[str] = frozenset()  # what it may recompute besides modules: chosen operations, every so many-th layer
-    stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = None  # layers of each pipeline stage, of layers, stages, version
+    stages: Callable[[int, int, str | None], tuple[int, ...] | None] | None = (
+        None  # layers of each pipeline stage, of layers, stages, version
+    )
     whole_in_pipelines: bool = False  # parameters stay gathered from forward to backward where there are several stages
     varies: bool = False  # pads a batch to its longest sample: a maximum of lengths says that they differ
     replays: bool = False  # its step's allocations can be played through the allocator

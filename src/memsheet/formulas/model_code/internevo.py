@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas import ends
-from memsheet.formulas.evaluate import with_products
 from memsheet.formulas.graph import Grad, Joined, Pass, Tensor
 from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.numerics import Numerics, parameter
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
-from memsheet.references import INTERNEVO, formula
 from memsheet.spec.dtypes import FP32, INT64, DType
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 from memsheet.spec.plan import Loss, Plan, RecomputeMode
@@ -170,22 +168,7 @@ def _plain(block: Block) -> bool:
     return at.heads == at.kv_heads and at.qk_norm is None and ff.gated and norms and block.arrangement is Arrangement.PRE
 
 
-@formula(cites=INTERNEVO, at="model/multi_head_attention.py, linear.py: shapes of a layer's tensors")
-def axes(block: Block, plan: Plan) -> dict[str, Count]:
-    at, ff = block.mixers[0], block.feed_forward
-    assert isinstance(at, Attention)
-    assert isinstance(ff, Dense)
-    return with_products({
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
-    })  # fmt: skip
-
-
-@formula(cites=INTERNEVO, at="model/modeling_internlm.py:380-420: packed sequences, the whole vocabulary without tensor parallelism")
-def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab}
-
-
 CODE = ModelCode(
-    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, axes=axes, end_axes=end_axes,
+    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, axes=whole_axes, end_axes=whole_ends,
     block_numerics=lambda _, __, how: how, normalise=normalise, built=built, plan_numerics=plan_numerics,
 )  # fmt: skip

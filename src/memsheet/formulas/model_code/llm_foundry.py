@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas import ends
-from memsheet.formulas.evaluate import with_products
 from memsheet.formulas.graph import Joined, Tensor
 from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.norms import fused_layer_norm
 from memsheet.formulas.numerics import Numerics, parameter
 from memsheet.formulas.recorder import Recorder
 from memsheet.formulas.tape import Axis, Shape
-from memsheet.references import LLM_FOUNDRY, formula
 from memsheet.spec.dtypes import FP32, INT64, DType
 from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, Role, Stack, Weight
 from memsheet.spec.plan import Loss, Plan
@@ -171,22 +169,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, holds, reason, hint in rules if holds]
 
 
-@formula(cites=LLM_FOUNDRY, at="layers/attention.py, ffn.py: shapes of a block's tensors")
-def axes(block: Block, plan: Plan) -> dict[str, Count]:
-    at, ff = block.mixers[0], block.feed_forward
-    assert isinstance(at, Attention)
-    assert isinstance(ff, Dense)
-    return with_products({
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
-    })  # fmt: skip
-
-
-@formula(cites=LLM_FOUNDRY, at="mpt/modeling_mpt.py:804-811: logits of every position")
-def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
-    return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab}
-
-
 CODE = ModelCode(
-    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, axes=axes, end_axes=end_axes,
+    forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, axes=whole_axes, end_axes=whole_ends,
     block_numerics=lambda _, __, how: how, normalise=normalise, built=built, positions_each=lambda _: True,
 )  # fmt: skip

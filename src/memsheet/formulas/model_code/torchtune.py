@@ -10,9 +10,9 @@ from dataclasses import replace
 from memsheet.arith import Count, agreed, ceil_div
 from memsheet.errors import Problem
 from memsheet.formulas import ends
-from memsheet.formulas.evaluate import with_products
 from memsheet.formulas.graph import Joined, Tensor
 from memsheet.formulas.model_code import ModelCode, torchtune_compiled, torchtune_layers
+from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.torchtune_layers import COMPILED
 from memsheet.formulas.model_code.torchtune_loss import PIECES, head, loss, loss_input
 from memsheet.formulas.numerics import Numerics
@@ -87,23 +87,10 @@ def block_numerics(_: Block, __: Plan, how: Numerics) -> Numerics:
     return how
 
 
-@formula(cites=TORCHTUNE_MODEL, at="modules/attention.py, feed_forward.py: shapes of a layer's tensors")
-def axes(block: Block, plan: Plan) -> dict[str, Count]:
-    at, ff = block.mixers[0], block.feed_forward
-    assert isinstance(at, Attention)
-    assert isinstance(ff, Dense)
-    return with_products({
-        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
-        "r": plan.adapter.rank if plan.adapter else 0,
-    })  # fmt: skip
-
-
 @formula(cites=TORCHTUNE_MODEL, at="modules/transformer.py:400-420: the sequence in eight pieces")
 def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     pieces = PIECES if plan.loss is Loss.CHUNKED else 1
-    return {
-        "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab, "c": ceil_div(plan.seq_len, pieces)
-    }  # fmt: skip
+    return {**whole_ends(spec, plan), "c": ceil_div(plan.seq_len, pieces)}
 
 
 def built(spec: ModelSpec, _: Plan) -> ModelSpec:
@@ -117,5 +104,5 @@ def built(spec: ModelSpec, _: Plan) -> ModelSpec:
 
 CODE = ModelCode(
     forward=forward, embed=embed, head=head, loss=loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
-    axes=axes, end_axes=end_axes, normalise=normalise, built=built, plan_numerics=plan_numerics,
+    axes=whole_axes, end_axes=end_axes, normalise=normalise, built=built, plan_numerics=plan_numerics,
 )  # fmt: skip

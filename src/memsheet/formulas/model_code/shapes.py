@@ -1,0 +1,27 @@
+"""Axes of a decoder's tensors where one rank has them whole: what model codes without tensor parallelism share."""
+
+from __future__ import annotations
+
+from memsheet.arith import Count
+from memsheet.formulas.evaluate import with_products
+from memsheet.references import TRANSFORMER, formula
+from memsheet.spec.model import Attention, Block, Dense, ModelSpec
+from memsheet.spec.plan import Plan
+
+
+@formula(cites=TRANSFORMER, at="sections 3.2-3.3: heads of a width, a feed-forward layer of another")
+def whole_axes(block: Block, plan: Plan) -> dict[str, Count]:
+    """Sizes of a dense layer's axes; ``r``: the rank of its adapters."""
+    at, ff = block.mixers[0], block.feed_forward
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    return with_products({
+        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "a": at.heads, "k": at.kv_heads, "d": at.head_dim, "f": ff.intermediate,
+        "r": plan.adapter.rank if plan.adapter else 0,
+    })  # fmt: skip
+
+
+@formula(cites=TRANSFORMER, at="section 3.4: logits of every position over the whole vocabulary")
+def whole_ends(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    """Sizes of the axes of embeddings, head and loss."""
+    return {"b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": spec.vocab, "V0": spec.vocab}
