@@ -20,9 +20,9 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.step import Rank, Trained, train
 from memsheet.references import DERIVATIVES, ZERO
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet, total
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.engine import Engine
 from memsheet.spec.model import LatentAttention, ModelSpec, StateSpace
 from memsheet.spec.plan import AttentionKind, Plan
 
@@ -68,56 +68,13 @@ def account(
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
     items = [*tensors, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
     if replays and cluster is not None and engine.replays and plan.task == "train":
-        items = _replayed(items, built, plan, engine, cluster, allocated)
+        from memsheet.formulas.replayed import replayed
+
+        items = replayed(items, built, plan, engine, cluster, allocated)
     first, last = _ranks(plan, stage)
     return Sheet(
         rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
     )  # fmt: skip
-
-
-def _varied(
-    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
-) -> list[Item]:
-    """``items`` with the slack of steps whose lengths differ."""
-    from memsheet.formulas.groups import walk
-    from memsheet.formulas.varied_replay import replayable, reserved, slack
-
-    stage = walk(model, plan, engine, release=True)
-    if not replayable(stage, plan):
-        return items
-    before = sum(
-        int(item.at[Instant.FORWARD].value) for item in items if item.component is Component.GRADIENTS and Instant.FORWARD in item.at
-    )
-    found = reserved(stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes)
-    return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), slack(found, allocated)]
-
-
-def _replayed(
-    items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
-) -> list[Item]:
-    """``items`` with the slack of the step's own allocations, where they are those of one pass."""
-    if plan.varied:
-        return _varied(items, model, plan, engine, cluster, allocated)
-    if engine.varies:  # lengths that are all alike are its exception
-        return items
-    from memsheet.formulas.activations import numerics
-    from memsheet.formulas.fsdp2_replay import replayable, reserved, slack
-    from memsheet.formulas.groups import walk
-
-    divided = engine.sharding is Sharding.FSDP2
-    if model.towers or not replayable(plan, divided=divided):
-        return items
-    beside = model_code(engine.code).shared(model, plan, numerics(plan, engine)).total
-    stage = walk(model, plan, engine, release=False)
-    found = reserved(stage, plan, _room(items, cluster), int(beside), divided=divided)
-    return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), slack(found, allocated)]
-
-
-def _room(items: Iterable[Item], cluster: Cluster) -> Bytes:
-    """What the driver and libraries leave the step's own tensors."""
-    taken = total(item.largest for item in items if item.component in (Component.CONTEXT, Component.WORKSPACES))
-    whole = cluster.device.framework_bytes
-    return Bytes(whole - taken.high, whole - taken.value, whole - taken.low)
 
 
 def _check_processor(model: ModelSpec, plan: Plan) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from memsheet.allocator.blocks import Block
 from memsheet.allocator.caching import allocate, release
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
-from memsheet.arith import Count
 from memsheet.formulas.evaluate import Part
 from memsheet.formulas.fsdp2_around import wrapping
 from memsheet.formulas.fsdp2_script import GATHERS, REDUCES, Lifetimes, Played, Recorded, Script, Sized, backward, forward
@@ -18,7 +17,7 @@ from memsheet.formulas.groups import Walk
 from memsheet.formulas.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.states import Held
 from memsheet.references import TORCH_ALLOCATOR, formula
-from memsheet.sheet import Bytes, Component, Derived, Instant, Item
+from memsheet.sheet import Bytes, Derived
 from memsheet.spec.dtypes import INT64
 from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
@@ -310,12 +309,3 @@ def replayable(plan: Plan, *, divided: bool) -> bool:
     usual = optimizer is not None and optimizer.name is OptimizerName.ADAMW and optimizer.implementation in TORCHS
     moved = plan.offload.parameters or plan.offload.optimizer or plan.offload.activations or plan.optimizer_in_backward
     return usual and not moved and plan.precision.master_weights is None and plan.routing is None and not plan.recompute.stretched
-
-
-def slack(found: Bytes, allocated: Mapping[Instant, Count]) -> Item:
-    """The row of the allocator's slack: what is reserved of earlier instants and steps stays."""
-    at = {
-        instant: Bytes(*(max(0, int(end) - int(size)) for end in (found.low, found.value, found.high)))
-        for instant, size in allocated.items()
-    }
-    return Item(Component.ALLOCATOR_SLACK, "allocator", at, REPLAYED)

@@ -8,7 +8,7 @@ allocator's rules.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from memsheet.allocator.settings import Settings
 from memsheet.formulas.evaluate import Axes, Part
@@ -16,7 +16,7 @@ from memsheet.formulas.fsdp2_replay import play
 from memsheet.formulas.fsdp2_script import Lifetimes, Played, Recorded, Script, Sized, backward, forward
 from memsheet.formulas.groups import Walk
 from memsheet.references import TORCH_ALLOCATOR, formula
-from memsheet.sheet import Bytes, Component, Derived, Instant, Item
+from memsheet.sheet import Bytes, Derived
 from memsheet.spec.dtypes import INT64
 from memsheet.spec.plan import Plan, RecomputeMode
 
@@ -108,12 +108,3 @@ def _at(part: Part, length: int) -> Recorded:
     other: Axes = {**axes, "s": length, "s32": -(-length // 32) * 32}
     first = Sized.of(light, other, Lifetimes.RECORDED) if light else None
     return Recorded(Sized.of(tape, other, Lifetimes.RECORDED), first)
-
-
-def slack(found: Bytes, allocated: Mapping[Instant, int]) -> Item:
-    """The row of the allocator's slack: what is reserved of earlier steps stays through all instants."""
-    at = {
-        instant: Bytes(*(max(0, int(end) - int(size)) for end in (found.low, found.value, found.high)))
-        for instant, size in allocated.items()
-    }
-    return Item(Component.ALLOCATOR_SLACK, "allocator", at, REPLAYED)
