@@ -97,6 +97,16 @@ def test_a_bundled_model_answers(name: str, engine: str) -> None:
     assert account(model, resolve({"engine": engine, "seq_len": 4096, **sharded}, model).plan).peak.value > 0
 
 
+def test_a_bias_in_fp32_beside_narrow_matrices_is_refused() -> None:
+    model = read_hf_config({**MAMBA, "use_bias": True})
+    wide, narrow = (
+        resolve({"engine": "transformers", "seq_len": 64, "precision.name": name}, model).plan for name in ("bf16-autocast", "bf16-pure")
+    )
+    assert account(model, wide).peak.value > 0
+    with pytest.raises(InputError, match="use_bias"):
+        account(model, narrow)
+
+
 def test_mixers_that_are_sharded_by_themselves_are_refused() -> None:
     model = read_hf_config(MAMBA)
     with pytest.raises(InputError, match="apart from its layer"):

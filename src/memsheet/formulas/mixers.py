@@ -108,6 +108,13 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     idle = {name for kind in scanned for name in (TAKEN_APART if kind in FUSED else TAKEN_APART[2:] if kind in SPLIT else TAKEN_APART[:1])}
     unused = sorted(idle & set(plan.adapter.targets)) if plan.adapter else []
     reason = "is taken by a kernel without its module, so that its adapter never runs"
+    biased = any(w.path.endswith("out_proj.bias") for block in blocks if block.kind in FUSED for w in block.weights)
+    if biased and plan.precision.parameters is not FP32:
+        name, why = (
+            plan.precision.parameters.name,
+            "is that of matrices whose bias the mixer raises to fp32 (use_bias), and torch refuses such a pair",
+        )
+        found.append(Problem(field="precision.parameters", value=name, reason=why, hint="--precision bf16-autocast"))
     if scanned & FUSED and plan.engine in ("fsdp1", "fsdp2"):
         inside = "shards each mixer apart from its layer (_no_split_modules names both), which is not modelled"
         found.append(Problem(field="engine", value=plan.engine, reason=inside, hint="transformers or deepspeed; `memsheet trace` runs it"))

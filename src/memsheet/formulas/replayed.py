@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from memsheet.arith import Count
 from memsheet.formulas import fsdp2_replay, varied_replay
@@ -19,8 +19,10 @@ from memsheet.spec.plan import Plan
 def replayed(
     items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
 ) -> list[Item]:
-    """``items`` with the slack of the step's own allocations, where they are those of one pass."""
-    if plan.varied:
+    """``items`` with the slack of the step's own allocations, where they are those of one pass and could fit at all."""
+    if _hopeless(items, cluster):
+        found = None
+    elif plan.varied:
         found = _varied(items, model, plan, engine, cluster, allocated)
     elif model.towers or engine.varies:  # lengths that are all alike are an exception there
         found = None
@@ -37,6 +39,13 @@ def slack(found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence) 
     ends = (found.low, found.value, found.high)
     at = {instant: Bytes(*(max(0, int(end) - int(size)) for end in ends)) for instant, size in allocated.items()}
     return Item(Component.ALLOCATOR_SLACK, "allocator", at, evidence)
+
+
+def _hopeless(items: Sequence[Item], cluster: Cluster) -> bool:
+    """Whether tensors and context alone are more than the device has at any reading of it: the allocator decides nothing."""
+    outside = (Component.ALLOCATOR_SLACK,)
+    least = [sum(item.at[when].low for item in items if when in item.at and item.component not in outside) for when in Instant]
+    return any(size > cluster.device.framework_high_bytes for size in least)
 
 
 def _alike(items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster) -> Bytes | None:
