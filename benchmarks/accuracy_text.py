@@ -175,10 +175,15 @@ def _peer(result: Result, line: Result) -> str:
     return "; ".join(f"{p['peer']} mean {error(p['absolute'])}, worst {error(p['worst'])}" for p in known) or "-"
 
 
+NEAR = 0.005
+
+
 def _page_outside(result: Result, groups: Mapping[str, str]) -> Iterator[str]:
-    """Rows whose figure lies outside the predicted range, and why where the engine's source says."""
+    """Rows whose figure lies outside the predicted range, and why, or that nobody knows."""
     rows = [row for row in result["outside"] if row["reason"]]
-    yield f"\n## Outside the range\n\n{len(result['outside'])} rows; of these it is known from an engine's source why:\n"
+    near = sum(abs(row["error"]) <= NEAR for row in result["outside"])
+    yield f"\n## Outside the range\n\n{len(result['outside'])} rows; {near} of them are off by no more than {NEAR:.1%}, most where nothing is uncertain and"
+    yield "the range is a point. What an engine's source says of others, or that it does not:\n"
     yield _table_row(["Group", "Row", "Error", "Reason"])
     yield _table_row(["---", "---", "---:", "---"])
     for row in rows:

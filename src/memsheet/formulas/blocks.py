@@ -118,6 +118,11 @@ def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> T
     return r.scale(y, path + "/scaled") if block.residual_scale else y
 
 
+def served_as_trained(block: Block) -> bool:
+    """Whether a block that is recorded runs the same with a cache: state spaces take other kernels, latents are expanded for all they hold."""
+    return unmodelled(block) is None and all(plain(mixer, block.kind) for mixer in block.mixers)
+
+
 def unmodelled(block: Block) -> str | None:
     """Why a block cannot be recorded here, or None when it can."""
     if len(block.mixers) != 1:

@@ -9,7 +9,7 @@ from memsheet.arith import Count, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.engines.verified import TP_LATENT
 from memsheet.errors import refuse
-from memsheet.formulas.blocks import unmodelled
+from memsheet.formulas.blocks import served_as_trained
 from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
@@ -143,7 +143,7 @@ def _logits_beside(spec: ModelSpec, plan: Plan, sequences: Count, prompt: Bytes,
 
 def _exact(spec: ModelSpec, plan: Plan) -> bool:
     return (
-        all(unmodelled(b) is None for s in spec.stacks for r in s.runs for b in r.pattern)
+        all(served_as_trained(b) for s in spec.stacks for r in s.runs for b in r.pattern)
         and isinstance(plan.mesh.tp, int)
         and plan.mesh.tp == 1
     )

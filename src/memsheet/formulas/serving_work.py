@@ -8,7 +8,7 @@ from functools import reduce
 from memsheet.arith import Count, at_least, ceil_div, maximum, where
 from memsheet.engines.verified import TP_LATENT
 from memsheet.formulas.activations import numerics
-from memsheet.formulas.blocks import unmodelled
+from memsheet.formulas.blocks import served_as_trained
 from memsheet.formulas.evaluate import evaluate
 from memsheet.formulas.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
 from memsheet.formulas.model_code.transformers import block_axes, block_numerics, masks, shared_tables
@@ -84,7 +84,7 @@ def _larger(a: Bytes, b: Bytes) -> Bytes:
 def _recorded(block: Block, plan: Plan, work: Work) -> bool:
     """Whether the layer's operations are listed one by one; a single token's eager scores are no matrix."""
     return (
-        unmodelled(block) is None
+        served_as_trained(block)
         and not isinstance(block.feed_forward, Moe)
         and not (plan.attention is AttentionKind.EAGER and isinstance(work.tokens, int) and work.tokens == 1)
     )
