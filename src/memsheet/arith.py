@@ -78,6 +78,11 @@ def _namespace(*values: Any) -> Any:
     return None
 
 
+def is_array(value: Any) -> bool:
+    """Whether a count is that of many plans at once."""
+    return hasattr(value, "__array_namespace__")
+
+
 def _call(name: str, *values: Any) -> Any:
     return Term(f"{name}({', '.join(str(v) for v in values)})")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial, reduce
 from typing import Any
 
-from memsheet.arith import Count, maximum, where
+from memsheet.arith import Count, is_array, maximum, where
 from memsheet.formulas.tape import Entry, Log, Shape, Tape, arrivals, high_points
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import DType
@@ -32,6 +32,23 @@ class Bag:
         return cls(held, sum(held.values()))
 
 
+class Later(Bag):
+    """A bag of arrays whose parts are worked out when they are asked for: a search weighs strata of plans and mostly reads no part."""
+
+    __slots__ = ("_made", "_make")
+
+    def __init__(self, make: Callable[[], dict[Key, Count]], total: Count) -> None:
+        object.__setattr__(self, "total", total)
+        object.__setattr__(self, "_make", make)
+        object.__setattr__(self, "_made", None)
+
+    @property
+    def held(self) -> dict[Key, Count]:  # type: ignore[override]
+        if self._made is None:
+            object.__setattr__(self, "_made", self._make())
+        return self._made  # type: ignore[no-any-return]
+
+
 EMPTY = Bag({}, 0)
 Moment = Sequence[tuple[Count, Bag]]
 """What is resident at one moment: bags, each taken some number of times."""
@@ -44,7 +61,14 @@ def weigh(moment: Moment) -> Count:
 
 def merge(moment: Moment) -> Bag:
     """A moment as one bag."""
+    total = weigh(moment)
+    if type(total) is not int and is_array(total):
+        return Later(partial(_merged, tuple(moment)), total)
     return Bag.of([(key, times * size) for times, bag in moment for key, size in bag.held.items()])
+
+
+def _merged(moment: Moment) -> dict[Key, Count]:
+    return Bag.of([(key, times * size) for times, bag in moment for key, size in bag.held.items()]).held
 
 
 def largest(moments: Sequence[Moment]) -> Bag:
@@ -52,13 +76,17 @@ def largest(moments: Sequence[Moment]) -> Bag:
     totals = [weigh(m) for m in moments]
     if type(sum(totals)) is int:
         return merge(moments[max(range(len(totals)), key=totals.__getitem__)])
+    return Later(partial(_chosen, tuple(moments), totals), reduce(maximum, totals))
+
+
+def _chosen(moments: Sequence[Moment], totals: list[Count]) -> dict[Key, Count]:
     best = totals[0]
     chosen = merge(moments[0]).held
     for moment, size in zip(moments[1:], totals[1:], strict=True):
         wins, bag = size > best, merge(moment).held
         chosen = {key: where(wins, bag.get(key, 0), chosen.get(key, 0)) for key in {**chosen, **bag}}
         best = maximum(best, size)
-    return Bag(chosen, best)
+    return chosen
 
 
 def entry_bytes(entry: Entry, axes: Axes) -> Count:
