@@ -7,9 +7,9 @@ from typing import Any
 
 from memsheet.engines import find_engine
 from memsheet.formulas.activations import numerics
-from memsheet.formulas.evaluate import entry_bytes
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.recordings import record
+from memsheet.formulas.tapes.evaluate import entry_bytes
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.spec.model import Block

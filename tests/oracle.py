@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.formulas.params import fold, tensors
+from memsheet.formulas.states.params import fold, tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec
 

@@ -6,19 +6,20 @@ What only one engine or task needs is imported where it is needed, so that a col
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
-from memsheet.arith import Count, maximum, minimum
+from memsheet.arith import Count, maximum, minimum, where
 from memsheet.engines import engine_of
 from memsheet.errors import refuse
-from memsheet.formulas.evaluate import Bag, Key
-from memsheet.formulas.kept import Host
+from memsheet.formulas.around.kept import Host
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.optimizers import PAGED_STATES
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.states.optimizers import PAGED_STATES
 from memsheet.formulas.step import Rank, Trained, train
+from memsheet.formulas.tapes.evaluate import Bag, Key
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
@@ -61,20 +62,58 @@ def account(
         host, notes = step.kept.host, (*step.kept.notes, *step.kept.host.notes, *model_code(engine.code).notes(model))
         tensors += _paged(step.kept.paged, step.bags)
     else:
-        from memsheet.formulas.serving import serving_items
+        from memsheet.formulas.serving.serving import serving_items
 
         tensors = serving_items(stage_model(built, plan, stage), plan, engine)
         allocated = _allocated(tensors)
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
     items = [*tensors, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
     if replays and cluster is not None and engine.replays and plan.task == "train":
-        from memsheet.formulas.replayed import replayed
+        from memsheet.formulas.replay.slack import replayed
 
         items = replayed(items, built, plan, engine, cluster, allocated)
     first, last = _ranks(plan, stage)
     return Sheet(
         rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """What a sheet adds up to: device bytes of every instant, everything counted, and host bytes."""
+
+    device: Mapping[Instant, Bytes]
+    host_bytes: Count
+
+
+def totals(model: ModelSpec, plan: Plan, cluster: Cluster, stage: int = 0) -> Totals:
+    """The sums of the sheet that ``account`` makes of a training step, without its items: what a search weighs many plans by.
+
+    Raises InputError as ``account`` does.
+    """
+    engine = engine_of(plan)
+    step = train(Rank.of(model_code(engine.code).built(model, plan), plan, stage), plan, engine)
+    kept, tensors = step.kept, {instant: bag.total for instant, bag in step.bags.items()}
+    device = {instant: Bytes.exact(size) for instant, size in tensors.items()}
+    for item in (*outside_tensors(plan, cluster, tensors), *_paged(kept.paged, tensors)):
+        device |= {instant: device[instant] + size for instant, size in item.at.items()}
+    if step.low is not None and step.high is not None:
+        for item in _between(step, engine):
+            device |= {instant: device[instant] + _ends(size, True) for instant, size in item.at.items()}
+        return Totals(device=device, host_bytes=kept.host.bytes)
+    for key, (low, high) in kept.ranges.items():
+        for instant, bag in step.bags.items():
+            value, there = bag.part(key)
+            if there is not False:
+                device[instant] = device[instant] + _ends(_ranged(value, low, high), there)
+    return Totals(device=device, host_bytes=kept.host.bytes)
+
+
+def _ends(size: Bytes, there: Any) -> Bytes:
+    """What a range adds to the ends of a total that has its value, for the plans where it is ``there``."""
+    if there is True:
+        return Bytes(size.low - size.value, 0, size.high - size.value)
+    return Bytes(where(there, size.low - size.value, 0), 0, where(there, size.high - size.value, 0))
 
 
 def _check_processor(model: ModelSpec, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from memsheet.account import account, account_bare
 from memsheet.budget import Answer, Result, budget_of, host_shortage, judge
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.errors import Problem, refuse, require
-from memsheet.formulas.params import idle_parameter_count, parameter_count
+from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
@@ -88,7 +88,7 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
 
 
 def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
-    from memsheet.formulas.serving import serving_facts
+    from memsheet.formulas.serving.serving import serving_facts
 
     return serving_facts(spec, resolved.plan, cluster, sheets)
 

@@ -13,8 +13,8 @@ from memsheet.api import catalogued, question
 from memsheet.budget import Answer, Result, Verdict, largest_components
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, refuse
-from memsheet.formulas.params import active_parameter_count, parameter_count
-from memsheet.formulas.zero_states import check_deepspeed
+from memsheet.formulas.around.zero_states import check_deepspeed
+from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.measure.categories import ALWAYS, categories
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config

@@ -36,6 +36,8 @@ MEGATRON_MASTER = Reference("Megatron-LM mixed-precision optimizer", "NVIDIA/Meg
 MEGATRON = Reference(
     "Megatron-Core 0.14 over TransformerEngine 2.11", "NVIDIA/Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 megatron/core"
 )
+NCCL_TESTS = Reference("nccl-tests, what is a collective's bus bandwidth", "NVIDIA/nccl-tests doc/PERFORMANCE.md")
+NCCL_TUNING = Reference("NCCL, latencies its own choice of algorithm stands on", "NVIDIA/nccl src/graph/tuning.cc")
 TORCHAO = Reference("torchao 0.18.0 low-bit optimizers", "pytorch/ao torchao/optim")
 TORCH_SCALER = Reference("PyTorch 2.13 torch.amp.GradScaler", "pytorch/pytorch torch/amp/grad_scaler.py")
 TORCH_FSDP1 = Reference("PyTorch 2.13 FullyShardedDataParallel", "pytorch/pytorch torch/distributed/fsdp")

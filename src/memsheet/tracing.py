@@ -11,8 +11,8 @@ from memsheet.api import catalogued, question
 from memsheet.budget import Answer, budget_of, judge
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, Problem, refuse, require
-from memsheet.formulas.params import active_parameter_count, parameter_count
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.report.json import plan_document

@@ -18,20 +18,20 @@ NUMBERS = ("Count", "int", "Bytes", "dict[str, Count]", "tuple[Count, ...]", "di
 
 # What returns a number and is no formula: it adds up, counts or picks what formulas gave.
 EXCEPTIONS = {
-    "evaluate.weigh": "adds up bags",
-    "evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
-    "evaluate.with_products": "names products of axes",
-    "kv_cache.cache_bytes": "adds up layers",
+    "tapes.evaluate.weigh": "adds up bags",
+    "tapes.evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
+    "tapes.evaluate.with_products": "names products of axes",
+    "serving.kv_cache.cache_bytes": "adds up layers",
     "model_code.transformers.end_axes": "names the sizes of a plan and a model",
-    "kv_cache.bytes_per_token": "adds up layers",
-    "losses.chunk_of": "picks the formula of the loss",
-    "params.parameter_count": "counts the tensors that the readers list, checked against the real code",
-    "params.active_parameter_count": "counts tensors",
-    "params.idle_parameter_count": "counts tensors",
+    "serving.kv_cache.bytes_per_token": "adds up layers",
+    "model_code.transformers.losses.chunk_of": "picks the formula of the loss",
+    "states.params.parameter_count": "counts the tensors that the readers list, checked against the real code",
+    "states.params.active_parameter_count": "counts tensors",
+    "states.params.idle_parameter_count": "counts tensors",
     "runtime.workspaces": "a figure of the catalogue, which carries its own evidence",
-    "sharding.elements_of": "the product of a shape",
-    "states.parameter_shard": "picks the formula of the engine's sharding",
-    "zero_flow.gatherable": "adds up elements",
+    "states.sharding.elements_of": "the product of a shape",
+    "states.held.parameter_shard": "picks the formula of the engine's sharding",
+    "around.zero_flow.gatherable": "adds up elements",
 }
 
 
@@ -52,7 +52,7 @@ def numeric() -> dict[str, Callable[..., Any]]:
 
 
 def test_the_walk_finds_formulas() -> None:
-    assert {"sharding.dim0_shard", "kv_cache.kv_elements_per_token", "optimizers.step_temporaries"} <= set(numeric())
+    assert {"states.sharding.dim0_shard", "serving.kv_cache.kv_elements_per_token", "states.optimizers.step_temporaries"} <= set(numeric())
 
 
 @pytest.mark.parametrize("name", sorted(numeric()))

@@ -14,9 +14,9 @@ import memsheet.formulas
 from memsheet import catalog
 from memsheet.arith import Term
 from memsheet.engines import find_engine
-from memsheet.formulas.evaluate import Bag
 from memsheet.formulas.groups import Group, Walk, walk
-from memsheet.formulas.states import Held
+from memsheet.formulas.states.held import Held
+from memsheet.formulas.tapes.evaluate import Bag
 from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
 from memsheet.resolve import resolve
@@ -116,29 +116,29 @@ def cases() -> dict[str, Cases]:
         "literature.gpt_block_activations_sequence_parallel": {"": call(s, b, h, a, t)},
         "literature.elements_rule": {"": call(symbol("L"), s, b, h, BF16)},
         "literature.attention_scores": {"bf16": call(b, a, s, BF16)},
-        "kv_cache.kv_elements_per_token": {"attention": call(attention(), symbol("tp")), "latent": call(LATENT, symbol("tp"))},
-        "kv_cache.latent_elements_per_token": {"": call(LATENT)},
-        "kv_cache.kept_tokens": {"window": call(attention(window=4096), symbol("tokens")), "whole": call(attention(), symbol("tokens"))},
-        "kv_cache.recurrent_elements": {"mamba": call(MAMBA)},
-        "kv_cache.state_elements": {"mamba": call(MAMBA), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
+        "serving.kv_cache.kv_elements_per_token": {"attention": call(attention(), symbol("tp")), "latent": call(LATENT, symbol("tp"))},
+        "serving.kv_cache.latent_elements_per_token": {"": call(LATENT)},
+        "serving.kv_cache.kept_tokens": {"window": call(attention(window=4096), symbol("tokens")), "whole": call(attention(), symbol("tokens"))},
+        "serving.kv_cache.recurrent_elements": {"mamba": call(MAMBA)},
+        "serving.kv_cache.state_elements": {"mamba": call(MAMBA), "cross": call(CROSS, symbol("tp"), symbol("memory"))},
         "pipeline.in_flight": {kind.value: call(kind, symbol("p"), symbol("r"), symbol("m")) for kind in (Schedule.ONE_F_ONE_B, Schedule.GPIPE)},
-        "sharding.dim0_shard": {"": call(SHAPE, symbol("N"))}, "sharding.dim0_gathered": {"": call(SHAPE, symbol("N"))},
-        "sharding.flat_shard": {"": call(symbol("n"), symbol("N"), symbol("alignment"))},
-        "sharding.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
-        "states._adapter": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
-        "states.eight_bit_states": {"": call(*x)},
-        "optimizers.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
-        "optimizers.step_temporaries": {
+        "states.sharding.dim0_shard": {"": call(SHAPE, symbol("N"))}, "states.sharding.dim0_gathered": {"": call(SHAPE, symbol("N"))},
+        "states.sharding.flat_shard": {"": call(symbol("n"), symbol("N"), symbol("alignment"))},
+        "states.sharding.held_shape": {"vocabulary": call(MATRIX, plan().mesh, 128), "heads": call(HEADS, plan().mesh), "experts": call(EXPERTS, plan().mesh)},
+        "states.held._adapter": {"": call("q.weight", (symbol("out"), symbol("in")), plan(adapter__rank=8), 1)},
+        "states.held.eight_bit_states": {"": call(*x)},
+        "states.optimizers.optimizer_bytes": {how[0].value: call(*x, optimized(*how)) for how in (adamw, eight, sgd)},
+        "states.optimizers.step_temporaries": {
             how.value: call((x,), optimized(OptimizerName.ADAMW, how)) for how in (Implementation.FOREACH, Implementation.LOOP, Implementation.FUSED)
         },
         "stretches.segment_length": {
             "every": call(symbol("L"), plan(recompute__every=4)), "segments": call(symbol("L"), plan(recompute__segments=2)),
         },
-        "surroundings.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
-        **{f"fsdp2_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
+        "around.surroundings.ddp_buckets": {"one tensor": call((TENSOR,), plan())},
+        **{f"around.fsdp2_sizes.{name}": {"one tensor": call(group(), plan())} for name in ("gathered_bytes", "reduce_input_bytes", "sharded_gradients")},
         "model_code.transformers.block_axes": {"": call(spec().stacks[0].runs[0].pattern[0], plan())},
-        "states.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
-        "serving_work._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
+        "states.held.parameter_bytes": {"one tensor": call(replace(spec(), stacks=()), plan(), (TENSOR,), find_engine("fsdp2").sharding)},  # type: ignore[union-attr]
+        "serving.work._width": {"llama-tiny": call(spec().stacks[0].runs[0].pattern[0], symbol("tp"))},
     }  # fmt: skip
 
 

@@ -16,10 +16,10 @@ import memsheet
 from memsheet import catalog
 from memsheet.arith import Term
 from memsheet.formulas import literature
-from memsheet.formulas.kv_cache import bytes_per_token
-from memsheet.formulas.params import parameter_count, tensors
-from memsheet.formulas.sharding import elements_of, held_shape
-from memsheet.formulas.states import Held, eight_bit_states, held_tensors
+from memsheet.formulas.serving.kv_cache import bytes_per_token
+from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
+from memsheet.formulas.states.params import parameter_count, tensors
+from memsheet.formulas.states.sharding import elements_of, held_shape
 from memsheet.readers.model import read_model
 from memsheet.sheet import STATES, Component, Instant
 from memsheet.spec.defaults import NAMED_PRECISIONS

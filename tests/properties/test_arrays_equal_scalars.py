@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from strategies import TRAINED, cluster, law, lengths, microbatches, model, plan_of, ranks, requests, with_counts
 
 from memsheet.account import account
-from memsheet.formulas.kv_cache import cache_bytes
+from memsheet.formulas.serving.kv_cache import cache_bytes
 from memsheet.sheet import Sheet
 from memsheet.spec.dtypes import BF16
 

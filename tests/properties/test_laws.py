@@ -13,9 +13,9 @@ from strategies import CARDS, SERVED, TRAINED, attentions, cluster, law, lengths
 from memsheet.account import account
 from memsheet.api import answer
 from memsheet.budget import Result, budget_of, judge
-from memsheet.formulas.params import parameter_count, tensors
 from memsheet.formulas.pipeline import in_flight
-from memsheet.formulas.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
+from memsheet.formulas.states.params import parameter_count, tensors
+from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.sheet import OUTSIDE_TENSORS, STATES, Component, Instant, Sheet
 from memsheet.spec.dtypes import BF16
 from memsheet.spec.plan import Mesh, Schedule

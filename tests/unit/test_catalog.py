@@ -13,7 +13,7 @@ import pytest
 
 from memsheet import catalog
 from memsheet.errors import InputError
-from memsheet.formulas.params import parameter_count
+from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.registry import FAMILIES
 from memsheet.spec.device import MAX_DEVICES, Basis, cluster_of, parse_gpus

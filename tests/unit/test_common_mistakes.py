@@ -13,10 +13,10 @@ import pytest
 import memsheet
 from memsheet import catalog
 from memsheet.account import account
-from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
-from memsheet.formulas.params import active_parameter_count, parameter_count, tensors
 from memsheet.formulas.pipeline import stage_model
-from memsheet.formulas.sharding import elements_of, held_shape
+from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.states.params import active_parameter_count, parameter_count, tensors
+from memsheet.formulas.states.sharding import elements_of, held_shape
 from memsheet.readers.model import read_model
 from memsheet.sheet import STATES, Component, Instant, Sheet
 from memsheet.spec.dtypes import BF16, FP8, MXFP8, dtype_named

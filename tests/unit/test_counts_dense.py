@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memsheet.formulas.params import buffers, fold
+from memsheet.formulas.states.params import buffers, fold
 from memsheet.readers.families.gemma import RECIPES as GEMMA
 from memsheet.readers.families.gpt_layouts import LAYOUTS
 from memsheet.readers.families.llama import RECIPES as LLAMA

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memsheet.errors import InputError
-from memsheet.formulas.params import blocks, fold, parameter_count, stacks, tensors
+from memsheet.formulas.states.params import blocks, fold, parameter_count, stacks, tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec
 from oracle import assert_same_tensors, meta_model

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.formulas.params import buffers, fold
+from memsheet.formulas.states.params import buffers, fold
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import Attention, Run
 from oracle import assert_same_tensors, meta_model, meta_tensors

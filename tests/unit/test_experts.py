@@ -10,7 +10,7 @@ from layers_kept import kept, under
 from memsheet.account import account
 from memsheet.engines.verified import VERIFIED
 from memsheet.errors import InputError
-from memsheet.formulas.routers import ROUTERS, SHARED_LAST
+from memsheet.formulas.model_code.transformers.routers import ROUTERS, SHARED_LAST
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.formulas.params import parameter_count
+from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.gguf import read_header, stored_bytes
 from memsheet.readers.gguf_model import ARCHITECTURES, model_from_gguf
 from memsheet.readers.hf_config import FAMILIES, read_hf_config

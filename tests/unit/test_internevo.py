@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memsheet.account import account, account_bare
 from memsheet.errors import InputError
-from memsheet.formulas.internevo import dealt
+from memsheet.formulas.around.internevo import dealt
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet

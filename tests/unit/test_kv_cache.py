@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memsheet import catalog
-from memsheet.formulas.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.readers.model import read_model
 from memsheet.spec.dtypes import BF16, FP8
 from memsheet.spec.model import ModelSpec

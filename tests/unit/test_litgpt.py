@@ -14,8 +14,8 @@ import pytest
 
 from memsheet.account import account
 from memsheet.errors import InputError
-from memsheet.formulas.model_code.litgpt_built import built
-from memsheet.formulas.states import held_tensors
+from memsheet.formulas.model_code.litgpt.built import built
+from memsheet.formulas.states.held import held_tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet

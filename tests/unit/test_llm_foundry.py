@@ -11,7 +11,7 @@ from memsheet.account import account
 from memsheet.engines.fsdp1 import WRAPPINGS
 from memsheet.errors import InputError
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.params import parameter_count
+from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet

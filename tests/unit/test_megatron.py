@@ -11,7 +11,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Answer
-from memsheet.formulas.model_code.megatron_experts import capacity_of, given_copies
+from memsheet.formulas.model_code.megatron.experts import capacity_of, given_copies
 from memsheet.formulas.pipeline import flights
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet

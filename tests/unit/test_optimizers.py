@@ -12,8 +12,8 @@ from torch import nn
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.formulas.optimizers import optimizer_bytes, paged_bytes, step_temporaries, stepped
-from memsheet.formulas.states import Held
+from memsheet.formulas.states.held import Held
+from memsheet.formulas.states.optimizers import optimizer_bytes, paged_bytes, step_temporaries, stepped
 from memsheet.run.optimizer import build_optimizer
 from memsheet.sheet import Component, Instant
 from memsheet.spec.dtypes import BF16, FP32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.formulas.params import active_parameter_count, buffers, fold, parameter_count, tensors
+from memsheet.formulas.states.params import active_parameter_count, buffers, fold, parameter_count, tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec, Moe, Role, Run, Weight
 

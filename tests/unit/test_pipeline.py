@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from memsheet import catalog
-from memsheet.formulas.params import parameter_count
 from memsheet.formulas.pipeline import in_flight, layers_of_stage, stage_model
+from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.spec.model import ModelSpec

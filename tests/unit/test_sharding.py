@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.formulas.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
+from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.spec.model import Role, Weight
 from memsheet.spec.plan import Mesh
 

@@ -10,8 +10,8 @@ from layers_kept import kept, under
 from memsheet.account import account
 from memsheet.catalog import find_model
 from memsheet.errors import InputError
-from memsheet.formulas.mixers import entered
-from memsheet.formulas.state_space import kept_states
+from memsheet.formulas.model_code.transformers.mixers import entered
+from memsheet.formulas.model_code.transformers.state_space import kept_states
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Instant

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.formulas.optimizers import optimizer_bytes
-from memsheet.formulas.states import Held, eight_bit_states, held_tensors
+from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
+from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.sheet import Component, Instant, Sheet
 from memsheet.spec.dtypes import BF16, FP32
 from memsheet.spec.model import Role

@@ -6,7 +6,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memsheet.errors import InputError  # noqa: E402
-from memsheet.formulas.states import torchao_states  # noqa: E402
+from memsheet.formulas.states.held import torchao_states  # noqa: E402
 from memsheet.sheet import Component, Instant  # noqa: E402
 from memsheet.spec.dtypes import FP32  # noqa: E402
 from memsheet.tracing import check_runs  # noqa: E402

@@ -11,10 +11,10 @@ from memsheet.allocator.settings import Settings
 from memsheet.engines import find_engine
 from memsheet.engines.torchtitan import VERSIONS, layers_of_stages, version_of
 from memsheet.errors import InputError
-from memsheet.formulas.fsdp2_replay import play, reserved, scripted
-from memsheet.formulas.fsdp2_script import Lifetimes
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.model_code import model_code
+from memsheet.formulas.replay.script import Lifetimes
+from memsheet.formulas.replay.steps import play, reserved, scripted
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Instant, Sheet

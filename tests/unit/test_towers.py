@@ -8,7 +8,7 @@ import pytest
 
 from memsheet.account import account
 from memsheet.errors import InputError
-from memsheet.formulas.params import parameter_count, tower_tensors
+from memsheet.formulas.states.params import parameter_count, tower_tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet

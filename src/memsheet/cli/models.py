@@ -8,7 +8,7 @@ from memsheet import catalog
 from memsheet.cli import screen
 from memsheet.cli.flags import Debug, Json
 from memsheet.errors import refuse
-from memsheet.formulas.params import active_parameter_count, parameter_count
+from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.units import format_count
 

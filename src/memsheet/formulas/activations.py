@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 from memsheet.arith import agreed, at_least
 from memsheet.errors import require
-from memsheet.formulas.evaluate import Part, Release, Stepped, choose, evaluate
-from memsheet.formulas.graph import Joined
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
+from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, evaluate
+from memsheet.formulas.tapes.graph import Joined
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Stack

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memsheet.formulas.graph import Tensor
-from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Axis
+from memsheet.formulas.tapes.graph import Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis
 from memsheet.formulas.unpacked import add_in_place
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.plan import AdapterKind

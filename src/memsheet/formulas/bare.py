@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div
 from memsheet.errors import refuse
-from memsheet.formulas.deepspeed import resident
-from memsheet.formulas.evaluate import EMPTY, Bag, merge
-from memsheet.formulas.kept import Host
-from memsheet.formulas.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
-from memsheet.formulas.states import Held, parameter_shard
-from memsheet.formulas.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, states, zero_of
+from memsheet.formulas.around.deepspeed import resident
+from memsheet.formulas.around.kept import Host
+from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, states, zero_of
+from memsheet.formulas.states.held import Held, parameter_shard
+from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, merge
 from memsheet.references import ZERO, formula
 from memsheet.sheet import STATES, Component, Instant
 from memsheet.spec.engine import Engine, Sharding

@@ -8,9 +8,9 @@ from functools import cached_property, partial
 
 from memsheet.arith import Count
 from memsheet.formulas.activations import block_part, end_parts, numerics, stack_prefix
-from memsheet.formulas.evaluate import Bag, Part, Release, merge
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.states import Held, held
+from memsheet.formulas.states.held import Held, held
+from memsheet.formulas.tapes.evaluate import Bag, Part, Release, merge
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
 from memsheet.spec.plan import Plan, Recompute, RecomputeMode

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.evaluate import Bag
-from memsheet.formulas.pictures import of_pictures, picture_bytes
+from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
+from memsheet.formulas.tapes.evaluate import Bag
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import INT64

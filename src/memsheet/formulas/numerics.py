@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from memsheet.formulas.adapters import Branch, with_adapter
-from memsheet.formulas.graph import Chosen, Joined, Tensor
-from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Axis, Shape
+from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.formulas.unpacked import unpacked_linear
 from memsheet.spec.dtypes import DType
 from memsheet.spec.engine import Code

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from memsheet.formulas.graph import Joined, Pass, Tensor
 from memsheet.formulas.model_code import ModelCode, model_code
-from memsheet.formulas.norms import normalise
+from memsheet.formulas.model_code.transformers.norms import normalise
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Tape
+from memsheet.formulas.tapes.graph import Joined, Pass, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Tape
 from memsheet.spec.model import Block, Embeddings, Head, Norm
 from memsheet.spec.plan import Loss
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from memsheet.arith import Count, agreed
 from memsheet.engines.torch_versions import gradients_stay, older
 from memsheet.formulas.activations import check_modelled, numerics
-from memsheet.formulas.evaluate import EMPTY, Bag, Key, Moment, largest, merge
-from memsheet.formulas.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
+from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
+from memsheet.formulas.around.kept import Host, Kept
+from memsheet.formulas.around.scaler import scaler_states, unscaling
+from memsheet.formulas.around.surroundings import Surroundings, replicated
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.inputs import inputs
-from memsheet.formulas.kept import Host, Kept
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
 from memsheet.formulas.pipeline import Flight, chunk_models, flights, stage_model
-from memsheet.formulas.scaler import scaler_states, unscaling
-from memsheet.formulas.states import Held, held_tensors, parameter_bytes, parameter_shard
+from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
+from memsheet.formulas.states.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
 from memsheet.formulas.stretches import stretches
-from memsheet.formulas.surroundings import Surroundings, replicated
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, Moment, largest, merge
 from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
 from memsheet.sheet import Component, Instant
 from memsheet.spec.engine import Engine, Sharding
@@ -132,17 +132,17 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
     """The chunks of a rank in order of execution, and what the engine keeps around them."""
     model = rank.model
     if engine.sharding is Sharding.MEGATRON:
-        from memsheet.formulas.megatron import megatron_kept
+        from memsheet.formulas.around.megatron import megatron_kept
 
         return tuple(walk(chunk, plan, engine, release=True) for chunk in rank.chunks), megatron_kept(model, plan)
     if engine.sharding is Sharding.INTERNEVO:
-        from memsheet.formulas.internevo import internevo_kept
+        from memsheet.formulas.around.internevo import internevo_kept
 
         added = agreed(plan.accumulation > 1)
         return (walk(model, plan, engine, release=added),), _with_inputs(internevo_kept(model, plan), plan, model)
     if engine.sharding is Sharding.DEEPSPEED:
-        from memsheet.formulas.deepspeed import deepspeed_kept, deepspeed_walk
-        from memsheet.formulas.zero_states import check_deepspeed
+        from memsheet.formulas.around.deepspeed import deepspeed_kept, deepspeed_walk
+        from memsheet.formulas.around.zero_states import check_deepspeed
 
         check_deepspeed(plan)
         stage = deepspeed_walk(model, plan, engine)
@@ -164,12 +164,12 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
         ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=0 if plan.offload.optimizer else paged_states(shards, plan),
     )  # fmt: skip
     if model.towers:
-        from memsheet.formulas.towers import with_towers
+        from memsheet.formulas.around.towers import with_towers
 
         kept = with_towers(kept, model, plan, engine, lambda one, elements: optimizer_bytes(one, elements, plan))
     if engine.sharding is not Sharding.FSDP2 or not (plan.offload.parameters or plan.offload.optimizer):
         return (stage,), _with_inputs(kept, plan, model)
-    from memsheet.formulas.fsdp2_offload import offloaded
+    from memsheet.formulas.around.fsdp2_offload import offloaded
 
     return (stage,), _with_inputs(offloaded(kept, plan, parameters), plan, model)
 
@@ -177,12 +177,12 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
 def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
     """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
     if engine.sharding is Sharding.FSDP1:
-        from memsheet.formulas.fsdp1_around import fsdp1
+        from memsheet.formulas.around.fsdp1 import fsdp1
 
         return fsdp1(plan, stage)
     if engine.sharding is not Sharding.FSDP2:
         return replicated(plan, parameters)
-    from memsheet.formulas.fsdp2_around import fsdp2
+    from memsheet.formulas.around.fsdp2 import fsdp2
 
     rooted = engine.roots_frozen_ends and plan.adapter is not None
     return fsdp2(plan, replace(stage, tied=True) if rooted else stage, gloo=engine.processor)

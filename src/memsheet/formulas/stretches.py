@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
-from memsheet.formulas.evaluate import EMPTY, Bag, Moment
 from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Moment
 from memsheet.references import SUBLINEAR, formula
 from memsheet.spec.plan import Plan, RecomputeMode
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memsheet.arith import Count
-from memsheet.formulas.evaluate import EMPTY, Bag, Moment
+from memsheet.formulas.around.surroundings import Surroundings
 from memsheet.formulas.groups import Group, Layers, Walk
-from memsheet.formulas.optimizers import step_temporaries
-from memsheet.formulas.states import Held, gradient_dtype, module_of
+from memsheet.formulas.states.held import Held, gradient_dtype, module_of
+from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.stretches import Stretches
-from memsheet.formulas.surroundings import Surroundings
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Moment, together
 from memsheet.references import MEGATRON_MASTER, formula
 from memsheet.sheet import Component, Instant
 from memsheet.spec.plan import Loss, Plan
@@ -55,8 +55,8 @@ class Step:
 
 def moments(step: Step) -> dict[Instant, list[Moment]]:
     """Candidates for the high-water mark of every instant of a training step, except the optimizer's."""
-    resting: Moment = [(1, step.states), (1, step.around.always), (1, step.around.between)]
-    base: Moment = [*resting, (1, step.around.through), (1, step.resident_gradients), (1, step.others)]
+    resting = together([(1, step.states), (1, step.around.always), (1, step.around.between)])
+    base = together([*resting, (1, step.around.through), (1, step.resident_gradients), (1, step.others)])
     return {
         Instant.LOAD: [resting],
         Instant.FORWARD: [[*base, *moment] for moment in _forward(step)],
@@ -73,10 +73,10 @@ def _forward(step: Step) -> Iterator[Moment]:
         if 0 < repetition < walk.layers[run].count - 1:
             continue  # the last one has the same neighbours, and more is kept
         before, _ = walk.around(run, repetition, place)
-        sofar: Moment = [
+        sofar = together([
             (1, step.shared), (1, step.masks), *_before(step, run, repetition, place), *_cached(walk, run, repetition, place),
             *_embedding_output(step, run, repetition, place), *_entered(step, run, repetition, place),
-        ]  # fmt: skip
+        ])  # fmt: skip
         yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
         yield [*sofar, (1, group.part.arriving), (1, around.entering(before, group))]
 
@@ -108,7 +108,7 @@ def _last(walk: Walk) -> Group | None:
 def _backward(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.head and walk.loss:
-        kept: Moment = [(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step)]
+        kept = together([(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step)])
         yield [*kept, (1, walk.head.part.retained), (1, around.holds(walk.head)), (1, walk.loss.backward)]
         fused = (1, EMPTY if step.lets_go and not walk.tied else walk.loss.gradients)
         yield [
@@ -117,7 +117,7 @@ def _backward(step: Step) -> Iterator[Moment]:
         yield [*kept, (1, walk.head.part.arriving), (1, around.leaving(_last(walk), walk.head))]
     for group, run, repetition, place in walk.visits(_stops(step)):
         before, after = walk.around(run, repetition, place)
-        kept = [(1, step.kept_tables), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place)]
+        kept = together([(1, step.kept_tables), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place)])
         index = _index(step, run, repetition, place)
         for body in _passing(step, index, group):
             yield [*kept, *body, (1, around.backward(before, group, after)), (1, around.during(run, repetition))]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.graph import Grad, Tensor
-from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Axis
+from memsheet.formulas.tapes.graph import Grad, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis
 from memsheet.spec.dtypes import INT8, INT32
 
 

@@ -15,7 +15,7 @@ from memsheet.account import account
 from memsheet.api import catalogued, question
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, Problem, refuse
-from memsheet.formulas.params import parameter_count
+from memsheet.formulas.states.params import parameter_count
 from memsheet.measuring import Options as MeasureOptions
 from memsheet.measuring import check_device, measure
 from memsheet.readers.hf_config import read_hf_config

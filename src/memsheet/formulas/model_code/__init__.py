@@ -12,11 +12,11 @@ from importlib import import_module
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
-from memsheet.formulas.evaluate import EMPTY, Bag
-from memsheet.formulas.graph import Joined, Tensor
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Shape
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.graph import Joined, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Shape
 from memsheet.spec.dtypes import DType
 from memsheet.spec.engine import Code
 from memsheet.spec.model import Block, Embeddings, Head, ModelSpec, Norm

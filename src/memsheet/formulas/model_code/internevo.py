@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.errors import Problem
-from memsheet.formulas import ends
-from memsheet.formulas.graph import Grad, Joined, Pass, Tensor
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
+from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.numerics import Numerics, parameter
-from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Axis, Shape
+from memsheet.formulas.tapes.graph import Grad, Joined, Pass, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.spec.dtypes import FP32, INT64, DType
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 from memsheet.spec.plan import Loss, Plan, RecomputeMode

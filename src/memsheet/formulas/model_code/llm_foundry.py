@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.errors import Problem
-from memsheet.formulas import ends
-from memsheet.formulas.graph import Joined, Tensor
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
-from memsheet.formulas.norms import fused_layer_norm
+from memsheet.formulas.model_code.transformers import ends
+from memsheet.formulas.model_code.transformers.norms import fused_layer_norm
 from memsheet.formulas.numerics import Numerics, parameter
-from memsheet.formulas.recorder import Recorder
-from memsheet.formulas.tape import Axis, Shape
+from memsheet.formulas.tapes.graph import Joined, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.spec.dtypes import FP32, INT64, DType
 from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, Role, Stack, Weight
 from memsheet.spec.plan import Loss, Plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.evaluate import with_products
+from memsheet.formulas.tapes.evaluate import with_products
 from memsheet.references import TRANSFORMER, formula
 from memsheet.spec.model import Attention, Block, Dense, ModelSpec
 from memsheet.spec.plan import Plan

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.formulas.first_qwen import SHIFTED
 from memsheet.formulas.model_code import transformers
+from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
 
 def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
-    """The model with the loss of its time: Qwen's first code has its own (formulas/first_qwen.py)."""
+    """The model with the loss of its time: Qwen's first code has its own (formulas/model_code/transformers/first_qwen.py)."""
     found = transformers.CODE.built(spec, plan)
     return replace(found, head=replace(found.head, kind=SHIFTED)) if found.head.kind == "causal_lm" else found
 

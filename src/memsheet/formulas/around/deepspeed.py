@@ -1,0 +1,69 @@
+"""DeepSpeed's engine around a transformers model, put together: its walk through the model and everything it keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count, agreed, minimum
+from memsheet.engines.deepspeed import BUCKETS, Buckets
+from memsheet.formulas.around.kept import Kept
+from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, around, bucket_bytes
+from memsheet.formulas.around.zero_flow import gathered, persists, tensor_shard
+from memsheet.formulas.around.zero_states import Zero, at_step, host_memory, of_parts, states, whole_gradients, zero_of
+from memsheet.formulas.groups import Walk, walk
+from memsheet.formulas.states.held import held_tensors, parameter_bytes
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, merge
+from memsheet.sheet import Component
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+C = Component
+AUTO = (
+    'DeepSpeed\'s own bucket sizes; transformers writes others where its configuration says "auto": '
+    "reduce_bucket_size h·h, prefetch 0.9·h·h, persistence 10·h"
+)
+
+
+def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> Walk:
+    """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it is wider than that."""
+    added = agreed(plan.accumulation > 1)  # to gradients that are there already
+    stage = walk(spec, plan, engine, release=plan.zero > 1 or added)
+    if plan.zero > 1 and stage.head and (stage.tied or any(h.elements > BUCKETS.reduce_bucket for h in stage.head.parameters)):
+        return replace(stage, head=walk(spec, plan, engine, release=False).head)
+    return stage
+
+
+def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: Walk, buckets: Buckets = BUCKETS) -> Kept:
+    """Everything DeepSpeed keeps on a rank through a step."""
+    zero = zero_of(plan, tuple(held_tensors(spec, plan)), buckets)
+    fixed = Bag.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
+    return Kept(
+        states=merge([(1, states(zero)), (1, fixed)]), around=around(zero, stage), resident=resident(zero), at_step=at_step(zero), host=host_memory(zero),
+        ranges=_ranges(zero), notes=(AUTO,) if plan.zero else (),
+    )  # fmt: skip
+
+
+def resident(zero: Zero) -> Bag:
+    """What earlier micro-batches have left when the next one starts."""
+    if not zero.accumulates or zero.plan.zero == 3:
+        return EMPTY
+    if zero.keeps_fp32_gradients:  # zeroed before each backward, freed after the step (bf16_optimizer.py:348-349, engine.py:3362-3363)
+        return Bag.of(whole_gradients(zero))
+    if zero.plan.zero == 2:
+        return EMPTY if zero.plan.offload.optimizer else Bag.of([((C.GRADIENTS, "zero/all_grad_tensors"), zero.width * zero.shard)])
+    bucket = [(BUCKET, bucket_bytes(zero))] if zero.plan.zero == 1 else []
+    return Bag.of([*whole_gradients(zero), *bucket])
+
+
+def _ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
+    """What depends on the order of events and was derived from the code."""
+    copy = zero.width * minimum(zero.total, zero.buckets.reduce_bucket)
+    if zero.plan.zero == 2:
+        return {FLUSH: (0, copy)}
+    if zero.plan.zero != 3:
+        return {}
+    open_ = [h for h in zero.parameters if not persists(h, zero.buckets)]
+    all_ = sum(h.times * zero.ranks * tensor_shard(h, zero.ranks) for h in open_)
+    size = gathered(all_, max((h.elements for h in open_), default=0), zero.buckets)
+    return {GATHERED: (of_parts(zero, zero.width * size.low), of_parts(zero, zero.width * size.high)), FLUSH: (0, 2 * copy)}

@@ -1,0 +1,164 @@
+"""What FullyShardedDataParallel keeps around the layers: one flat parameter a unit, gathered whole, and gradients of the same form.
+
+Every layer is a unit, freed after its forward; embeddings and head are the root's, which stays gathered, and whose gradients wait whole
+until the embeddings' are there. A tied table that is a unit of its own is freed after each of its two forwards. Parameters are views of the flat one: their gradients are joined into its gradient when all have come, then
+cast to the dtype in which they are reduced, and each rank keeps its part (torch distributed/fsdp/_runtime_utils.py, _reduce_grad).
+
+The device may still read what the host has let go (two all-gathers are under way at most, limit_all_gathers): the allocator keeps those
+blocks from others meanwhile, which is part of its slack and not of what is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+from memsheet.arith import Count, ceil_div, round_up
+from memsheet.engines.fsdp1 import WRAPPINGS, Wrapping
+from memsheet.errors import refuse
+from memsheet.formulas.around.surroundings import Surroundings, row
+from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.states.held import Held
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.references import TORCH_FSDP1, formula
+from memsheet.sheet import Component
+from memsheet.spec.plan import Plan
+
+ROOT = "root"
+
+
+@formula(cites=TORCH_FSDP1, at="_flat_param.py, _get_sharded_padding: a unit's parameters end to end, padded to a multiple of the ranks")
+def flat_elements(parameters: tuple[Held, ...], plan: Plan) -> Count:
+    """Elements of a flat parameter that is gathered whole."""
+    return round_up(sum(h.times * h.elements for h in parameters), plan.mesh.dp_shard)
+
+
+@formula(cites=TORCH_FSDP1, at="_flat_param.py, _alloc_padded_unsharded_flat_param: gathered whole in the low dtype")
+def gathered_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+    """Its bytes in the dtype that units are computed in."""
+    return plan.precision.compute.nbytes(flat_elements(parameters, plan))
+
+
+@formula(cites=TORCH_FSDP1, at="_runtime_utils.py, _reduce_grad: the flat gradient, its copy in the dtype of the reduction, a rank's part")
+def reducing_bytes(parameters: tuple[Held, ...], plan: Plan) -> Count:
+    """What there is while a unit's gradient is reduced."""
+    whole, precision = flat_elements(parameters, plan), plan.precision
+    copy = precision.reduce.nbytes(whole) if precision.reduce is not precision.compute else 0
+    return precision.compute.nbytes(whole) + copy + precision.reduce.nbytes(ceil_div(whole, plan.mesh.dp_shard))
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The units of a stage."""
+
+    plan: Plan
+    wrapping: Wrapping
+    embeddings: Group | None
+    head: Group | None
+    last: Group | None  # of the layers
+
+    @property
+    def rooted(self) -> tuple[Group | None, ...]:
+        return self.embeddings, self.head
+
+    @cached_property
+    def root(self) -> tuple[Held, ...]:
+        held = tuple(h for group in self.rooted if group for h in group.parameters)
+        return held[:1] if self.wrapping.table_apart else held
+
+    @cached_property
+    def gathered(self) -> Bag:
+        """The root's parameters."""
+        return row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", gathered_bytes(self.root, self.plan))
+
+    @cached_property
+    def apart(self) -> Bag:
+        """The same where they are not there all the time."""
+        return self.gathered if self.wrapping.table_apart else EMPTY
+
+    @cached_property
+    def whole(self) -> Callable[[Group | None], tuple[Key, Count]]:
+        """A layer's gathered parameters; the root's are there anyway."""
+        return cache(self._whole)
+
+    def _whole(self, group: Group | None) -> tuple[Key, Count]:
+        name = group.name if group else "none"
+        size = 0 if group is None or group in self.rooted else gathered_bytes(group.parameters, self.plan)
+        return (Component.UNSHARDED_PARAMETERS, f"{name}/unsharded"), size
+
+    @cached_property
+    def named(self) -> Bag:
+        """Logits that the trainer names until the next forward has returned others."""
+        kept = self.head is not None and self.wrapping.keeps_outputs
+        return row(Component.TEMPORARIES, "outputs/logits", self.head.part.output if self.head and kept else 0)
+
+    @cached_property
+    def waiting(self) -> Bag:
+        """What stays through backward: the head's whole gradients, a table that is gathered again."""
+        return merge([(1, self.head.gradients if self.head else EMPTY), (1, self.apart)])
+
+    def holds(self, group: Group) -> Bag:
+        """From the start of backward, which the root begins, the last layer is gathered ahead. Logits are the loss's own by then."""
+        if group is not self.head:
+            return EMPTY
+        ahead = Bag.of([self.whole(self.last if self.wrapping.prefetches else None)])
+        return merge([(1, ahead), (-1, self.named)])
+
+    def forward(self, _: Group | None, group: Group) -> Bag:
+        return merge([(1, Bag.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)])
+
+    def entering(self, before: Group | None, group: Group) -> Bag:
+        """While it is gathered: a rank's part is cast first."""
+        size = self.apart.total if group in self.rooted else self.whole(group)[1]
+        shard = ceil_div(size, self.plan.mesh.dp_shard) if self.plan.precision.casts else 0
+        return merge([(1, self.forward(before, group)), (1, row(Component.TEMPORARIES, f"{group.name}/shard", shard))])
+
+    def backward(self, before: Group | None, group: Group, _: Group | None) -> Bag:
+        ahead = self.whole(before if self.wrapping.prefetches else None)
+        return merge([(1, Bag.of([self.whole(group), ahead])), (1, self.apart if group is self.head else self.waiting)])
+
+    def leaving(self, before: Group | None, group: Group) -> Bag:
+        """All gradients beside the flat one that they are joined into; then the flat one, its copy and a rank's part."""
+        if group is self.head:
+            return merge([(1, Bag.of([self.whole(before)])), (1, self.waiting)])
+        last = group is self.embeddings
+        parameters = self.root if last else group.parameters
+        flat = row(Component.COMMUNICATION, f"{ROOT if last else group.name}/flat_gradient", gathered_bytes(parameters, self.plan))
+        reduced = row(Component.COMMUNICATION, f"{ROOT if last else group.name}/reduce_scatter", reducing_bytes(parameters, self.plan))
+        ahead = Bag.of([self.whole(before if self.wrapping.prefetches else None), self.whole(group)])
+        joined = [(1, group.gradients), (1, flat), (1, ahead), (1, self.waiting)]
+        left = self._after_root(flat) if last else [(1, self.waiting)]
+        return largest([joined, [(1, reduced), (1, Bag.of([self.whole(before)])), *left]])
+
+    def _after_root(self, flat: Bag) -> list[tuple[Count, Bag]]:
+        """What is there besides while the root's gradient is reduced, which is no longer gathered. A table that was gathered twice has two
+        flat gradients.
+        """
+        return [(1, flat) if self.wrapping.table_apart else (-1, self.gathered)]
+
+    def leaves(self, group: Group) -> Bag:
+        """A rank's part of the gradient, in the parameters' dtype; the root's comes last of all."""
+        if group in self.rooted:
+            return EMPTY
+        part = ceil_div(flat_elements(group.parameters, self.plan), self.plan.mesh.dp_shard)
+        return row(Component.GRADIENTS, group.name, self.plan.precision.gradients.nbytes(part))
+
+
+def check_fsdp1(plan: Plan) -> None:
+    """Raises InputError for what a flat parameter of one dtype that trains does not hold, or is not modelled in one."""
+    if plan.adapter is not None:
+        raise refuse("adapter.rank", plan.adapter.rank, "trains a part of a flat parameter, which is not modelled", "engine fsdp2")
+    if plan.quantization is not None:
+        raise refuse("quantization.weights", plan.quantization.weights.name, "is not modelled in a flat parameter", "engine fsdp2")
+
+
+def fsdp1(plan: Plan, walk: Walk) -> Surroundings:
+    """What surrounds the units of a stage. Raises InputError as ``check_fsdp1``."""
+    check_fsdp1(plan)
+    of = Units(plan, WRAPPINGS[plan.engine], walk.embeddings, walk.head, walk.layers[-1].pattern[-1] if walk.layers else None)
+    return Surroundings(
+        always=of.named, through=EMPTY if of.wrapping.table_apart else of.gathered,
+        entering=cache(of.entering), forward=cache(of.forward), backward=cache(of.backward), leaving=cache(of.leaving), leaves=cache(of.leaves),
+        holds=cache(of.holds),
+    )  # fmt: skip

@@ -1,0 +1,236 @@
+"""What fully_shard keeps around the layers: parameters that are gathered, on their way or whole, and gradients that are reduced.
+
+Every layer is a group, resharded after its forward (zero 3); so are the embeddings; final norm and head are a group that stays gathered.
+Tied embeddings and head are one group that stays gathered through forward and backward (accelerate fsdp_utils.py:857-885).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, partial
+
+from memsheet.arith import Count, at_least, ceil_div, where
+from memsheet.formulas.around.fsdp2_sizes import ROOT, gathered_bytes, lingering, reduce_input_bytes, sharded_gradients
+from memsheet.formulas.around.surroundings import Surroundings, row
+from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.sheet import Component
+from memsheet.spec.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """The groups of a stage under a plan; a step asks for the sizes of the same few again and again."""
+
+    plan: Plan
+    embeddings: Group | None
+    head: Group | None
+    tied: bool
+    joined: bool = False  # embeddings and head are the root's own group, though each has its table
+    last: Group | None = None  # a last layer that stays gathered until its backward
+
+    @property
+    def rooted(self) -> tuple[Group | None, ...]:
+        """Those that are gathered once, first of all."""
+        return (self.embeddings, self.head) if self.tied or self.joined else ()
+
+    @property
+    def keeps(self) -> bool:
+        return not self.plan.reshard_after_forward
+
+    @cached_property
+    def root(self) -> Count:
+        """Bytes of what is gathered once."""
+        return sum(gathered_bytes(group, self.plan) for group in self.rooted if group)
+
+    @cached_property
+    def whole(self) -> Callable[[Group | None], Count]:
+        """Bytes of a group's parameters when they are gathered."""
+        return cache(lambda group: 0 if group is None or group in self.rooted else gathered_bytes(group, self.plan))
+
+    @cached_property
+    def reduced(self) -> Callable[[Group | None], tuple[Key, Count]]:
+        """The buffer that a group's gradients are copied into, which waits for the next group's."""
+        return cache(lambda group: (_key(Component.COMMUNICATION, group, "reduce_scatter"), self._waits(group)))
+
+    def _waits(self, group: Group | None) -> Count:
+        return reduce_input_bytes(group, self.plan) if group and group not in self.rooted else 0
+
+    @cached_property
+    def leaves(self) -> Callable[[Group], Bag]:
+        """Gradients that stay until the optimizer's step."""
+        return cache(self._leaves)
+
+    def _leaves(self, group: Group) -> Bag:
+        if self.rooted and group is self.head:
+            return group.gradients
+        return sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
+
+    def unsharded(self, group: Group) -> tuple[Key, Count]:
+        return _key(Component.UNSHARDED_PARAMETERS, group, "unsharded"), self.whole(group)
+
+    def arrived(self, group: Group | None) -> tuple[Key, Count]:
+        """The all-gather's output."""
+        return _key(Component.UNSHARDED_PARAMETERS, group, "all_gather"), self._sent(self.whole(group))
+
+    def came(self, group: Group | None) -> tuple[Key, Count]:
+        """The all-gather's output in forward, where a tied root group is gathered first of all."""
+        if self.rooted and group is self.embeddings:
+            return (Component.UNSHARDED_PARAMETERS, f"{ROOT}/all_gather"), self._sent(self.root)
+        return self.arrived(group)
+
+    def _sent(self, size: Count) -> Count:
+        """A rank alone copies its shards into the parameters and needs no buffer (_fsdp_param_group.py:392-402, 437-461)."""
+        return where(at_least(self.plan.mesh.sharded, 2), size, 0)
+
+
+def _key(component: Component, group: Group | None, what: str) -> Key:
+    return component, f"{group.name if group else 'none'}/{what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapping:
+    """How an engine groups parameters, besides one group a layer."""
+
+    joined: bool = False  # embeddings and head with the root, each with its own table
+    last_stays: bool = False  # the last layer is not resharded after its forward
+
+
+def wrapping(plan: Plan) -> Wrapping:
+    """The library's groups as accelerate makes them, torchtitan's as its version does."""
+    if plan.engine != "torchtitan":
+        return Wrapping()
+    from memsheet.engines.torchtitan import version_of
+
+    version = version_of(plan.engine_version)
+    return Wrapping(version.ends_in_root, version.last_stays)
+
+
+def _groups(plan: Plan, walk: Walk) -> Groups:
+    wrapped = wrapping(plan)
+    stays = wrapped.last_stays and plan.reshard_after_forward and walk.layers
+    last = walk.layers[-1].pattern[-1] if stays else None
+    return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=wrapped.joined, last=last)
+
+
+def fsdp2(plan: Plan, walk: Walk, *, gloo: bool) -> Surroundings:
+    """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
+    of = _groups(plan, walk)
+    through = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
+    kept = Surroundings(
+        through=through, entering=partial(_entering, of), forward=cache(partial(_forward, of)), holds=cache(partial(_holds, of)),
+        backward=cache(partial(_backward, of)), leaving=cache(partial(_leaving, of)), leaves=of.leaves,
+    )  # fmt: skip
+    if not gloo or at_least(plan.mesh.sharded, 2) is False:
+        unlike = len({id(group) for layers in walk.layers for group in layers.pattern}) > 1
+        return replace(kept, fetching=cache(partial(_fetching, of))) if unlike else kept
+    copied = Copies(of)
+    return replace(
+        kept, entering=cache(copied.entering), reducing=cache(copied.reducing), fetching=cache(partial(copied.fetching, kept.backward))
+    )  # fmt: skip
+
+
+def _entering(of: Groups, before: Group | None, group: Group) -> Bag:
+    """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local name
+    still refers to it).
+    """
+    return Bag.of([of.came(before), of.arrived(group), of.unsharded(group)])
+
+
+def _forward(of: Groups, before: Group | None, group: Group) -> Bag:
+    """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
+    return Bag.of([of.unsharded(group), of.came(before if group in of.rooted and before else group), *_still(of, group)])
+
+
+def _still(of: Groups, group: Group) -> list[tuple[Key, Count]]:
+    """A last layer that is still gathered when the head runs."""
+    return [of.unsharded(of.last)] if of.last is not None and group is of.head else []
+
+
+def _holds(of: Groups, group: Group) -> Bag:
+    return Bag.of([of.unsharded(group), *_still(of, group)]) if of.keeps or group is of.head else EMPTY
+
+
+def _backward(of: Groups, before: Group | None, group: Group, after: Group | None) -> Bag:
+    still = _still(of, group)
+    fetched = still or [of.arrived(None if of.keeps and before is not of.embeddings else before)]
+    return Bag.of([of.unsharded(group), *fetched, of.reduced(after)])
+
+
+def _fetching(of: Groups, before: Group | None, group: Group, after: Group | None) -> Bag:
+    """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py, all_gather_copy_in). Among
+    layers that are alike there is more to come.
+    """
+    ahead, plan = None if of.keeps else before, of.plan
+    cast = _key(Component.TEMPORARIES, ahead, "shards"), ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded)
+    return merge([(1, _backward(of, before, group, after)), (1, Bag.of([cast]))])
+
+
+def _leaving(of: Groups, before: Group | None, group: Group) -> Bag:
+    """The gradients beside the buffer they are copied into; or, when they are gone (_fsdp_collectives.py:603-608), the last of them and
+    the buffer beside the reduced shard: the gradients that stay, or what is cast to them.
+    """
+    plan = of.plan
+    if of.joined and not of.tied and group is of.embeddings:
+        return _root_leaving(of, group)
+    shard = ceil_div(of.reduced(group)[1], plan.mesh.sharded)
+    casts = plan.precision.reduce is not plan.precision.gradients
+    own = (_key(Component.COMMUNICATION, group, "reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
+    cast = of.leaves(group).held.items() if casts else ()
+    waits = of.arrived(None if of.keeps else before), of.reduced(group)
+    copied, gone = Bag.of([*waits, *group.gradients.held.items()]), Bag.of([*waits, own, *cast, lingering(group, plan)])
+    return largest([[(1, copied)], [(1, gone)]])
+
+
+def _root_leaving(of: Groups, group: Group) -> Bag:
+    """The end of backward, where the root's gradients are reduced: those of the head waited for it."""
+    size = sum(reduce_input_bytes(each, of.plan) for each in of.rooted if each)
+    buffer, shard = _key(Component.COMMUNICATION, group, "reduce_scatter"), (Component.GRADIENTS, ROOT)
+    whole = [pair for each in of.rooted if each for pair in each.gradients.held.items()]
+    copied = Bag.of([(buffer, size), *group.gradients.held.items()])
+    gone = Bag.of(
+        [(buffer, size), (shard, ceil_div(size, of.plan.mesh.sharded)), *((key, -n) for key, n in whole if key not in group.gradients.held)]
+    )
+    return largest([[(1, copied)], [(1, gone)]])
+
+
+# ---- over gloo ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Gloo works on copies (ProcessGroupGloo.cpp of torch 2.4, :1968-1975 for a reduce-scatter, which all-reduces a clone; AllgatherWork
+    for a gather, whose parts arrive in one flat tensor).
+    """
+
+    of: Groups
+
+    def _shards(self, group: Group | None) -> tuple[Key, Count]:
+        """What a rank sends: its own, cast."""
+        plan = self.of.plan
+        return _key(Component.TEMPORARIES, group, "shards"), ceil_div(self.of.whole(group) * plan.precision.casts, plan.mesh.sharded)
+
+    def _copy(self, group: Group | None) -> tuple[Key, Count]:
+        return _key(Component.COMMUNICATION, group, "gloo_all_gather"), self.of.whole(group)
+
+    def entering(self, before: Group | None, group: Group) -> Bag:
+        """While it is gathered: the copy is there, and the parameters, which are as large, are not yet."""
+        return Bag.of([self.of.came(before), self.of.arrived(group), self._copy(group), self._shards(group)])
+
+    def fetching(
+        self, backward: Callable[[Group | None, Group, Group | None], Bag], before: Group | None, group: Group, after: Group | None
+    ) -> Bag:
+        ahead = None if self.of.keeps else before
+        return merge([(1, backward(before, group, after)), (1, Bag.of([self._copy(ahead), self._shards(ahead)]))])
+
+    def reducing(self, before: Group | None, group: Group) -> Bag:
+        """The gradients but the last are gone: their copy, its clone, and the shard that comes of it; the next parameters are there. A
+        root group is resharded by then.
+        """
+        of, is_root = self.of, group in self.of.rooted
+        size = sum(reduce_input_bytes(each, of.plan) for each in (of.rooted if is_root else (group,)) if each)
+        sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, of.plan.mesh.sharded)}
+        held = [(_key(Component.COMMUNICATION, group, name), size) for name, size in sizes.items()]
+        gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root if is_root else 0
+        return Bag.of([of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (lingering(group, of.plan),))])

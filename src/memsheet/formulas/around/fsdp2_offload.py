@@ -1,0 +1,56 @@
+"""FSDP2 with CPUOffloadPolicy: parameters, gradients and optimizer states live on the host; the device sees them group by group.
+
+Shards on their way up are dropped one by one as they are cast, and all of them before the gathered parameters are made
+(_fsdp_param.py:896-901, _fsdp_collectives.py:328-372); reduced gradients go down as soon as they are there (:714-743). Neither is ever
+there at a high-water mark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count
+from memsheet.errors import refuse
+from memsheet.formulas.around.kept import Host, Kept
+from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.states.optimizers import optimizer_bytes
+from memsheet.formulas.states.sharding import dim0_shard
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.references import TORCH_FSDP2, formula
+from memsheet.sheet import Component
+from memsheet.spec.plan import Plan
+
+
+def offloaded(kept: Kept, plan: Plan, parameters: tuple[Held, ...]) -> Kept:
+    """What is left on the device of ``kept``: buffers, gathered groups and what reduces their gradients.
+
+    Raises InputError unless parameters and optimizer are offloaded whole and together: the policy knows no other form.
+    """
+    for key, share in (("offload.parameters", plan.offload.parameters), ("offload.optimizer", plan.offload.optimizer)):
+        if share != 1:
+            raise refuse(
+                key,
+                share,
+                "fsdp2's CPUOffloadPolicy moves parameters, gradients and optimizer states together",
+                "--offload optimizer,parameters",
+            )
+    left = Bag.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
+    return replace(
+        kept, states=left, around=replace(kept.around, leaves=lambda _: EMPTY), resident=EMPTY, at_step=EMPTY, host=host_memory(plan, parameters)
+    )  # fmt: skip
+
+
+@formula(
+    cites=TORCH_FSDP2, at="_fsdp_param.py:312-315: every shard in a pinned buffer of its own; gradients are copied into pinned ones too"
+)
+def host_memory(plan: Plan, parameters: tuple[Held, ...]) -> Host:
+    """Parameters and gradients pinned, optimizer states (made by the optimizer on the host) pageable."""
+    pinned: list[Count] = []
+    pageable: Count = 0
+    for h in parameters:
+        shard = dim0_shard(h.shape, plan.mesh.sharded)
+        pinned += [h.dtype.nbytes(shard)] * h.times
+        if h.trains:
+            pinned += [gradient_dtype(h, plan).nbytes(shard)] * h.times
+            pageable = pageable + h.times * optimizer_bytes(h, shard, plan)
+    return Host(tuple(pinned), pageable)

@@ -1,0 +1,88 @@
+"""What InternEvo's hybrid ZeRO optimizer keeps: parameters and gradients whole in bf16, fp32 copies and moments of what a rank was dealt.
+
+Parameters are dealt to the ranks of a zero group whole and in the order of the model, each rank until it has its even share, so ranks
+differ; the sheet is that of the rank that was dealt most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsheet.arith import Count, agreed, ceil_div, minimum
+from memsheet.engines.internevo import REDUCE_BUCKET, SLACK
+from memsheet.formulas.around.kept import Kept
+from memsheet.formulas.around.surroundings import Surroundings, row
+from memsheet.formulas.states.held import held_tensors, parameter_bytes
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.references import INTERNEVO, formula
+from memsheet.sheet import Component
+from memsheet.spec.engine import Sharding
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Implementation, Plan
+
+C = Component
+BUCKET: Key = (C.COMMUNICATION, "zero/flat_bucket")
+NOTE = "ranks are dealt whole parameters and differ: the sheet is that of the one that has most"
+
+
+@formula(cites=INTERNEVO, at="solver/optimizer/utils.py:733-800: module by module, to the next rank where one has more than its share")
+def dealt(sizes: list[int], ranks: int) -> list[int]:
+    """Elements that each rank was dealt. The parameter that is too much for a rank goes to the next one and is not counted there."""
+    share, counted, rank, found = sum(sizes) // ranks, 0, 0, [0] * ranks
+    for size in sizes:
+        counted += size
+        if counted > share * SLACK and rank < ranks - 1:
+            rank, counted = rank + 1, 0
+        found[rank] += size
+    return found
+
+
+def in_order(spec: ModelSpec) -> Iterator[int]:
+    """Elements of every parameter in the order of the model's modules: embeddings, blocks, final norm, head."""
+    yield from (w.elements for w in spec.embeddings.weights)
+    for stack in spec.stacks:
+        for run in stack.runs:
+            for _ in range(run.count):
+                yield from (w.elements for block in run.pattern for w in block.weights)
+        yield from (w.elements for norm in stack.final_norms for w in norm.weights)
+    yield from (w.elements for w in spec.head.weights)
+
+
+@formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:240-275: whole parameters, so that ranks differ")
+def partition(spec: ModelSpec, ranks: Count) -> Count:
+    """Elements of the rank that was dealt most; an even share where the number of ranks is open."""
+    sizes = list(in_order(spec))
+    return max(dealt(sizes, ranks)) if isinstance(ranks, int) else ceil_div(sum(sizes), ranks)
+
+
+def internevo_kept(spec: ModelSpec, plan: Plan) -> Kept:
+    """Everything the optimizer keeps on the rank that was dealt most."""
+    parameters = tuple(held_tensors(spec, plan))
+    own, total, precision = partition(spec, plan.mesh.dp_shard), sum(in_order(spec)), plan.precision
+    assert precision.master_weights is not None
+    states = [
+        *parameter_bytes(spec, plan, parameters, Sharding.INTERNEVO).items(),
+        ((C.MASTER_WEIGHTS, "zero/fp32_flat"), precision.master_weights.nbytes(own)),
+        ((C.OPTIMIZER_STATES, "zero/moments"), 2 * precision.moments.nbytes(own)),
+    ]  # fmt: skip
+    whole = row(C.GRADIENTS, "zero/whole", precision.gradients.nbytes(total))
+    bucket = precision.gradients.nbytes(minimum(total, REDUCE_BUCKET))
+    return Kept(
+        states=Bag.of(states), around=_around(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=_at_step(own, plan),
+        ranges={BUCKET: (0, 2 * bucket)}, notes=(NOTE,),
+    )  # fmt: skip
+
+
+@formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:397-450: a bucket is flattened while the one before is on its way")
+def _around(bucket: Count) -> Surroundings:
+    """Gradients stay whole until their bucket is reduced; one flat copy of a bucket, which may be none or two."""
+    flat = Bag.of([(BUCKET, bucket)])
+    return Surroundings(backward=lambda *_: flat, leaving=lambda *_: flat, leaves=lambda group: group.gradients)
+
+
+@formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:690-760: its own gradients flat in fp32, then torch's AdamW over them")
+def _at_step(own: Count, plan: Plan) -> Bag:
+    assert plan.optimizer is not None
+    wide = plan.precision.moments.nbytes(own)
+    copies = {Implementation.FOREACH: 1, Implementation.LOOP: 2}.get(plan.optimizer.implementation, 0)
+    return Bag.of([((C.GRADIENTS, "zero/fp32_flat"), wide), ((C.TEMPORARIES, "optimizer"), copies * wide)])

@@ -1,0 +1,55 @@
+"""What an engine keeps on a rank through a step, however it divides states, and what it moves to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memsheet.arith import Count
+from memsheet.formulas.around.surroundings import Surroundings
+from memsheet.formulas.tapes.evaluate import Bag, Key
+from memsheet.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Host memory of one rank: pinned buffers one by one, and pageable bytes."""
+
+    pinned: tuple[Count, ...] = ()
+    pageable: Count = 0
+
+    @property
+    def bytes(self) -> Count:
+        """As requested."""
+        return sum(self.pinned) + self.pageable
+
+    @property
+    def high_bytes(self) -> int:
+        """With every pinned buffer rounded up to a power of two, as torch's pinned allocator does (CachingHostAllocator.h:300-309)."""
+        return int(self.pageable) + sum(1 << (int(size) - 1).bit_length() for size in self.pinned if size)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A word on the rounding, where it costs something."""
+        if not all(isinstance(size, int) for size in self.pinned) or self.high_bytes == self.bytes:
+            return ()
+        return (
+            f"host memory is as requested; torch rounds pinned buffers up to powers of two: up to {format_bytes(self.high_bytes)} a rank",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kept:
+    """``states``: at every instant. ``resident``: gradients (and their buffers) of earlier micro-batches while the next one runs.
+    ``at_step``: gradients and scratch at the optimizer's step. ``ranges``: (low, high) of what was derived and is not exactly known.
+    ``paged``: states in memory that driver and host share, outside torch's allocator.
+    """
+
+    states: Bag
+    around: Surroundings
+    resident: Bag
+    at_step: Bag
+    host: Host = Host()
+    paged: Count = 0
+    ranges: Mapping[Key, tuple[Count, Count]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

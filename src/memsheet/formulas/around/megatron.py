@@ -1,0 +1,270 @@
+"""What Megatron-Core keeps on a rank through a step: one buffer of parameters and one of gradients, the distributed optimizer's shards, and the
+placeholders and buffers that stay once they were made (Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, TransformerEngine c188b533).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memsheet.arith import Count, ceil_div, maximum, round_up
+from memsheet.engines import find_engine
+from memsheet.formulas.around.kept import Kept
+from memsheet.formulas.around.surroundings import Surroundings
+from memsheet.formulas.model_code.megatron import axes, end_axes
+from memsheet.formulas.states.held import Held, held_tensors, module_of
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.references import MEGATRON, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
+from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
+from memsheet.spec.plan import AttentionKind, Mesh, Plan
+from memsheet.units import MIB
+
+PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128
+"""Elements that a parameter starts at a multiple of, and that a bucket is padded to beside the ranks (param_and_grad_buffer.py:555-582)."""
+
+
+DISPATCH: Key = (Component.COMMUNICATION, "moe_dispatch")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A parameter with the ranks that its optimizer states are divided over."""
+
+    held: Held
+    ranks: Count
+
+    @property
+    def shard(self) -> Count:
+        return ceil_div(self.held.times * self.held.elements, self.ranks)
+
+
+@formula(
+    cites=MEGATRON, at="parallel_state.py: dense states over data- and context-parallel ranks; experts over those that share none of them"
+)
+def state_ranks(mesh: Mesh, role: Role, zero: int) -> Count:
+    """Ranks that divide the optimizer states of a parameter between them."""
+    if zero == 0:
+        return 1
+    if role in (Role.EXPERT, Role.EXPERT_BIAS):
+        return maximum(1, mesh.dp_shard * mesh.cp * mesh.tp // (mesh.ep * mesh.etp))
+    return mesh.dp_shard * mesh.cp
+
+
+BRIDGE_NOTE = (
+    "Megatron-Bridge hands its fp8_recipe, tensorwise unless set, to the optimizer, which then keeps whole fp32 copies and raises gradients to "
+    "fp32 at the step, though remainders are asked for"
+)
+
+
+def _as_bridge_runs_it(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
+    """Megatron-Bridge 600d069 training/mixed_precision.py:51, 117-160 writes its recipe into the optimizer's configuration, also without
+    eight-bit products; Megatron-LM 24bad8e optimizer/optimizer_config.py:404-411 then leaves main parameters to its own code.
+    """
+    recipe = plan.fp8.recipe if plan.fp8 else None
+    asked = plan.precision.master_weights is INT16_REMAINDER and "bridge" in (plan.engine_version or "").lower()
+    if not asked or recipe == "delayed":
+        return plan, ()
+    return replace(plan, precision=replace(plan.precision, master_weights=FP32)), (BRIDGE_NOTE,)
+
+
+def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
+    """States and buffers of a rank; nothing is gathered for a layer."""
+    plan, notes = _as_bridge_runs_it(plan)
+    parts = tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in held_tensors(spec, plan))
+    rows = [row for part in parts for row in _states(part, plan)]
+    states = Bag.of(
+        [
+            *rows,
+            *_padding(parts, plan),
+            *_inputs(plan),
+            *_placeholders(spec, plan),
+            *_gathering(spec, plan),
+            *_grouped(spec),
+            *_scores(spec, plan),
+            *_cast_weights(parts, plan),
+        ]
+    )
+    dispatched = dispatch_buffers(spec, plan)
+    at_step = Bag.of([((Component.TEMPORARIES, "optimizer"), _widened(parts, plan))])
+    return Kept(
+        states=states,
+        around=Surroundings(),
+        resident=EMPTY,
+        at_step=at_step,
+        ranges={**_ranges(parts), DISPATCH: (0, dispatched)},
+        notes=notes,
+    )
+
+
+@formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")
+def _states(part: Part, plan: Plan) -> Iterator[tuple[Key, Count]]:
+    held, precision = part.held, plan.precision
+    module = module_of(held.path)
+    yield (Component.PARAMETERS, module), held.times * _directions(held.dtype) * held.dtype.nbytes(held.elements)
+    if not held.trains:
+        return
+    trained = held.dtype if plan.adapter else precision.gradients
+    yield (Component.GRADIENTS, module), held.times * trained.nbytes(held.elements)
+    if precision.master_weights is not None:
+        yield (Component.MASTER_WEIGHTS, module), precision.master_weights.nbytes(part.shard)
+    yield (Component.OPTIMIZER_STATES, module), 2 * precision.moments.nbytes(part.shard)
+
+
+def _directions(dtype: DType) -> int:
+    """Copies of a weight in eight bits: along rows, and along columns for the input's gradient. Cards from compute capability 10 on need
+    the second for scales of blocks alone (TransformerEngine pytorch/tensor/float8_tensor.py, mxfp8_tensor.py), so it is the high end.
+    """
+    return 2 if dtype.bits < BF16.bits else 1
+
+
+def _ranges(parts: tuple[Part, ...]) -> dict[Key, tuple[Count, Count]]:
+    """Parameters in eight bits that scale whole tensors: with and without the copy along columns."""
+    found = dict[Key, tuple[Count, Count]]()
+    for part in parts:
+        held = part.held
+        if held.dtype is FP8:
+            one = held.times * held.dtype.nbytes(held.elements)
+            found[Component.PARAMETERS, module_of(held.path)] = (one, 2 * one)
+    return found
+
+
+def _cast_weights(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
+    """Weights kept in sixteen bits are cast once a step for eight-bit products, and the casts stay (module/base.py, get_weight_workspace)."""
+    if plan.fp8 is not None and not plan.fp8.stored:
+        size = sum(p.held.times * p.held.elements for p in parts if p.held.role in (Role.LINEAR, Role.EXPERT))
+        yield (Component.WORKSPACES, "transformer_engine/cast_weights"), 2 * FP8.nbytes(size)
+
+
+@formula(
+    cites=MEGATRON, at="param_and_grad_buffer.py:551-612: parameters at multiples of 64 elements, the buffer at one of lcm(ranks, 128)"
+)
+def _padding(parts: tuple[Part, ...], plan: Plan) -> Iterator[tuple[Key, Count]]:
+    """Bytes of both buffers that belong to no parameter."""
+    if plan.zero == 0:
+        return
+    dtypes = (plan.precision.parameters, plan.precision.gradients)
+    for experts in (False, True):
+        own = [p for p in parts if p.held.trains and (p.held.role in (Role.EXPERT, Role.EXPERT_BIAS)) is experts]
+        if own:
+            exact = sum(p.held.times * p.held.elements for p in own)
+            aligned = sum(p.held.times * round_up(p.held.elements, PARAMETER_ALIGNMENT) for p in own)
+            spare = round_up(aligned, own[0].ranks * BUCKET_ALIGNMENT) - exact
+            name = "expert_buffer/padding" if experts else "buffer/padding"
+            yield (Component.PARAMETERS, name), dtypes[0].nbytes(spare)
+            yield (Component.GRADIENTS, name), dtypes[1].nbytes(spare)
+
+
+def _inputs(plan: Plan) -> Iterator[tuple[Key, Count]]:
+    """Tokens, labels, positions and the loss mask of a micro-batch (training/utils.py, get_batch_on_this_tp_rank)."""
+    size = plan.microbatch * ceil_div(plan.seq_len, plan.mesh.cp)
+    for name, dtype in (("input_ids", INT64), ("labels", INT64), ("position_ids", INT64), ("loss_mask", FP32)):
+        yield (Component.INPUTS, name), dtype.nbytes(size)
+
+
+@formula(
+    cites=MEGATRON, at="TransformerEngine pytorch/module/base.py:79-92 get_dummy_wgrad; tensor_parallel/layers.py:560-600 asks for it too"
+)
+def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
+    """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape of a matrix, for good."""
+    shapes: dict[object, tuple[str, Count]] = {}
+    engine = find_engine(plan.engine)
+    if (
+        plan.adapter is not None or engine is None or not engine.workspaces
+    ):  # frozen weights get nothing; nor is there a library that gives it
+        return
+    for stack in spec.stacks:
+        for run in stack.runs:
+            for block in run.pattern:
+                for name, rows, columns in matrices(block, plan):
+                    key = (rows, columns) if isinstance(rows, int) and isinstance(columns, int) else name
+                    shapes.setdefault(key, (name, rows * columns))
+    if spec.head.kind != "none":
+        ends = end_axes(spec, plan)
+        rows, columns = ends["V"], spec.hidden
+        shapes.setdefault((rows, columns) if isinstance(rows, int) else "lm_head", ("lm_head", rows * columns))
+    dtype = _compute(plan)
+    for name, elements in shapes.values():
+        yield (Component.WORKSPACES, f"dummy_wgrad/{name}"), dtype.nbytes(elements)
+
+
+GROUPED_STREAMS, GROUPED_WORKSPACE = 4, 32 * MIB + 1024
+"""Streams of a grouped product and the workspace of each from compute capability 9 on (TransformerEngine pytorch/cpp_extensions/gemm.py:31-58,
+common/multi_stream.cpp: nvte_get_num_compute_streams).
+"""
+
+
+def _grouped(spec: ModelSpec) -> Iterator[tuple[Key, Count]]:
+    """Workspaces of the experts' products."""
+    blocks = (block for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    if any(isinstance(block.feed_forward, Moe) for block in blocks):
+        yield (Component.WORKSPACES, "transformer_engine/grouped"), GROUPED_STREAMS * GROUPED_WORKSPACE
+
+
+def _compute(plan: Plan) -> DType:
+    return plan.precision.parameters if plan.precision.parameters.bits >= BF16.bits else BF16
+
+
+def matrices(block: Block, plan: Plan) -> Iterator[tuple[str, Count, Count]]:
+    """The matrices of a layer on one rank, as (name, rows, columns)."""
+    of, h, at, ff = axes(block, plan), block.hidden, block.mixers[0], block.feed_forward
+    if isinstance(at, Attention):
+        yield "linear_qkv", of["(a+2k)·d"], h
+        yield "linear_proj", h, of["a·d"]
+    elif isinstance(at, LatentAttention):
+        if at.q_lora_rank:
+            yield "linear_q_down_proj", of["qr"], h
+        yield "linear_q_up_proj" if at.q_lora_rank else "linear_q_proj", of["a·dq"], of["qr"] if at.q_lora_rank else h
+        yield "linear_kv_down_proj", of["kr+dr"], h
+        yield "linear_kv_up_proj", of["a·(dn+dv)"], of["kr"]
+        yield "linear_proj", h, of["a·d"]
+    if isinstance(ff, Moe):
+        yield "experts.linear_fc1", of["2·i"] if ff.gated else of["i"], h
+        yield "experts.linear_fc2", h, of["i"]
+    dense = ff.shared if isinstance(ff, Moe) else ff
+    if dense is not None:
+        yield "linear_fc1", of["2·f"] if dense.gated else of["f"], h
+        yield "linear_fc2", h, of["f"]
+
+
+FLEX = ("deepep", "hybridep", "flex")
+"""Dispatchers that keep buffers of their own."""
+
+
+@formula(
+    cites=MEGATRON,
+    at="moe/fused_a2a.py:40-110, 300-380: buffers for what every rank may send, to and from experts; sized at run time, so the high end",
+)
+def dispatch_buffers(spec: ModelSpec, plan: Plan) -> Count:
+    """Bytes that a dispatcher of its own may keep."""
+    if plan.routing is None or plan.routing.dispatch not in FLEX:
+        return 0
+    of = [axes(b, plan) for s in spec.stacks for run in s.runs for b in run.pattern if isinstance(b.feed_forward, Moe)]
+    tokens = of[0]["b"] * of[0]["n"] if of else 0
+    return 2 * BF16.nbytes(tokens * plan.mesh.ep * spec.hidden)
+
+
+@formula(cites=MEGATRON, at="tensor_parallel/layers.py:470-480 and utils.py GlobalMemoryBuffer: what the output layer gathers stays")
+def _gathering(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
+    if plan.sequence_parallel and spec.head.kind != "none":
+        ends = end_axes(spec, plan)
+        yield (Component.COMMUNICATION, "global_memory_buffer"), _compute(plan).nbytes(ends["b"] * ends["s"] * spec.hidden)
+
+
+@formula(cites=MEGATRON, at="dot_product_attention.py:150-165: the scores' product reads a buffer that stays, though it adds nothing of it")
+def _scores(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
+    """The buffer of attention that computes scores in full."""
+    if plan.attention is not AttentionKind.EAGER or not spec.stacks[-1].runs:
+        return
+    of = axes(spec.stacks[-1].runs[0].pattern[0], plan)
+    yield (Component.COMMUNICATION, "global_memory_buffer"), _compute(plan).nbytes(of["b"] * of["a"] * of["s"] * of["s"])
+
+
+@formula(cites=MEGATRON, at="distrib_optimizer.py:2073-2091: shards of gradients are raised to fp32 where they are not, all at once")
+def _widened(parts: tuple[Part, ...], plan: Plan) -> Count:
+    """Bytes of gradients in the main parameters' precision while the optimizer steps; a precision-aware optimizer reads them as they are."""
+    precision = plan.precision
+    if precision.gradients is FP32 or precision.master_weights is not FP32:
+        return 0
+    return sum(FP32.nbytes(part.shard) for part in parts if part.held.trains)

@@ -1,0 +1,38 @@
+"""What fp16 autocast's gradient scaler keeps and makes: a few numbers."""
+
+from __future__ import annotations
+
+from memsheet.arith import Count
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.references import TORCH_SCALER, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import FP16, FP32
+from memsheet.spec.engine import Engine
+from memsheet.spec.plan import Plan
+
+_STATES, _AT_STEP = 2, 4
+
+
+def scales(plan: Plan, engine: Engine) -> bool:
+    """Whether the loss is scaled: fp32 parameters under fp16 autocast."""
+    return engine.autocast and plan.precision.casts and plan.precision.compute is FP16
+
+
+@formula(cites=TORCH_SCALER, at="_lazy_init_scale_growth_tracker: the scale and the steps since it grew, four bytes each")
+def scaler_bytes() -> Count:
+    """Bytes kept between steps."""
+    return _STATES * FP32.nbytes(1)
+
+
+@formula(cites=TORCH_SCALER, at="unscale_, step: the inverse in double and single precision, whether a gradient overflowed")
+def unscaling_bytes() -> Count:
+    """Bytes while gradients are brought back to scale."""
+    return _AT_STEP * FP32.nbytes(1)
+
+
+def scaler_states(plan: Plan, engine: Engine) -> Bag:
+    return Bag.of([((Component.OPTIMIZER_STATES, "grad_scaler"), scaler_bytes())]) if scales(plan, engine) else EMPTY
+
+
+def unscaling(plan: Plan, engine: Engine) -> Bag:
+    return Bag.of([((Component.TEMPORARIES, "optimizer"), unscaling_bytes())]) if scales(plan, engine) else EMPTY

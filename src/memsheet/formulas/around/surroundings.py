@@ -1,0 +1,70 @@
+"""What an engine keeps around the layers: gathered parameters, communication buffers, gradients waiting or sharded.
+
+For each way of sharding, four questions: what is there all the time, what a group adds while its forward runs, while its backward
+runs, and what its backward leaves behind until the optimizer's step. FSDP2 answers in fsdp2.py, DeepSpeed in zero.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memsheet.arith import Count, at_least, where
+from memsheet.formulas.groups import Group
+from memsheet.formulas.states.held import Held, gradient_dtype
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.references import TORCH_DDP, formula
+from memsheet.sheet import Component
+from memsheet.spec.plan import Plan
+
+
+def _nothing(*_: object) -> Bag:
+    return EMPTY
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Surroundings:
+    """What the engine adds, asked for group by group. ``before`` and ``after`` are the neighbours in order of execution.
+
+    ``always``: resident through the whole step. ``through``: from the start of forward to the end of backward. ``between``: all the time
+    but while the optimizer steps.
+    ``entering``: when a group's forward is about to run; ``forward``: while it runs; ``holds``: from its forward to its backward.
+    ``backward``: while its backward runs; ``leaving``: right after it; ``leaves``: gradients that stay until the optimizer's step.
+    ``fetching``: when a group's backward is about to run and the one before is gathered ahead; ``reducing``: when its gradients are on
+    their way; both None where that is never the most.
+    ``during(run, repetition)``: what a place of the backward adds, the embeddings at (-1, 0) and the head at (number of runs, 0);
+    ``stops``: the places worth a look for it; ``end``: when the last backward is over and before the optimizer's step.
+    """
+
+    always: Bag = EMPTY
+    through: Bag = EMPTY
+    between: Bag = EMPTY
+    entering: Callable[[Group | None, Group], Bag] = _nothing
+    forward: Callable[[Group | None, Group], Bag] = _nothing
+    holds: Callable[[Group], Bag] = _nothing
+    backward: Callable[[Group | None, Group, Group | None], Bag] = _nothing
+    leaving: Callable[[Group | None, Group], Bag] = _nothing
+    fetching: Callable[[Group | None, Group, Group | None], Bag] | None = None
+    reducing: Callable[[Group | None, Group], Bag] | None = None
+    leaves: Callable[[Group], Bag] = _nothing
+    during: Callable[[int, int], Bag] = _nothing
+    stops: frozenset[tuple[int, int]] = frozenset()
+    end: Bag = EMPTY
+
+
+def row(component: Component, path: str, size: Count) -> Bag:
+    """A bag of one row."""
+    return Bag.of([((component, path), size)])
+
+
+@formula(cites=TORCH_DDP, at="initialize_buckets: flat buffers of one gradient copy, made in the constructor")
+def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
+    """Bytes of DistributedDataParallel's buckets, besides the gradients themselves (gradient_as_bucket_view is off by default)."""
+    return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in parameters if h.trains)
+
+
+def replicated(plan: Plan, parameters: tuple[Held, ...]) -> Surroundings:
+    """Nothing is gathered; autograd's own gradients stay until the step. Several replicas add DDP's buckets."""
+    several, size = at_least(plan.mesh.dp_replicate, 2), ddp_buckets(parameters, plan)
+    buckets = row(Component.COMMUNICATION, "ddp/buckets", where(several, size, 0)) if several is not False else EMPTY
+    return Surroundings(always=buckets, leaves=lambda group: group.gradients)

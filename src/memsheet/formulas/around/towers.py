@@ -1,0 +1,79 @@
+"""Vision towers of a model that is trained on text alone: their parameters are there, and nothing passes through them.
+
+In such a step they get no gradients, so the optimizer makes no states for them (torch optim skips what has no gradient). A batch with
+pictures gives them both: the high end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from memsheet.arith import Count
+from memsheet.formulas.around.kept import Kept
+from memsheet.formulas.around.surroundings import row
+from memsheet.formulas.states.held import Held, gradient_dtype, held, parameter_shard
+from memsheet.formulas.states.params import fold, tower_tensors
+from memsheet.formulas.states.sharding import dim0_gathered
+from memsheet.formulas.tapes.evaluate import Bag, Key, merge
+from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, formula
+from memsheet.sheet import Component
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+WITH_PICTURES: Key = (Component.OPTIMIZER_STATES, "towers")
+NOTE = (
+    "no picture in the batch: the vision tower's parameters are counted, its activations are not; the high end has its gradients and "
+    "optimizer states, as a batch with pictures leaves them"
+)
+SHARDED_ALONE = ("embeddings", "head")
+"""Modules of CLIP's and SigLIP's towers that the library never splits either (modeling_siglip.py, _no_split_modules)."""
+
+
+def with_towers(kept: Kept, model: ModelSpec, plan: Plan, engine: Engine, states: Callable[[Held, Count], Count]) -> Kept:
+    """``kept`` with what a model's towers add to it. ``states``: bytes of the optimizer's for a tensor of so many elements on a rank."""
+    if not model.towers:
+        return kept
+    high = 0 if plan.adapter else trained_bytes(model, plan, engine, states)
+    around = kept.around
+    if engine.sharding is Sharding.FSDP2:
+        around = replace(around, through=merge([(1, around.through), (1, rooted(model, plan))]))
+    waiting = Bag.of([(WITH_PICTURES, 0)] if high else [])
+    return replace(
+        kept, around=around, states=merge([(1, kept.states), (1, waiting)]), notes=(*kept.notes, NOTE),
+        ranges={**kept.ranges, WITH_PICTURES: (0, high)} if high else kept.ranges,
+    )  # fmt: skip
+
+
+@formula(cites=TORCH_OPTIM, at="_init_group: states are made for parameters that have a gradient")
+def trained_bytes(model: ModelSpec, plan: Plan, engine: Engine, states: Callable[[Held, Count], Count]) -> Count:
+    """Gradients, master weights and optimizer states of the towers on a rank, had they been trained."""
+    total: Count = 0
+    master = plan.precision.master_weights
+    for one, elements in _held(model, plan, engine):
+        own = gradient_dtype(one, plan).nbytes(elements) + (master.nbytes(elements) if master else 0)
+        total = total + one.times * (own + states(one, elements))
+    return total
+
+
+def _held(model: ModelSpec, plan: Plan, engine: Engine) -> Iterator[tuple[Held, Count]]:
+    for path, weight, times in tower_tensors(model):
+        for one in held(path, weight, times, plan):
+            yield one, parameter_shard(one, plan, engine.sharding)
+
+
+@formula(
+    cites=TORCH_FSDP2,
+    at="_fully_shard.py: what no layer has is the root's, gathered when the model's forward begins and not resharded after it",
+)
+def rooted(model: ModelSpec, plan: Plan) -> Bag:
+    """What of the towers is in no layer, in the compute dtype."""
+    layers = tuple(fold(f"{tower.stack.path}.*.") for tower in model.towers)
+    layers += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)
+    sizes = (
+        plan.precision.compute.nbytes(dim0_gathered(one.shape, plan.mesh.sharded))
+        for path, weight, times in tower_tensors(model) if not path.startswith(layers)
+        for one in held(path, weight, times, plan)
+    )  # fmt: skip
+    return row(Component.UNSHARDED_PARAMETERS, "root/unsharded", sum(sizes))

@@ -1,0 +1,333 @@
+"""A layer of torchtitan's Llama and its two ends, operation by operation (torchtitan 9dec370, models/llama/model.py:87-332).
+
+The stream between layers is cut along the sequence over tensor-parallel ranks (``s/t``); attention and feed-forward gather it. ``compiled``
+layers are what torch.compile makes of the same: elementwise operations are one kernel each and keep nothing of their own.
+"""
+
+from __future__ import annotations
+
+from memsheet.formulas.model_code.transformers.norms import rms_norm
+from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.tapes.graph import Chosen, Grad, Joined, Leaf, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.spec.dtypes import BOOL, FP8, FP32, INT64, DType
+from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, Norm
+from memsheet.spec.plan import Loss
+
+STREAM: Shape = ("b", "s/t", "h")
+WHOLE: Shape = ("b", "s", "h")
+HEADS: Shape = ("b", "s", "a", "d")
+BOTH: Shape = (2, *HEADS)
+COMPILED, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASYNC = (
+    "compiled", "fused norm", "repeats kv", "fp8", "fp8 gathered", "ring", "all-gathered kv", "async tp",
+)  # fmt: skip
+
+
+def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """One layer."""
+    (at,), ff = block.mixers, block.feed_forward
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    h = r.add(x, attention(r, normalise(r, x, block.norms[0], how), at, how), "/residual")
+    return r.add(h, feed_forward(r, normalise(r, h, block.norms[1], how), ff, how), "/residual")
+
+
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+    """Written out in fp32, or one kernel that keeps a statistic for each position (inductor's, or torch's own)."""
+    if not how.options & {COMPILED, FUSED_NORM}:
+        return rms_norm(r, x, norm, norm.path, how)
+    weight = r.parameter(norm.path, (norm.size,), how.parameters)
+    out, rstd = _made(r, norm.path + "/output", x.shape, how, x), r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)
+    return r.custom(norm.path, (x, weight), out, (x, weight, rstd))
+
+
+def _made(r: Recorder, path: str, shape: Shape, how: Numerics, like: Tensor) -> Tensor:
+    """What an elementwise kernel makes. One that is only read to be cast to eight bits is computed where it is read: inductor copies a
+    short expression of few reads into each of its users (torch/_inductor/ir.py, StorageBox.should_realize_on_reuse).
+    """
+    return Tensor(None, shape, like.dtype) if _inlines(how) else r.tensor(path, shape, like.dtype)
+
+
+def _inlines(how: Numerics) -> bool:
+    return {COMPILED, FP8_PRODUCTS} <= how.options
+
+
+# ---- products ----------------------------------------------------------------------------------------------------------------
+
+
+def linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+    """``x @ weight.T``, in eight bits where the layer was swapped."""
+    if FP8_PRODUCTS not in how.options:
+        return r.linear(x, r.parameter(path, (out, width), how.parameters), out, path)
+    return _fp8_linears(r, x, ((path, out),), width, how)[0]
+
+
+def linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: Numerics) -> list[Tensor]:
+    """Several layers of one input. In a compiled layer its cast to eight bits is made once."""
+    if FP8_PRODUCTS in how.options and COMPILED in how.options:
+        return _fp8_linears(r, x, layers, width, how)
+    return [linear(r, x, path, out, width, how) for path, out in layers]
+
+
+def _fp8_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: Numerics) -> list[Tensor]:
+    """Float8Linear of torchao (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast for each product. An input
+    that is in eight bits already is saved so, a weight that was gathered so needs no cast.
+    """
+    low = x if x.dtype is FP8 else r.tensor(f"{layers[0][0]}/fp8_input", x.shape, FP8)
+    made = [_fp8_linear(r, x, path, out, width, how) for path, out in layers]
+    del low
+    return made
+
+
+def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+    casts, dtype = FP8_GATHERED not in how.options, how.stream
+    weight = r.parameter(path, (out, width), how.parameters)
+    shape, given, matrix = (*x.shape[:-1], out), x.shape, weight.shape
+    cast = [r.tensor(f"{path}/fp8_weight", matrix, FP8)] if casts else []
+    result = r.result(f"{path}/output", shape, dtype, Chosen.EVERY_SECOND_PRODUCT)
+    cast.clear()
+
+    def backward(g: Grad) -> list[Grad | None]:
+        low = [g if g.dtype is FP8 else r.grad(shape, FP8), *([r.grad(matrix, FP8)] if casts else [])]
+        to_input = r.grad(given, dtype)
+        low[1:] = [r.grad(given, FP8), r.grad(shape, FP8)]  # both again, laid out for the other product
+        return [Grad(to_input.storage, given, x_dtype), r.grad(matrix, dtype)]
+
+    x_dtype = x.dtype
+    return r.apply(result, (x, weight), (x, weight), backward)
+
+
+# ---- tensor-parallel ranks ---------------------------------------------------------------------------------------------------
+
+
+def gather(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
+    """The whole sequence: gathered rank after rank, then joined along the sequence (torch distributed/_functional_collectives.py:183-226);
+    backward adds the ranks' gradients and cuts them. Eight bits are cast to before (torchao 0.7 float8_tensor_parallel.py). In products
+    that torch pipelines with it, what arrives lies in symmetric memory, outside the allocator.
+    """
+    if not how.tensor_parallel:
+        return r.view(x, WHOLE)
+    dtype = x.dtype
+    sent = r.tensor(f"{path}/fp8_input", STREAM, FP8) if FP8_PRODUCTS in how.options else None
+    kind = FP8 if sent else dtype
+    flat = None if ASYNC in how.options else r.tensor(f"{path}/all_gather", WHOLE, kind)
+    del sent
+    out = r.tensor(f"{path}/gathered", WHOLE, kind)
+    del flat
+
+    def backward(g: Grad) -> list[Grad | None]:
+        ordered = None if ASYNC in how.options else r.grad(WHOLE, dtype, f"{path}/ordered")
+        cut = r.grad(STREAM, dtype, f"{path}/reduce_scatter")
+        del ordered
+        return [cut]
+
+    return r.apply(out, (x,), (), backward)
+
+
+def scatter(r: Recorder, y: Tensor, path: str, how: Numerics) -> Tensor:
+    """The ranks' parts added and cut along the sequence, for which they are put in order first; backward gathers."""
+    if not how.tensor_parallel:
+        return r.view(y, STREAM)
+    dtype = y.dtype
+    ordered = None if ASYNC in how.options else r.tensor(f"{path}/ordered", WHOLE, dtype)
+    out = r.result(f"{path}/reduce_scatter", STREAM, dtype, Chosen.REDUCE_SCATTER)
+    del ordered
+
+    kind = FP8 if FP8_PRODUCTS in how.options else dtype
+
+    def backward(g: Grad) -> list[Grad | None]:
+        sent = r.grad(STREAM, FP8, f"{path}/fp8_gradient") if kind is FP8 else None
+        flat = None if ASYNC in how.options else r.grad(WHOLE, kind, f"{path}/all_gather")
+        del sent
+        whole = r.grad(WHOLE, kind, f"{path}/gathered")
+        del flat
+        return [Grad(whole.storage, WHOLE, dtype)]
+
+    return r.apply(out, (y,), (), backward)
+
+
+# ---- attention ---------------------------------------------------------------------------------------------------------------
+
+
+def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+    whole = gather(r, x, at.path, how)
+    del x
+    names = [w.path.removesuffix(".weight") for w in at.weights]
+    q, k, v = _in_one(r, whole, names[0], at.path, how) if at.fused_qkv else _one_by_one(r, whole, names[:3], how)
+    if COMPILED in how.options:
+        del whole
+    q, k = rotary(r, q, k, at.path, how)
+    keys, values = _for_every_head(r, k, at, "/k", how), _for_every_head(r, v, at, "/v", how)
+    del k, v
+    attend = _ring if RING in how.options else _flash
+    context = r.view(attend(r, q, keys, values, at.path, how), ("b", "s", "a·d"))
+    del q, keys, values
+    return scatter(r, linear(r, context, names[-1], "h", "a·d", how), at.path, how)
+
+
+def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: Numerics) -> list[Tensor]:
+    made = linears(r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how)
+    return [r.view(made.pop(0), ("b", "s", heads, "d")) for heads in "akk"]
+
+
+def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: Numerics) -> list[Tensor]:
+    """One product, of whose parts each is made contiguous (b5bcd76, models/common/attention.py:722-800)."""
+    shapes: tuple[Shape, ...] = tuple(("b", "s", heads, "d") for heads in "akk")
+    parts = r.split(linear(r, x, name, "(a+2k)·d", "h", how), shapes)
+    return [r.copy(parts.pop(0), shape, f"{path}/{part}") for shape, part in zip(shapes, "qkv", strict=True)]
+
+
+def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: Numerics) -> tuple[Tensor, Tensor]:
+    """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again (model.py:87-113)."""
+    if COMPILED in how.options:
+        return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
+    dtype = q.dtype
+    wide = [r.cast(q, FP32, path + "/q_fp32"), r.cast(k, FP32, path + "/k_fp32")]
+    turned = [r.scale(wide[0], path + "/q_turned"), r.scale(wide[1], path + "/k_turned")]
+    return r.cast(turned[0], dtype, path + "/q_rotary"), r.cast(turned[1], dtype, path + "/k_rotary")
+
+
+def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: Numerics) -> Tensor:
+    """Keys or values repeated (model.py:116-125): one head is only expanded, which is a view."""
+    if REPEATS not in how.options or at.heads == at.kv_heads:
+        return x
+    back, dtype = x.shape, x.dtype
+    repeated = Tensor(x.storage, HEADS, dtype) if at.kv_heads == 1 else r.tensor(at.path + name, HEADS, dtype)
+    return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+def _kept(r: Recorder, q: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
+    """What an attention kernel makes: the output, a log-sum-exp for each head and position, the generator's state."""
+    made = Chosen.ATTENTION
+    out = r.result(path + "/context", q.shape, q.dtype, made)
+    return out, r.result(path + "/logsumexp", ("b", "a", "s"), FP32, made), r.result(path + "/rng", (2,), INT64, made)
+
+
+def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+    """Flash attention: q, k, v are laid out by position, and so is the result. Its backward adds into an fp32 gradient of the queries and
+    has a sum for each row (aten native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
+    """
+    out, *rest = _kept(r, q, path)
+    return r.custom(path, (q, k, v), out, (q, k, v, out, *rest), scratch=((HEADS, FP32), (("b", "a", "s"), FP32)))
+
+
+def _ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+    """Attention over the ranks that share a sequence (torch distributed/tensor/experimental/_attention.py, _templated_ring_attention): keys
+    and values are made contiguous, joined, and gathered from all ranks or handed round; partial results are merged in fp32. It is written as
+    it stands in a compiled layer too: how much of it a compiler fuses is part of the range.
+    """
+    dtype, metas = q.dtype, [(t.shape, t.dtype) for t in (q, k, v)]
+    moved: Shape = ("cp", *BOTH) if ALL_GATHER in how.options else BOTH
+    own = [r.tensor(path + name, HEADS, dtype) for name in ("/k_contiguous", "/v_contiguous")]
+    joined = r.tensor(path + "/kv", BOTH, dtype)
+    arrived = r.tensor(path + "/kv_gathered", moved, dtype)
+    del joined
+    part = r.tensor(path + "/part", HEADS, dtype)
+    merged = r.tensor(path + "/merged", HEADS, FP32)
+    own.clear()
+    other = r.tensor(path + "/part", HEADS, dtype)
+    del part
+    merged = _merged(r, merged, path)
+    out, *rest = _kept(r, q, path)
+    del merged, arrived, other
+    out = r.apply(out, (q, k, v), (q, k, v, out, *rest), lambda _: _ring_backward(r, metas, moved, path))
+    return r.copy(out, HEADS, path + "/contiguous")  # parts of the first ranks are joined head by head
+
+
+def _merged(r: Recorder, sofar: Tensor, path: str) -> Tensor:
+    """``sofar - weight * (sofar - part)`` with the part raised to fp32."""
+    wide = r.tensor(path + "/part_fp32", HEADS, FP32)
+    difference = r.tensor(path + "/difference", HEADS, FP32)
+    scaled = r.tensor(path + "/scaled", HEADS, FP32)
+    del difference
+    result = r.tensor(path + "/merged", HEADS, FP32)
+    del scaled, wide, sofar
+    return result
+
+
+def _ring_backward(r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, path: str) -> list[Grad | None]:
+    """Gradients of all parts are added in fp32; those of keys and values travel on with them, the next rank's arrive."""
+    dtype = metas[0][1]
+    sums = [r.grad(HEADS, FP32) for _ in metas]
+    own = [r.grad(HEADS, dtype, path + name) for name in ("/k_contiguous", "/v_contiguous")]
+    joined, arrived = r.grad(BOTH, dtype, path + "/kv"), r.grad(moved, dtype, path + "/kv_gathered")
+    part = [r.grad(HEADS, dtype) for _ in metas]
+    flat = [r.grad(HEADS, FP32, path + "/flat") for _ in range(2)]
+    sent = r.grad(BOTH, FP32, path + "/kv_gradients")
+    flat.clear()
+    got = r.grad(BOTH, FP32, path + "/kv_gradients")
+    own.clear()
+    other = [r.grad(HEADS, dtype) for _ in metas]
+    part.clear()
+    del sent, sums[1:]
+    last = [r.grad(BOTH, FP32, path + "/kv_gradients") for _ in range(2)]
+    grads: list[Grad | None] = [r.grad(*metas[0])]
+    sums.clear()
+    grads += [r.grad(*meta) for meta in metas[1:]]
+    last.clear()
+    other.clear()
+    del joined, arrived, got
+    return grads
+
+
+# ---- feed-forward ------------------------------------------------------------------------------------------------------------
+
+
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+    """``w2(silu(w1(x)) * w3(x))`` (model.py:253)."""
+    gate_of, up_of, down_of = (w.path.removesuffix(".weight") for w in ff.weights)
+    whole = gather(r, x, ff.path, how)
+    del x
+    if COMPILED in how.options:
+        gate, up = linears(r, whole, ((gate_of, "f"), (up_of, "f")), "h", how)
+        del whole
+        inner = _gated(r, gate, up, ff.path, how)
+        if not _inlines(how):
+            del gate, up
+        with r.nothing_chosen():
+            return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
+    gate = r.unary(linear(r, whole, gate_of, "f", "h", how), ff.path + "/activation", saves="input")
+    inner = r.mul(gate, linear(r, whole, up_of, "f", "h", how), ff.path + "/product")
+    del gate
+    return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
+
+
+def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str, how: Numerics) -> Tensor:
+    """Activation and product in one kernel, both gradients in another, or in what casts them."""
+    shape, dtype = gate.shape, gate.dtype
+
+    def backward(_: Grad) -> list[Grad | None]:
+        return [Grad(None, shape, dtype) if _inlines(how) else r.grad(shape, dtype) for _ in range(2)]
+
+    return r.apply(_made(r, path + "/product", shape, how, gate), (gate, up), (gate, up), backward)
+
+
+# ---- the two ends ------------------------------------------------------------------------------------------------------------
+
+
+def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Rows of the table; over tensor-parallel ranks each looks up its own, and the sum is cut along the sequence."""
+    path, dtype = embeddings.weights[0].path, how.parameters
+    name = path.removesuffix(".weight")
+    if not how.tensor_parallel:
+        table = r.parameter(path, ("V0", "h"), dtype, joined=tied)
+        return r.apply(r.tensor(f"{name}/output", STREAM, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)]), ()
+    table = Tensor(None, ("V0", "h"), dtype, Leaf(name, ("V", "h"), dtype, joined=Joined.CUT))
+    masks = r.tensor(f"{name}/elsewhere", ("b", "s"), BOOL), r.tensor(f"{name}/rows", ("b", "s"), INT64)
+    found = r.apply(r.tensor(f"{name}/rows_found", WHOLE, dtype), (table,), (), lambda _: [r.grad(("V0", "h"), dtype)])
+    del masks
+    return scatter(r, found, name, how), ()
+
+
+def head(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
+    """Logits: of the rank's share of the vocabulary where the loss takes them so, else of all of it."""
+    name = head.weights[0].path.removesuffix(".weight")
+    weight = r.parameter(name, ("V", "h"), how.parameters)
+    whole = gather(r, x, name, how)
+    del x
+    if loss is Loss.CHUNKED:  # which makes logits itself
+        return whole
+    logits = r.linear(whole, weight, "V", name)
+    del whole
+    return r.gathered(logits, ("b", "s", "V0"), name) if how.tensor_parallel and loss is Loss.PLAIN else logits

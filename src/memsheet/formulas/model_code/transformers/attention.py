@@ -1,0 +1,377 @@
+"""Attention as the transformers library runs it, written over shape-only tensors.
+
+Local variables stand for those of the library's own functions: what one of them still names is still there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from memsheet.formulas.model_code.transformers.bloom import bloom_attention
+from memsheet.formulas.model_code.transformers.falcon import picked
+from memsheet.formulas.model_code.transformers.families import Habits, Joint, Rest
+from memsheet.formulas.model_code.transformers.norms import normalise
+from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.tapes.graph import Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.spec.dtypes import BOOL, FP16, FP32, INT64, DType
+from memsheet.spec.model import Attention, Norm, Weight
+
+Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]]]
+"""The context, the probabilities if there are any, and what else goes by a name until attention is done."""
+HEADS: Shape = ("b", "a", "s", "d")
+MERGED: Shape = ("b", "s", "a", "d")
+SCORES: Shape = ("b", "a", "s", "s")
+
+
+def attention(
+    r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits, inside: list[Tensor | None]
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Projections, norms of queries and keys, rotary positions, attention, output projection; and the probabilities if eager.
+
+    ``inside``: takes what the module still names when it adds its result to the stream itself.
+    """
+    weights = {w.path: w for w in at.weights}
+    q, k, v, *_whole = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
+    if own.joint is Joint.PICKED and at.kv_heads > 1:
+        at = replace(at, kv_heads=at.heads)
+    if at.rotary_dim:
+        q, k, _named = rotary(r, q, k, at, how, own)
+    core = bloom_attention if own.batched_bias else CORES[how.attention]
+    made = core(r, q, k, v, at, how, own)
+    context, probabilities = made[0], made[1]
+    if own.batched_bias:
+        inside += [q, k, v, *made]
+    context = r.view(context, ("b", "s", "a·d"))
+    out = next(n for n in reversed([w.path for w in at.weights]) if n.endswith(".weight")).removesuffix(".weight")
+    return project(r, context, weights, out, "h", "a·d", how), probabilities
+
+
+# ---- queries, keys and values ----------------------------------------------------------------------------------------------
+
+
+def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
+    name = at.weights[0].path.removesuffix(".weight")
+    whole = project(r, x, weights, name, "(a+2k)·d", "h", how)
+    shapes: tuple[Shape, ...] = tuple(("b", heads, "s", "d") for heads in ("a", "k", "k"))
+    match own.joint:
+        case Joint.SPLIT:
+            return r.split(whole, shapes)
+        case Joint.SELECTED:
+            return [*(r.slice(whole, shape) for shape in shapes), whole]
+        case Joint.SLICES:
+            return [r.slice(whole, shape) for shape in shapes]
+        case Joint.PICKED:
+            return [*picked(r, whole, at), whole]
+
+
+def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
+    names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")][:3]
+    norms = (*_qk_norms(at), None)
+    made: list[Tensor] = []
+    for name, heads, norm in zip(names, "akk", norms, strict=True):
+        y = project(r, x, weights, name, f"{heads}·d", "h", how)
+        if own.scaled_query and not made:
+            y = r.scale(y, name + "/scaled")
+        made.append(_into_heads(r, y, heads, norm, at, how))
+        del y
+    return made
+
+
+def _qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
+    """The norm of queries and that of keys: half of the weights each."""
+    if at.qk_norm is None:
+        return None, None
+    half = len(at.qk_norm.weights) // 2
+    return tuple(  # type: ignore[return-value]
+        Norm(path=w[0].path.removesuffix(".weight"), kind=at.qk_norm.kind, size=at.qk_norm.size, weights=w)
+        for w in (at.qk_norm.weights[:half], at.qk_norm.weights[half:])
+    )
+
+
+def _into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: Numerics) -> Tensor:
+    """``(b, s, heads·d)`` → ``(b, heads, s, d)``, normalised before or after it is cut into heads."""
+    if norm is not None and norm.size != at.head_dim:
+        y = normalise(r, y, norm, how)
+    y = r.view(y, ("b", "s", heads, "d"))
+    if norm is not None and norm.size == at.head_dim:
+        y = normalise(r, y, norm, how)
+    return r.transposed_view(y, ("b", heads, "s", "d"))
+
+
+# ---- rotary positions --------------------------------------------------------------------------------------------------------
+
+
+def rotary(r: Recorder, q: Tensor, k: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the rest.
+
+    Besides queries and keys, what the caller still names while attention runs.
+    """
+    tables = _tables(r, q, at, how, own)
+    paths = (at.path + "/q", at.path + "/k")
+    if own.rest is Rest.NONE:
+        return _turn(r, q, tables, paths[0], own), _turn(r, k, tables, paths[1], own), ()
+    (q_turned, q_rest), (k_turned, k_rest) = _cut(r, q, at), _cut(r, k, at)
+    if own.rest is Rest.AT_ONCE:
+        q = _join(r, _turn(r, q_turned, tables, paths[0], own), q_rest, paths[0])
+        return q, _join(r, _turn(r, k_turned, tables, paths[1], own), k_rest, paths[1]), ()
+    q_turned = _turn(r, q_turned, tables, paths[0], own)
+    k_turned = _turn(r, k_turned, _tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own)
+    named = (q_turned, q_rest, k_turned, k_rest) if own.rest is Rest.TO_THE_END else ()
+    q = _join(r, q_turned, q_rest, paths[0])
+    if own.rest is Rest.IN_TURN:
+        del q_turned
+    return q, _join(r, k_turned, k_rest, paths[1]), named
+
+
+def _tables(r: Recorder, q: Tensor, at: Attention, how: Numerics, own: Habits) -> list[Tensor]:
+    """Cosines and sines: the model's, or copies of this layer's own."""
+    shape: Shape = ("s", at.rotary_dim)
+    dtype = q.dtype if own.table_buffer else table_dtype(how, own)
+    path = at.path + "/rotary_table"
+    return [r.tensor(path, shape, dtype) if own.own_tables else Tensor(None, shape, dtype) for _ in range(2)]
+
+
+def table_dtype(how: Numerics, own: Habits) -> DType:
+    return FP32 if own.wide_tables else how.stream
+
+
+def _cut(r: Recorder, x: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
+    first, rest = (*x.shape[:-1], at.rotary_dim), (*x.shape[:-1], at.head_dim - at.rotary_dim)
+    return r.slice(x, first), r.slice(x, rest)
+
+
+def _join(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
+    return r.cat((turned, rest), (*turned.shape[:-1], "d"), path + "/rotary")
+
+
+def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: Habits) -> Tensor:
+    """The sum of x * cos and rotated x * sin; what fp32 tables or an fp32 head widened is lowered again."""
+    dtype = x.dtype
+    if own.wide_rotary:
+        x = r.cast(x, FP32, path + "/fp32")
+    if own.rotary_kernel:
+        return r.cast(r.scale(x, path + "/rotary"), dtype, path + "/rotary")
+    turned = r.add(r.mul(x, tables[0], path + "/cos"), _turned_sine(r, x, tables[1], path), path + "/rotary")
+    return r.cast(turned, dtype, path + "/rotary") if own.wide_rotary or own.wide_tables else turned
+
+
+def _turned_sine(r: Recorder, x: Tensor, table: Tensor, path: str) -> Tensor:
+    return r.mul(_rotate(r, x, path), table, path + "/sin")
+
+
+def _rotate(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """Two halves of a head (or its odd and even elements) change places, one of them negated."""
+    last = x.shape[-1]
+    half = (*x.shape[:-1], last // 2 if isinstance(last, int) else f"{last}/2")
+    first, second = r.slice(x, half), r.slice(x, half)
+    return r.cat((r.scale(second, path + "/neg"), first), x.shape, path + "/rotated")
+
+
+# ---- softmax(q k) v ------------------------------------------------------------------------------------------------------------
+
+
+def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
+    """Keys or values for every query head: copied out, but a single head is only a view. The gradient is summed back over the group."""
+    if at.heads == at.kv_heads:
+        return x
+    back, dtype = x.shape, x.dtype
+    repeated = Tensor(x.storage, HEADS, dtype) if at.kv_heads == 1 else r.tensor(path, HEADS, dtype)
+    return r.apply(repeated, (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+def eager_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
+    path = at.path
+    inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
+    views = at.kv_heads in (at.heads, 1)
+    late = own.joint is Joint.PICKED  # one head of keys is broadcast by each product
+    if not late:
+        k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
+    if own.wide_scores:
+        q, k = r.cast(q, FP32, path + "/q"), r.cast(k, FP32, path + "/k")
+    weights = r.product(
+        q,
+        repeat_kv(r, r.autocast(k, path + "/k"), path + "/k", at) if late else k,
+        SCORES,
+        path + "/scores",
+        copies=(how.several and inside, how.several and views and (inside or at.kv_heads == 1)),
+    )
+    weights = _scaled(r, weights, path, own)
+    if at.softcap:
+        weights = r.scale(weights, path + "/softcap")
+        weights = r.unary(weights, path + "/softcap", saves="output")
+        weights = r.scale(weights, path + "/softcap")
+    _raw = weights if own.scaled_in_place else None  # goes by its name until softmax has its result
+    if own.summed_bias:
+        weights = r.add(weights, Tensor(None, ("a", 1, "s"), FP32), path + "/biased")
+        weights = r.scale(weights, path + "/masked")
+    elif at.causal or how.keeps_scores:
+        weights = r.add(weights, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/scores")
+    named = weights if own.summed_bias else None
+    weights = _probabilities(r, weights, (q if own.wide_softmax else v).dtype, path, own, how)
+    del _raw
+    weights = r.dropout(weights, path + "/dropout", active=how.dropout and own.drops_scores)
+    v = repeat_kv(r, r.autocast(v, path + "/v"), path + "/v", at) if late else v
+    out = r.product(weights, v, HEADS, path + "/context", copies=(False, how.several and views))
+    return r.copy(out, MERGED, path + "/context"), weights, named
+
+
+def scores_dtype(how: Numerics, own: Habits) -> DType:
+    """Of the probabilities that eager attention returns."""
+    return (how.autocast or how.parameters) if own.lowered_softmax else how.stream
+
+
+def _probabilities(r: Recorder, x: Tensor, dtype: DType, path: str, own: Habits, how: Numerics) -> Tensor:
+    made = _softmax(r, x, path, own, how)
+    return r.cast(made, dtype, path + "/probabilities") if own.lowered_softmax else made
+
+
+def _scaled(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:
+    if not own.scaled_in_place:
+        return r.scale(x, path + "/scores")
+    shape, dtype = x.shape, x.dtype
+    return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
+
+
+def _softmax(r: Recorder, x: Tensor, path: str, own: Habits, how: Numerics) -> Tensor:
+    """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast first."""
+    wide = own.wide_softmax or r.widens
+    if wide and x.dtype is not FP16:
+        x = r.cast(x, FP32, path + "/scores")
+    if how.keeps_scores:
+        out = r.tensor(path + "/softmax", x.shape, FP32 if wide else x.dtype)
+        return r.custom(path, (x,), out, (x, out))
+    if not wide:
+        return r.unary(x, path + "/softmax", saves="output")
+    return r.unary(x, path + "/softmax", saves="output", dtype=FP32)
+
+
+def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """A flash kernel: keeps q, k, v, its output and one fp32 log-sum-exp a head and position, no score matrix.
+
+    Its output is laid out as the queries are: where they are contiguous by head, it is copied before heads are merged.
+    """
+    path = at.path
+    q, k, v = _lowered(r, q, k, v, path)
+    if how.padded_head:
+        q, k, v = (_pad(r, t, f"{path}/{name}_padded", how.padded_head) for t, name in ((q, "q"), (k, "k"), (v, "v")))
+    out = r.tensor(path + "/context", q.shape, q.dtype)
+    lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
+    seed = r.tensor(path + "/rng", (3,), INT64)
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
+    if how.padded_head:
+        return r.copy(r.slice(out, HEADS), MERGED, path + "/context"), None
+    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not Rest.NONE else r.view(out, MERGED)), None
+
+
+def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """Plain operations in one call, whose locals go when it returns; in fp32, and the result lowered again."""
+    inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
+    low = _lowered(r, q, k, v, at.path)
+    dtype = low[0].dtype
+    q, k, v = (r.cast(t, FP32, f"{at.path}/{name}_fp32") for t, name in zip(low, "qkv", strict=True))
+    del low
+    with r.without_autocast():  # which has cast the one call's operands
+        out = (_broadcast if own.joint is Joint.PICKED else _in_plain_operations)(r, q, k, v, at, how, several=how.several and inside)
+        out = r.cast(out, dtype, at.path + "/context")
+    return r.copy(out, MERGED, at.path + "/context"), None
+
+
+def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
+    """The library's attention.cpp (aten native/transformers), _scaled_dot_product_attention_math: half of the scale on either side, keys and values
+    repeated, a bias in place of a mask.
+    """
+    path = at.path
+    bias = _bias(r, q, path, how) if at.causal else None
+    q = r.scale(q, path + "/q")
+    k, v = _repeated(r, k, path + "/k"), _repeated(r, v, path + "/v")
+    weights = r.product(q, r.scale(k, path + "/k"), SCORES, path + "/scores", copies=(several, False))  # the scaled keys have no name
+    weights = r.add(weights, bias, path + "/scores") if bias else weights
+    weights = r.unary(weights, path + "/softmax", saves="output")
+    weights = r.dropout(weights, path + "/dropout", active=how.dropout)
+    return r.product(weights, v, HEADS, path + "/context")
+
+
+def _broadcast(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
+    """The same where one head of keys and values meets many of queries unasked: each product repeats it, and the mask is in the dtype that
+    the call was given.
+    """
+    path = at.path
+    bias = r.tensor(path + "/mask_bias", ("b", "s", "s"), how.autocast or how.parameters)
+    q = r.scale(q, path + "/q")
+    k = r.scale(k, path + "/k")
+    weights = r.product(q, repeat_kv(r, k, path + "/k", at), SCORES, path + "/scores", copies=(several, several))
+    weights = r.add(weights, bias, path + "/scores")
+    weights = r.unary(weights, path + "/softmax", saves="output")
+    return r.product(weights, repeat_kv(r, v, path + "/v", at), HEADS, path + "/context", copies=(False, several))
+
+
+def _bias(r: Recorder, q: Tensor, path: str, how: Numerics) -> Tensor:
+    """What is added to the scores: of the mask that is given, or of a causal one made here."""
+    if how.mask:
+        return r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype)
+    ones = r.tensor(path + "/ones", ("s", "s"), BOOL)
+    lower = r.tensor(path + "/tril", ("s", "s"), BOOL)
+    del ones
+    bias = r.tensor(path + "/mask_bias", ("s", "s"), q.dtype)
+    del lower
+    return bias
+
+
+def _repeated(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """Keys or values for every query head, copied; the gradient is summed back over the group."""
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, HEADS, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
+    path = at.path
+    k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
+    q, k, v = _lowered(r, q, k, v, path)
+    bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
+    out = r.tensor(path + "/context", q.shape, q.dtype)
+    lse = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32)
+    seed = r.tensor(path + "/rng", (2,), INT64)
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed, *bias))
+    return r.view(out, MERGED), None
+
+
+def processor_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+    """A CPU's flash kernel (aten native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu): as a GPU's without the
+    generator's state, and with the bias that a mask is turned into.
+    """
+    path = at.path
+    if how.mask:
+        k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
+    q, k, v = _lowered(r, q, k, v, path)
+    bias = (r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype),) if how.mask else ()
+    out = r.tensor(path + "/context", q.shape, q.dtype)
+    lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
+    r.custom(path, (q, k, v), out, (q, k, v, out, lse, *bias))
+    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not Rest.NONE else r.view(out, MERGED)), None
+
+
+def _lowered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
+    v = r.autocast(v, path + "/v")
+    k = r.autocast(k, path + "/k")
+    return r.autocast(q, path + "/q"), k, v
+
+
+def _pad(r: Recorder, x: Tensor, path: str, head: Axis) -> Tensor:
+    back, dtype = x.shape, x.dtype
+    return r.apply(r.tensor(path, (*x.shape[:-1], head), dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+CORES: dict[AttentionKernel, Core] = {
+    AttentionKernel.EAGER: eager_attention,
+    AttentionKernel.FUSED: fused_attention,
+    AttentionKernel.MATH: math_attention,
+    AttentionKernel.EFFICIENT: efficient_attention,
+    AttentionKernel.PROCESSOR: processor_attention,
+}

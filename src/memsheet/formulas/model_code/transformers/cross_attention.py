@@ -1,0 +1,277 @@
+"""T5's blocks as the transformers library runs them (5.23, modeling_t5.py), written over shape-only tensors: an encoder's, a decoder's with
+attention over what the encoder made, and what lies between the two stacks.
+
+Axes as in ``blocks.py``; as many tokens on either side. ``f`` between the stacks is the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count
+from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
+from memsheet.formulas.model_code.transformers.norms import normalise
+from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Shape
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import BOOL, FP32, INT64, DType
+from memsheet.spec.model import Attention, Block, CrossAttention, Dense, ModelSpec, NormKind, Run, Stack, Weight
+from memsheet.spec.plan import AttentionKind, Plan, RecomputeMode
+
+KINDS = frozenset({"t5", "mt5"})
+TWO = 2
+LAST, BRIDGE = "_last", "_bridge"
+"""A stack's last layer, where gradients of what all layers share come first and stay; and what lies between the stacks."""
+STREAM: Shape = ("b", "s", "h")
+HEADS: Shape = ("b", "a", "s", "d")
+SCORES: Shape = ("b", "a", "s", "s")
+BIAS: Shape = (1, "a", "s", "s")
+
+
+def is_t5(kind: str) -> bool:
+    return kind.removesuffix(LAST).removesuffix(BRIDGE) in KINDS
+
+
+def two_stacks(spec: ModelSpec) -> ModelSpec:
+    """An encoder-decoder as one row of layers: the encoder's, its last norm and the decoder's look-ups, the decoder's."""
+    encoder, decoder = (replace(stack, runs=_marked(stack)) for stack in spec.stacks)
+    table = Dense(path="", intermediate=spec.vocab, activation="", gated=False, weights=())
+    block = encoder.runs[0].pattern[0]
+    between = replace(block, kind=f"{spec.model_type}{BRIDGE}", norms=encoder.final_norms, feed_forward=table, mixers=(_bare(block),))
+    bridge = Stack(path=encoder.final_path, hidden=spec.hidden, runs=(Run(pattern=(between,), count=1),), role="bridge")
+    return replace(spec, stacks=(replace(encoder, final_norms=()), bridge, decoder))
+
+
+def _bare(block: Block) -> Attention:
+    at = block.mixers[0]
+    assert isinstance(at, Attention)
+    return replace(at, weights=())
+
+
+def _marked(stack: Stack) -> tuple[Run, ...]:
+    """The runs with the last layer by itself."""
+    *before, run = stack.runs
+    (block,) = run.pattern
+    end = Run(pattern=(replace(block, kind=block.kind + LAST),), count=1)
+    return (*before, *((replace(run, count=run.count - 1),) if run.count > 1 else ()), end)
+
+
+def t5_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """Two or three sublayers. The probabilities of one go by a name until the next attention is done (modeling_t5.py:462-530)."""
+    if block.kind.endswith(BRIDGE):
+        return _between(r, x, block, how)
+    last = block.kind.endswith(LAST)
+    at, *others = block.mixers
+    assert isinstance(at, Attention)
+    x, _probabilities = _self_sublayer(r, x, block, at, how, last=last)
+    for cross in others:
+        assert isinstance(cross, CrossAttention)
+        x, _probabilities = _cross_sublayer(r, x, block, cross, how, last=last)
+    return _feed_forward(r, x, block, how)
+
+
+# ---- sublayers -----------------------------------------------------------------------------------------------------------------
+
+
+def _self_sublayer(r: Recorder, x: Tensor, block: Block, at: Attention, how: Numerics, *, last: bool) -> tuple[Tensor, Tensor | None]:
+    normed = normalise(r, x, block.norms[0], how)
+    bias = _position_bias(r, at, how, last=last)
+    out, probabilities = _attend(r, normed, normed, at, bias, how)
+    return r.add(x, r.dropout(out, at.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
+
+
+def _cross_sublayer(
+    r: Recorder, x: Tensor, block: Block, cross: CrossAttention, how: Numerics, *, last: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Keys and values of what the encoder made. The bias is of zeros, which checkpoints ask for a gradient all the same (:304)."""
+    normed = normalise(r, x, block.norms[1], how)
+    memory = r.view(_shared(STREAM, how.stream, "encoder/memory", last=last, needs=True), STREAM)
+    zeros = _shared(BIAS, how.autocast or how.parameters, cross.path + "/position_bias", last=last, needs=r.pass_ is not Pass.PLAIN)
+    out, probabilities = _attend(r, normed, memory, cross, zeros, how)
+    return r.add(x, r.dropout(out, cross.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
+
+
+def _feed_forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """Dropout before the last layer, which gets its input in its own dtype, whatever autocast makes of it (:85-90)."""
+    ff = block.feed_forward
+    assert isinstance(ff, Dense)
+    normed = normalise(r, x, block.norms[-1], how)
+    out = _inner(r, normed, ff, how)
+    return r.add(x, r.dropout(out, ff.path + "/residual_dropout", active=how.dropout), "/residual")
+
+
+def _inner(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+    weights = {w.path: w for w in ff.weights}
+    first, *second, last = (w.path.removesuffix(".weight") for w in ff.weights)
+    inner = ACTIVATIONS[ff.activation](r, project(r, x, weights, first, "f", "h", how), ff.path + "/activation")
+    if second:
+        gate = inner
+        inner = r.mul(gate, project(r, x, weights, second[0], "f", "h", how), ff.path + "/product")
+    inner = r.dropout(inner, ff.path + "/dropout", active=how.dropout)
+    return project(r, r.cast(inner, how.parameters, ff.path + "/cast"), weights, last, "h", "f", how)
+
+
+# ---- attention -----------------------------------------------------------------------------------------------------------------
+
+
+def _attend(
+    r: Recorder, x: Tensor, memory: Tensor, at: Attention | CrossAttention, bias: Tensor, how: Numerics
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Scores that are not scaled but multiplied by one, their sum with the bias, then with a mask (:145-175)."""
+    path, weights = at.path, {w.path: w for w in at.weights}
+    q, k, v = (_heads(r, source, name, weights, at.path, how) for source, name in ((x, "q"), (memory, "k"), (memory, "v")))
+    if how.attention is not AttentionKernel.EAGER:
+        context = _efficient(r, q, k, v, _as_mask(r, at, bias), path)
+        return project(r, r.view(context, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how), None
+    scores = r.scale(r.product(q, k, SCORES, path + "/scores", copies=(how.several, how.several)), path + "/scores")
+    scores = r.add(scores, bias, path + "/biased")
+    if isinstance(at, Attention) and at.causal:
+        scores = r.add(scores, Tensor(None, ("b", 1, "s", "s"), how.stream), path + "/masked")
+    scores = _softmax(r, scores, path)
+    scores = r.dropout(scores, path + "/dropout", active=how.dropout)
+    out = r.product(scores, v, HEADS, path + "/context", copies=(False, how.several))
+    out = r.copy(out, ("b", "s", "a", "d"), path + "/context")
+    return project(r, r.view(out, ("b", "s", "a·d")), weights, path + ".o", "h", "a·d", how), scores
+
+
+def _as_mask(r: Recorder, at: Attention | CrossAttention, bias: Tensor) -> Tensor:
+    """The bias with what a causal mask leaves out, laid out anew; zeros are as they are (integrations/sdpa_attention.py:55-91)."""
+    if isinstance(at, CrossAttention):
+        return bias
+    if at.causal:
+        dtype = bias.dtype
+        chosen = r.tensor(at.path + "/causal_mask", ("s", "s"), BOOL)
+        bias = r.apply(r.tensor(at.path + "/where", BIAS, dtype), (bias,), (chosen,), lambda _: [r.grad(BIAS, dtype)])
+    return r.copy(bias, BIAS, at.path + "/bias")
+
+
+def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path: str) -> Tensor:
+    """Torch's memory-efficient kernel, which makes a gradient of the mask for every sequence."""
+    mask = r.autocast(mask, path + "/bias")
+    shape, dtype = mask.shape, mask.dtype
+    wide = r.apply(Tensor(mask.storage, SCORES, dtype), (mask,), (), lambda _: [r.grad(shape, dtype)])
+    out = r.tensor(path + "/context", HEADS, q.dtype)
+    lse, seed = r.tensor(path + "/logsumexp", ("b", "a", "s32"), FP32), r.tensor(path + "/rng", (2,), INT64)
+    r.custom(path, (q, k, v, wide), out, (q, k, v, out, lse, seed, mask))
+    return r.view(out, ("b", "s", "a", "d"))
+
+
+def _heads(r: Recorder, x: Tensor, name: str, weights: dict[str, Weight], path: str, how: Numerics) -> Tensor:
+    y = project(r, x, weights, f"{path}.{name}", "a·d", "h", how)
+    return r.transposed_view(r.view(y, ("b", "s", "a", "d")), HEADS)
+
+
+def _softmax(r: Recorder, x: Tensor, path: str) -> Tensor:
+    wide = r.cast(x, FP32, path + "/fp32") if r.widens else x
+    return r.unary(wide, path + "/softmax", saves="output")
+
+
+def _position_bias(r: Recorder, at: Attention, how: Numerics, *, last: bool) -> Tensor:
+    """The first layer looks its bias up, the others get that (:270-290)."""
+    table = next((w for w in at.weights if "relative_attention_bias" in w.path), None)
+    if table is None or not how.trains:
+        return _shared(BIAS, how.parameters, at.path + "/position_bias", last=last, needs=how.trains)
+    shape: Shape = (table.shape[0], "a")
+    weight = r.parameter(table.path, shape, how.parameters)
+    return r.apply(Tensor(None, BIAS, how.parameters), (weight,), (), lambda _: [r.grad(shape, how.parameters)])
+
+
+def _shared(shape: Shape, dtype: DType, path: str, *, last: bool, needs: bool) -> Tensor:
+    """What all layers of a stack take. Its gradient stays from the last layer's backward on, and the others add to it in place."""
+    if not needs:
+        return Tensor(None, shape, dtype)
+    return Tensor(None, shape, dtype, Leaf(path, shape, dtype) if last else Node(0, "", (), [], [], lambda _: []))
+
+
+# ---- between the stacks ----------------------------------------------------------------------------------------------------------
+
+
+def _between(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """The encoder's last norm and dropout, what they make, which all layers of the decoder take, and the decoder's look-ups."""
+    memory = r.dropout(normalise(r, x, block.norms[0], how), "/memory_dropout", active=how.dropout)
+    table: Shape = ("f", "h")
+    node = Node(0, "", (), [], [], lambda _: []) if how.trains else None
+
+    def backward(_: Grad) -> list[Grad | None]:
+        return [_joined(r, table, how) if node else None, Grad(None, STREAM, memory_dtype)]
+
+    memory_dtype = memory.dtype
+    looked_up = r.tensor("/look_up", STREAM, how.parameters)
+    y = r.apply(looked_up, (Tensor(None, table, how.parameters, node), memory), (memory,), backward)
+    return r.dropout(y, "/embeddings_dropout", active=how.dropout)
+
+
+def _joined(r: Recorder, table: Shape, how: Numerics) -> Grad:
+    """The gradient of the look-ups, added to the head's: anew where that is a transposed view."""
+    made = r.grad(table, how.parameters, "shared")
+    total = r.grad(table, how.parameters, "shared") if r.compute is None else None
+    del total
+    return made
+
+
+def named_biases(spec: ModelSpec, plan: Plan, how: Numerics, *, kept: bool) -> list[Count]:
+    """What every layer of a decoder adds to its scores: the first one's look-ups, and zeros beside the encoder's tokens; with dropout the
+    states from before it. Checkpoints hold on to the biases, and to those that the encoder's layers add.
+    """
+    own, zeros = _bias_sizes(spec, plan, how)
+    if kept:
+        return [own, own, zeros]
+    looked_up = how.parameters.nbytes(plan.microbatch * plan.seq_len * spec.hidden)
+    return [own, *([] if plan.attention is AttentionKind.SDPA else [zeros]), *([looked_up] if plan.dropout else [])]
+
+
+def saved_biases(spec: ModelSpec, plan: Plan, how: Numerics) -> list[tuple[str, Count]]:
+    """Which bucket each distance is in, for both stacks' tables; the zeros, which kernels save."""
+    tables = sum(stack.role in ("encoder", "decoder") for stack in spec.stacks) if how.trains else 0
+    buckets = ("relative_attention_bias", tables * INT64.nbytes(plan.seq_len * plan.seq_len))
+    return [buckets, *([("position_bias", _bias_sizes(spec, plan, how)[1])] if plan.attention is AttentionKind.SDPA else [])]
+
+
+def _bias_sizes(spec: ModelSpec, plan: Plan, how: Numerics) -> tuple[Count, Count]:
+    """Of the looked-up bias and of the zeros, which come in the dtype of queries."""
+    at = spec.stacks[-1].runs[0].pattern[0].mixers[0]
+    assert isinstance(at, Attention)
+    elements = at.heads * plan.seq_len * plan.seq_len
+    return how.parameters.nbytes(elements), (how.autocast or how.parameters).nbytes(elements)
+
+
+def let_go(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+    """What a decoder's layers have shared, and is gone when backward reaches the encoder: gradients, and what checkpoints held on to. Zeros that were asked
+    for a gradient, and that gradient, stay as long as the graph whose leaf they are.
+    """
+    if len(spec.stacks) < TWO:
+        return EMPTY
+    decoder = spec.stacks[-1]
+    at = decoder.runs[0].pattern[0].mixers[0]
+    assert isinstance(at, Attention)
+    own, _ = _bias_sizes(spec, plan, how)
+    tokens = plan.microbatch * plan.seq_len
+    again = plan.recompute.mode is RecomputeMode.FULL
+    kept, shared, place = Component.SAVED_ACTIVATIONS, Component.GRADIENTS, f"{decoder.path}.*"
+    pairs = [((shared, f"{place}.encoder/memory"), how.stream.nbytes(tokens * spec.hidden))]
+    if how.trains:
+        pairs.append(((shared, f"{place}.{at.path}/position_bias"), own))
+    if again:
+        pairs.append(((kept, "position_bias"), own))
+        masked = plan.attention is AttentionKind.EAGER
+        pairs.extend([((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.seq_len))] if masked else [])
+    return Bag.of(pairs)
+
+
+def t5_norm(spec: ModelSpec) -> ModelSpec:
+    """The model with its norms of the kind that T5's code computes."""
+
+    def norms(block: Block) -> Block:
+        return replace(block, norms=tuple(replace(norm, kind=NormKind.RMS_UNCAST) for norm in block.norms))
+
+    stacks = tuple(
+        replace(
+            stack, runs=tuple(replace(run, pattern=tuple(map(norms, run.pattern))) for run in stack.runs),
+            final_norms=tuple(replace(norm, kind=NormKind.RMS_UNCAST) for norm in stack.final_norms),
+        )
+        for stack in spec.stacks
+    )  # fmt: skip
+    return replace(spec, stacks=stacks)

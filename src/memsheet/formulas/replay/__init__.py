@@ -1,0 +1,1 @@
+"""Steps as scripts of allocations, played through the caching allocator's rules."""

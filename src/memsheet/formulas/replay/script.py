@@ -1,0 +1,175 @@
+"""Steps under fully_shard as a script of allocations: how the tapes of a stage's parts are played into it.
+
+Which stream a tensor belongs to decides which pool of the allocator serves it: gathered buffers are made in the stream of the copy-in,
+reduced gradients in that of the reduce-scatter, and no pool gives to another (torch 2.13 _fsdp_collectives.py:334-352, 508-540).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+from memsheet.formulas.tapes.evaluate import Axes, entry_bytes
+from memsheet.formulas.tapes.tape import Event, Log, Tape
+
+DEFAULT, GATHERS, REDUCES = 0, 1, 2
+"""Streams: that of the model, that which parameters are gathered in, that which gradients are reduced in."""
+
+
+class Lifetimes(Enum):
+    """How long what a layer's forward makes for itself is there."""
+
+    RECORDED = "recorded"  # from its operation to its last use
+    REUSED = "reused"  # the same, and what comes later takes its place: torch._inductor/codegen/wrapper.py, buffer_reuse_key
+    NONE = "none"  # it is never made: everything is part of some other kernel
+    LATE = "late"  # until the layer is through
+
+
+@dataclass(slots=True)
+class Script:
+    """Allocations so far: the bytes and stream of each, and the order in which they come and go (``n``, ``~n``)."""
+
+    sizes: list[int] = field(default_factory=list)
+    streams: list[int] = field(default_factory=list)
+    events: list[int] = field(default_factory=list)
+
+    def take(self, size: int, stream: int = DEFAULT) -> int:
+        self.sizes.append(size)
+        self.streams.append(stream)
+        self.events.append(len(self.sizes) - 1)
+        return len(self.sizes) - 1
+
+    def give(self, numbers: Iterable[int]) -> None:
+        self.events += [~number for number in numbers]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sized:
+    """A tape with its sizes, and its forward with lifetimes. ``heirs``: which storage takes the place of which."""
+
+    tape: Tape
+    sizes: tuple[int, ...]
+    forward: Log
+    heirs: Mapping[int, int]
+
+    @classmethod
+    def of(cls, tape: Tape, axes: Axes, lifetimes: Lifetimes) -> Sized:
+        stays = tape.saved | tape.outputs | tape.handed
+        sizes = [int(entry_bytes(entry, axes)) for entry in tape.entries]
+        log, heirs = tape.forward, dict[int, int]()
+        match lifetimes:
+            case Lifetimes.NONE:
+                made = {index for event, index in log if event is Event.ALLOC} - stays
+                sizes = [0 if index in made else size for index, size in enumerate(sizes)]
+            case Lifetimes.LATE:
+                log = tuple(sorted(log, key=lambda one: one[0] is Event.FREE))
+            case Lifetimes.REUSED:
+                heirs = _heirs(tape, sizes, log, tape.handed | tape.outputs)
+            case Lifetimes.RECORDED:
+                pass
+        return cls(tape, tuple(sizes), log, heirs)
+
+
+def _heirs(tape: Tape, sizes: Sequence[int], log: Log, keeps: frozenset[int]) -> dict[int, int]:
+    """What is made takes the place of what went last of the same dtype and size."""
+    heirs: dict[int, int] = {}
+    gone: dict[tuple[str, int], list[int]] = {}
+    for event, index in log:
+        waiting = gone.setdefault((tape.entries[index].dtype.name, sizes[index]), [])
+        if event is Event.FREE and index not in keeps:
+            waiting.append(index)
+        elif event is Event.ALLOC and waiting and index not in tape.handed:
+            heirs[index] = waiting.pop()
+    return heirs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recorded:
+    """One part of a stage. ``light``: the forward that runs first where ``own`` runs again in backward."""
+
+    own: Sized
+    light: Sized | None
+
+
+@dataclass(slots=True)
+class Played:
+    """A part between its forward and its backward. ``held``: what is there, by the tape's own numbers; ``given``: what the part before handed
+    over.
+    """
+
+    part: Recorded
+    held: dict[int, int]
+    given: int | None
+    lingering: list[int]  # until the model's forward is over
+
+
+def _play(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
+    """One log. What is in ``held`` is there already and is not made again; ``keeps`` are not freed."""
+    places, spare = set(sized.heirs.values()) if log is sized.forward else set[int](), dict[int, int]()
+    for event, index in log:
+        if event is Event.ALLOC and index not in held:
+            before = sized.heirs.get(index, -1)
+            held[index] = spare.pop(before) if before in spare else script.take(sized.sizes[index])
+        elif event is Event.FREE and index in held and index not in keeps:
+            number = held.pop(index)
+            if index in places:
+                spare[index] = number
+            else:
+                script.give((number,))
+    script.give(spare.values())
+
+
+def forward(script: Script, part: Recorded, given: int | None, *, lingers: bool = False) -> tuple[Played, int | None]:
+    """A part's forward, and the number of what it hands on. ``lingers``: what stays until the model's forward is over is the caller's to
+    free (``Played.lingering``), else it goes with the part's forward.
+    """
+    sized = part.light or part.own
+    tape = sized.tape
+    handed = next(iter(tape.handed), None)
+    held = {} if handed is None or given is None else {handed: given}
+    cached = tape.cached if lingers else frozenset[int]()
+    _play(script, sized.forward, sized, held, tape.outputs | cached | (tape.handed if part.light else frozenset()))
+    out = held.pop(next(iter(tape.outputs), -1), None)
+    stays = cached - tape.saved - tape.handed
+    return Played(part, held, given, [held.pop(index) for index in list(held) if index in stays]), out
+
+
+def backward(script: Script, played: Played, gradient: int | None) -> tuple[list[int], int | None]:
+    """A part's backward: its parameters' gradients, which stay, and the gradient that it hands back."""
+    sized, tape = played.part.own, played.part.own.tape
+    held = _run_again(script, played) if played.part.light else played.held
+    if gradient is not None and tape.backward and tape.backward[0][0] is Event.ALLOC:
+        held[tape.backward[0][1]] = gradient
+    back = _handed_back(sized)
+    _play(script, tape.backward, sized, held, frozenset({back}))
+    returned = held.pop(back, None)
+    left = [held.pop(index) for index in tape.gradients if index in held]
+    script.give(held.values())
+    return left, returned
+
+
+def _handed_back(sized: Sized) -> int:
+    """The gradient of what came in: the last thing that goes, if it is as large."""
+    tape = sized.tape
+    if not tape.backward or not tape.handed:
+        return -1
+    event, index = tape.backward[-1]
+    same = sized.sizes[index] == sized.sizes[next(iter(tape.handed))]
+    return index if event is Event.FREE and same and not tape.entries[index].gradient else -1
+
+
+def _run_again(script: Script, played: Played) -> dict[int, int]:
+    """The forward again, as far as it is needed; what its frames still held goes when it stops."""
+    sized, light = played.part.own, played.part.light
+    assert light is not None
+    tape = sized.tape
+    kept = [played.held[index] for index in sorted(light.tape.saved) if index in played.held]
+    held = dict(zip(sorted(tape.before), kept, strict=True))
+    handed = next(iter(tape.handed), None)
+    if handed is not None and played.given is not None:
+        held[handed] = played.given
+    _play(script, tape.recomputed, sized, held, tape.handed)
+    stays = tape.saved | tape.idle | tape.handed
+    script.give([held.pop(index) for index in list(held) if index not in stays])
+    return held

@@ -1,0 +1,110 @@
+"""What the allocator reserves where batches are padded to their longest sample, so that no two steps ask for the same sizes.
+
+A cached block serves what is as large or smaller; every step that is longer than all before takes new segments, and the old ones lie in
+pieces. How much that comes to depends on the order of lengths, which nobody knows beforehand: drawn orders are played through the
+allocator's rules.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+from memsheet.allocator.settings import Settings
+from memsheet.formulas.groups import Walk
+from memsheet.formulas.replay.script import Lifetimes, Played, Recorded, Script, Sized, backward, forward
+from memsheet.formulas.replay.steps import play
+from memsheet.formulas.tapes.evaluate import Axes, Part
+from memsheet.references import TORCH_ALLOCATOR, formula
+from memsheet.sheet import Bytes, Derived
+from memsheet.spec.dtypes import INT64
+from memsheet.spec.plan import Plan, RecomputeMode
+
+ORDERS, STEPS, SHORTEST = 4, 60, 64
+"""Orders of lengths that are drawn, micro-batches in each (more change little: the longest is met early), and the shortest of them."""
+FEWER = 2, 30
+"""Orders and micro-batches where every layer's own allocations are played."""
+REPLAYED = Derived(
+    "drawn orders of micro-batches of even lengths up to seq_len, replayed through the caching allocator's rules (torch 2.13, "
+    "c10/cuda/CUDACachingAllocator.cpp): their mean and their most; low: every micro-batch of seq_len"
+)
+
+
+def replayable(stage: Walk, plan: Plan) -> bool:
+    """Whether no layer is recomputed, or each on its own and all are of one kind."""
+    alone = isinstance(plan.mesh.gpus, int) and isinstance(plan.seq_len, int) and isinstance(plan.microbatch, int)
+    alike = len([group for run in stage.layers for group in run.pattern]) == 1 and not plan.recompute.stretched
+    modes = plan.recompute.mode is RecomputeMode.NONE or (
+        alike and plan.recompute.mode is RecomputeMode.FULL and plan.recompute.layers is None
+    )
+    inside = plan.optimizer_in_backward or plan.offload.activations
+    return alone and modes and not inside and stage.embeddings is not None and stage.head is not None and stage.loss is not None
+
+
+@formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for micro-batches of other lengths one after another")
+def reserved(stage: Walk, plan: Plan, resident: int, room: int) -> Bytes:
+    """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are placed first and stay."""
+    length, left = int(plan.seq_len), max(0, room - resident)
+    orders, steps = (ORDERS, STEPS) if plan.recompute.mode is RecomputeMode.FULL else FEWER
+    drawn = [_played(stage, plan, _lengths(plan, order, steps), left) for order in range(orders)]
+    alike = _played(stage, plan, [length] * 3, left)
+    return Bytes(resident + min(alike, *drawn), resident + sum(drawn) // orders, resident + max(drawn))
+
+
+def _lengths(plan: Plan, order: int, steps: int) -> list[int]:
+    """The longest sample of each micro-batch."""
+    drawn, longest = random.Random(order), int(plan.seq_len)  # noqa: S311 - an order of lengths, not a secret
+    return [max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.microbatch))) for _ in range(steps)]
+
+
+def _played(stage: Walk, plan: Plan, lengths: Iterable[int], room: int) -> int:
+    """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
+    script = Script()
+    for length in lengths:
+        _micro_batch(script, stage, plan, length)
+    settings = Settings(expandable_segments=plan.expandable_segments)
+    free = play(script, 0, settings) or 0
+    return free if free <= room else play(script, 0, settings, room) or free
+
+
+def _micro_batch(script: Script, stage: Walk, plan: Plan, length: int) -> None:
+    """Forward and backward at one length. Gradients stay until its end, or are added at once to those of earlier ones.
+
+    Where layers are recomputed, one's work stands for that of all, and each keeps its input alone.
+    """
+    embeddings, head, loss = stage.embeddings, stage.head, stage.loss
+    assert embeddings is not None
+    assert head is not None
+    assert loss is not None
+    tokens, gradients = int(INT64.nbytes(plan.microbatch * length)), list[int]()
+    inputs = [script.take(tokens), script.take(tokens)]
+    parts = {id(group): _at(group.part, length) for run in stage.layers for group in run.pattern}
+    first, x = forward(script, _at(embeddings.part, length), None)
+    layers, kept = list[Played](), list[int]()
+    for part in (parts[id(group)] for run in stage.layers for _ in range(run.count) for group in run.pattern):
+        if layers and part.light:
+            kept.append(x := script.take(script.sizes[x] if x is not None else 0))
+        else:
+            layer, x = forward(script, part, x)
+            layers.append(layer)
+    last, x = forward(script, _at(head.part, length), kept.pop() if kept else x)
+    measured, _ = forward(script, _at(loss, length), x)
+    g: int | None = None
+    for played in (measured, last, *reversed(layers), first):
+        made, g = backward(script, played, g)
+        gradients += made
+        if plan.accumulation > 1:
+            script.give(gradients)
+            gradients = []
+        if played is last:
+            script.give(kept)
+    script.give([*gradients, *([g] if g is not None else []), *inputs])
+
+
+def _at(part: Part, length: int) -> Recorded:
+    """A part's tapes with their sizes at another length."""
+    assert part.played is not None
+    tape, light, axes = part.played
+    other: Axes = {**axes, "s": length, "s32": -(-length // 32) * 32}
+    first = Sized.of(light, other, Lifetimes.RECORDED) if light else None
+    return Recorded(Sized.of(tape, other, Lifetimes.RECORDED), first)

@@ -1,0 +1,1 @@
+"""Serving with transformers: weights, caches, work."""

@@ -1,0 +1,202 @@
+"""Serving with transformers: weights, caches, and what is needed while prompts are read and tokens made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.arith import Count, maximum, minimum
+from memsheet.engines import find_engine
+from memsheet.engines.verified import TP_LATENT
+from memsheet.errors import refuse
+from memsheet.formulas.model_code.transformers.blocks import served_as_trained
+from memsheet.formulas.pipeline import stage_model
+from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
+from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.serving.work import Work, dequantized_bytes, tower_bytes, widest
+from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
+from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.dtypes import FP32
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import Attention, LatentAttention, ModelSpec
+from memsheet.spec.plan import Plan
+
+LENGTHS = (1024, 4096, 8192, 32768, 131072)
+CACHE = Cited(TRANSFORMERS_CACHE, "DynamicCache by layer kind")
+BY_HAND = Derived("the widest operations of a layer, listed from the modeling code: exact where traced, else a range")
+TOWER = Derived("one image a sequence through the tower's widest layer, not modelled operation by operation: only a high end")
+
+
+def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
+    """Items of a rank at load, prefill and decode."""
+    keeping = Keeping(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
+    held = tuple(held_tensors(spec, plan, keeping))
+    _check_cache(spec, plan)
+    instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
+    weights = parameter_bytes(spec, plan, held, engine.sharding)
+    items = [Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS)) for (c, path), size in weights.items()]
+    gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
+    items.append(Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR))
+    return items if plan.phase == "load" else [*items, *_cache_items(spec, plan), *_working_items(spec, plan, engine, held)]
+
+
+def _check_cache(spec: ModelSpec, plan: Plan) -> None:
+    """Raise InputError where transformers does: QuantizedCache takes full attention alone (cache_utils.py:2188)."""
+    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    cut = any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
+    if cut and plan.phase != "load" and plan.kv_dtype is not None and plan.kv_dtype is not plan.precision.compute:
+        reason = f"is no cache of {spec.name} in transformers, which quantizes keys of full attention only"
+        raise refuse("serving.kv_dtype", plan.kv_dtype.name, reason, f"--kv-dtype {plan.precision.compute.name}")
+
+
+def splits_latent(spec: ModelSpec) -> bool:
+    """Whether the family's tensor-parallel plan splits the heads of its latent attention."""
+    blocks = [b for stack in spec.stacks for run in stack.runs for b in run.pattern]
+    return all(b.kind in TP_LATENT for b in blocks if any(isinstance(m, LatentAttention) for m in b.mixers))
+
+
+def _lengths(plan: Plan) -> tuple[Count, Count]:
+    """Tokens of a sequence when it is full, and of its prompt."""
+    full: Count = 0 if plan.max_model_len is None else plan.max_model_len
+    return full, plan.prompt_tokens if plan.prompt_tokens is not None else full
+
+
+def _cache_items(spec: ModelSpec, plan: Plan) -> list[Item]:
+    assert plan.kv_dtype is not None
+    full, prompt = _lengths(plan)
+    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
+    common: dict[str, Any] = {"tp": plan.mesh.tp, "memory_tokens": _memory_tokens(spec, prompt), "states": plan.precision.compute}
+    after = cache_bytes(spec, plan.kv_dtype, prompt, sequences, whole=True, **common)
+    late = cache_bytes(spec, plan.kv_dtype, full, sequences, **common)
+    known = plan.prompt_tokens is not None  # else prompts may be short, and windowed layers never hold more than their window
+    return [
+        Item(Component.KV_CACHE, path, {Instant.PREFILL: _prefilled(after.get(path, 0), late.get(path, 0), known=known), Instant.DECODE: Bytes.exact(late.get(path, 0))}, CACHE)
+        for path in dict.fromkeys((*after, *late))
+    ]  # fmt: skip
+
+
+def _prefilled(after: Count, late: Count, *, known: bool) -> Bytes:
+    return Bytes.exact(after) if known else Bytes(minimum(after, late), after, after)
+
+
+def _memory_tokens(spec: ModelSpec, prompt: Count) -> Count:
+    """Length of the sequence that cross-attention reads: the encoder's input, or one image's tokens."""
+    if any(stack.role == "encoder" for stack in spec.stacks):
+        return prompt
+    return sum(tower.tokens_per_image or 0 for tower in spec.towers)
+
+
+def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held, ...]) -> list[Item]:
+    """Temporaries of the widest layer and the logits. Without --prompt-tokens nobody says whether prompts are read one by one or
+    all at once: the low end is one token each, the value one full sequence, the high end the whole batch.
+    """
+    full, prompt = _lengths(plan)
+    sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
+    prompts = Work(sequences=sequences, tokens=prompt, memory=_memory_tokens(spec, prompt))
+    batch, step = widest(spec, plan, engine, prompts), _step(spec, plan, engine, full, sequences)
+    grown = _beyond(_step(spec, plan, engine, full, sequences, growing=True), step)
+    one = batch if plan.prompt_tokens is not None else widest(spec, plan, engine, Work(sequences=1, tokens=prompt, memory=prompts.memory))
+    low = batch.low if plan.prompt_tokens is not None else minimum(step.low, one.low)
+    evidence: Evidence = Cited(TRANSFORMERS, "the block's operations without saving") if _exact(spec, plan) else BY_HAND
+    at = {Instant.PREFILL: Bytes(minimum(low, one.value), one.value, maximum(batch.high, one.value)), Instant.DECODE: step}
+    items = [
+        Item(Component.TEMPORARIES, "widest_layer", at, evidence),
+        Item(Component.TEMPORARIES, "cache_growth", {Instant.DECODE: grown}, Cited(TRANSFORMERS_CACHE, "DynamicLayer.update: torch.cat")),
+        Item(Component.TEMPORARIES, "logits", _logits_beside(spec, plan, sequences, at[Instant.PREFILL], step + grown), Cited(TRANSFORMERS, "generate: logits_to_keep=1")),
+    ]  # fmt: skip
+    if plan.quantization is not None:
+        matrix = Bytes(0, 0, dequantized_bytes(held, plan))
+        items.append(Item(Component.TEMPORARIES, "dequantized_weight", dict.fromkeys(at, matrix), Cited(QLORA, "section 3")))
+    if spec.towers:
+        items.append(Item(Component.TEMPORARIES, "vision_tower", {Instant.PREFILL: Bytes(0, 0, tower_bytes(spec, plan, prompts))}, TOWER))
+    return [item for item in items if any(type(size.high) is not int or size.high for size in item.at.values())]
+
+
+def _step(spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences: Count, *, growing: bool = False) -> Bytes:
+    """The widest layer while each sequence makes a token over ``cached`` ones."""
+    _, prompt = _lengths(plan)
+    memory = _memory_tokens(spec, prompt)
+    return widest(spec, plan, engine, Work(sequences=sequences, tokens=1, cached=cached, memory=memory, growing=growing))
+
+
+def _beyond(whole: Bytes, part: Bytes) -> Bytes:
+    """What there is to add to ``part``, and at its high end."""
+    more = maximum(0, whole.value - part.value)
+    return Bytes(0, more, maximum(more, whole.high - part.high))
+
+
+@formula(cites=TRANSFORMERS, at="generation/utils.py _sample: the last token's fp32 logits are named until the next ones are there")
+def logits_bytes(spec: ModelSpec, plan: Plan, sequences: Count) -> tuple[Count, Count]:
+    """Logits that stay while layers run, and those made after them: of the last position, and their fp32 copy. Whole on a rank."""
+    kept = FP32.nbytes(sequences * spec.head.width)
+    return kept, plan.precision.compute.nbytes(sequences * spec.head.width) + kept
+
+
+def _logits_beside(spec: ModelSpec, plan: Plan, sequences: Count, prompt: Bytes, step: Bytes) -> dict[Instant, Bytes]:
+    """What logits take besides the widest layer: they are made when it is gone, and no earlier ones are there while prompts are read."""
+    kept, made = logits_bytes(spec, plan, sequences)
+    first, later = maximum(0, made - prompt.value), kept + maximum(0, made - step.value)
+    return {Instant.PREFILL: Bytes(first, first, made), Instant.DECODE: Bytes(later, later, kept + made)}
+
+
+def _exact(spec: ModelSpec, plan: Plan) -> bool:
+    return (
+        all(served_as_trained(b) for s in spec.stacks for r in s.runs for b in r.pattern)
+        and isinstance(plan.mesh.tp, int)
+        and plan.mesh.tp == 1
+    )
+
+
+def serving_facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+    """What a serving engineer asks: cache bytes a token and a sequence, and how many sequences fit at several lengths.
+
+    ``kv_bytes_per_token`` and ``kv_bytes_per_sequence`` are those of one replica, over all its ranks, a copy on another rank not
+    counted again; ``…_per_rank`` is what the fullest rank holds of a token, copies included.
+    """
+    assert plan.kv_dtype is not None
+    full = plan.max_model_len or 0
+    stages = [stage_model(spec, plan, stage) for stage in range(plan.mesh.pp)]
+    facts: dict[str, Any] = {
+        "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype),
+        "kv_bytes_per_token_per_rank": max(bytes_per_token(part, plan.kv_dtype, plan.mesh.tp) for part in stages),
+        "kv_bytes_per_sequence": sum(_sequence(spec, plan, full, tp=1).values()),
+        "kv_tokens": 0,
+        "pages": 0,
+        "max_sequences": {},
+    }
+    if cluster is None or plan.phase == "load":
+        return facts
+    lengths = sorted({*(n for n in LENGTHS if n <= (spec.max_positions or full)), full} - {0})
+    rooms = [_room(part, plan, sheet, cluster, lengths) for part, sheet in zip(stages, sheets, strict=True)]
+    facts["max_sequences"] = {str(n): min((found for room in rooms if (found := room[n]) is not None), default=0) for n in lengths}
+    free = [(_free(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp)) for part, sheet in zip(stages, sheets, strict=True)]
+    facts["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
+    return facts
+
+
+def _sequence(spec: ModelSpec, plan: Plan, tokens: int, *, tp: Count) -> dict[str, Count]:
+    assert plan.kv_dtype is not None
+    memory = _memory_tokens(spec, _lengths(plan)[1])
+    return cache_bytes(spec, plan.kv_dtype, tokens, 1, states=plan.precision.compute, tp=tp, memory_tokens=memory)
+
+
+def _room(part: ModelSpec, plan: Plan, sheet: Sheet, cluster: Cluster, lengths: list[int]) -> dict[int, int | None]:
+    """Sequences of each length that a stage's rank holds with what each one takes while decoding; None where it keeps nothing of them."""
+    engine = find_engine(plan.engine)
+    assert engine is not None
+    working = sum(i.at[Instant.DECODE].value for i in sheet.items if i.component is Component.TEMPORARIES and Instant.DECODE in i.at)
+    free, found = _free(sheet, cluster) + working, dict[int, int | None]()
+    for n in lengths:
+        cache = sum(_sequence(part, plan, n, tp=plan.mesh.tp).values())
+        kept, made = logits_bytes(part, plan, 1)
+        takes = cache + kept + maximum(_step(part, plan, engine, n, 1, growing=True).value, made)
+        found[n] = max(0, free // takes) if cache else None
+    return found
+
+
+def _free(sheet: Sheet, cluster: Cluster) -> int:
+    """What a card has left for the cache while decoding."""
+    used = sheet.at(Instant.DECODE, without=()).value - sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
+    return int(cluster.device.framework_bytes - used)

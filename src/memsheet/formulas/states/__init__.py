@@ -1,0 +1,1 @@
+"""Parameters, master weights, gradients and optimizer states, tensor by tensor."""

@@ -1,0 +1,176 @@
+"""Bytes of parameters, master weights, gradients and optimizer states, tensor by tensor, from declared dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from memsheet.arith import Count, at_least, where
+from memsheet.formulas.states.params import buffers, tensors, tower_tensors
+from memsheet.formulas.states.sharding import dim0_shard, elements_of, flat_shard, held_shape
+from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import BF16, FP32, INT8, INT8_ADAM, DType, dtype_named
+from memsheet.spec.engine import Sharding
+from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
+from memsheet.spec.plan import AdapterKind, Plan, Quantization
+
+EIGHT_BIT_MINIMUM = 4096
+"""bitsandbytes keeps 32-bit states for smaller tensors (Optimizer8bit, min_8bit_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A parameter tensor as one rank holds it: its module path, shape, storage and whether it trains."""
+
+    path: str
+    shape: tuple[Count, ...]
+    dtype: DType
+    trains: bool
+    role: Role
+    times: int
+
+    @property
+    def elements(self) -> Count:
+        return elements_of(self.shape)
+
+
+def module_of(path: str) -> str:
+    """The module that owns a tensor."""
+    return path.rsplit(".", 1)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What an engine keeps whole under tensor parallelism."""
+
+    roles: frozenset[Role] = frozenset()
+    latent_attention: bool = False
+
+
+def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = Keeping()) -> Iterator[Held]:
+    """Every parameter tensor of a stage as a tensor-parallel rank holds it, adapters included."""
+    whole = _latent_paths(spec) if keeping.latent_attention else frozenset()
+    idle = {path for path, _, _ in tower_tensors(spec)}
+    for path, weight, times in tensors(spec):
+        uncut = weight.role in keeping.roles or module_of(weight.path) in whole
+        found = held(path, weight, times, plan, uncut=uncut)
+        yield from (replace(one, trains=False) for one in found) if path in idle else found
+
+
+def held(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False) -> Iterator[Held]:
+    """One tensor as a rank holds it, and the adapter matrices beside it."""
+    shape = weight.shape if uncut else held_shape(weight, plan.mesh, plan.vocab_multiple)
+    shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
+    if plan.adapter and weight.adapter:
+        yield Held(path, shape, plan.adapter.dtype, True, weight.role, times)
+        return
+    yield Held(path, shape, storage(path, weight, plan), plan.adapter is None, weight.role, times)
+    adapter = plan.adapter
+    if adapter is None or not path.endswith(".weight"):
+        return
+    name = path.split(".")[-2]
+    if weight.role is Role.LINEAR and name in adapter.targets:
+        yield from _adapter(path, shape, plan, times)
+    if name in adapter.full_modules:  # peft utils/other.py, ModulesToSaveWrapper.update: a deep copy, which is trained
+        yield Held(f"{module_of(path)}.modules_to_save.weight", shape, plan.precision.parameters, True, weight.role, times)
+
+
+def _latent_paths(spec: ModelSpec) -> frozenset[str]:
+    blocks = (block for stack in spec.stacks for run in stack.runs for block in run.pattern)
+    return frozenset(module_of(w.path) for b in blocks for m in b.mixers if isinstance(m, LatentAttention) for w in m.weights)
+
+
+@formula(cites=LORA, at="section 4.1: W + B A with A of rank x in and B of out x rank; DoRA adds a magnitude a row, LoRA-FA trains B alone")
+def _adapter(path: str, shape: tuple[Count, ...], plan: Plan, times: int) -> Iterator[Held]:
+    assert plan.adapter is not None
+    module, rank, dtype, kind = module_of(path), plan.adapter.rank, plan.adapter.dtype, plan.adapter.kind
+    yield Held(f"{module}.lora_A.weight", (rank, shape[1]), dtype, kind is not AdapterKind.LORA_FA, Role.LINEAR, times)
+    yield Held(f"{module}.lora_B.weight", (shape[0], rank), dtype, True, Role.LINEAR, times)
+    if kind is AdapterKind.DORA:
+        yield Held(f"{module}.lora_magnitude_vector.weight", (shape[0],), dtype, True, Role.LINEAR, times)
+
+
+def storage(path: str, weight: Weight, plan: Plan) -> DType:
+    """The dtype a parameter is kept in: quantized where the plan quantizes it, else the plan's."""
+    if plan.quantization and quantized(path, weight, plan.quantization):
+        return plan.quantization.weights
+    fixed = dtype_named(weight.dtype) if weight.dtype else None
+    return fixed or _kept_in(weight, plan.precision.parameters)
+
+
+def _kept_in(weight: Weight, dtype: DType) -> DType:
+    """Eight-bit parameters are matrices of layers; what else there is stays in bf16."""
+    matrix = weight.role in (Role.LINEAR, Role.EXPERT) and len(weight.shape) > 1
+    return dtype if matrix or dtype.bits >= BF16.bits else BF16
+
+
+def quantized(path: str, weight: Weight, how: Quantization) -> bool:
+    """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not skipped."""
+    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
+        return False
+    return not any(path.startswith(name) or f".{name}." in f".{path}" for name in how.skip)
+
+
+def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
+    """Elements of a parameter that a data-parallel rank keeps between steps."""
+    if sharding is Sharding.FSDP2:
+        return dim0_shard(held.shape, plan.mesh.sharded)
+    if sharding is Sharding.FSDP1:
+        return flat_shard(held.elements, plan.mesh.dp_shard)
+    return held.elements
+
+
+@formula(cites=LLM_INT8, at="section 3.1: one fp32 constant a row of an int8 matrix")
+def row_scales(held: Held) -> Count:
+    """Bytes of the scales that int8 storage keeps for each row of a matrix; other formats carry theirs in the dtype."""
+    return FP32.nbytes(held.shape[-2] * (held.elements // (held.shape[-1] * held.shape[-2]))) if held.dtype is INT8 else 0
+
+
+@formula(cites=ZERO, at="section 3.1: parameters, gradients and optimizer states in their own dtypes")
+def parameter_bytes(spec: ModelSpec, plan: Plan, tensors_held: tuple[Held, ...], sharding: Sharding) -> dict[tuple[Component, str], Count]:
+    """Parameters (and buffers) kept on one rank between steps."""
+    result: dict[tuple[Component, str], Count] = {}
+    for held in tensors_held:
+        _add(
+            result,
+            (Component.PARAMETERS, module_of(held.path)),
+            held.times * (held.dtype.nbytes(parameter_shard(held, plan, sharding)) + row_scales(held)),
+        )
+    for path, weight, times in buffers(spec):
+        dtype = dtype_named(weight.dtype) if weight.dtype else None
+        _add(result, (Component.BUFFERS, path), times * (dtype or plan.precision.parameters).nbytes(weight.elements))
+    return result
+
+
+def _add(bag: dict[tuple[Component, str], Count], key: tuple[Component, str], size: Count) -> None:
+    bag[key] = bag[key] + size if key in bag else size
+
+
+def gradient_dtype(held: Held, plan: Plan) -> DType:
+    """Gradients have the declared dtype; those of adapters the adapters' own."""
+    return held.dtype if plan.adapter else plan.precision.gradients
+
+
+@formula(cites=EIGHT_BIT, at="section 2.1: 8-bit states with one fp32 maximum a block; embeddings stay in 32 bits (section 2.3)")
+def eight_bit_states(held: Held, elements: Count, *, alike: bool = False) -> Count:
+    """Two moments of a tensor under a block-wise 8-bit optimizer. ``alike``: embeddings are no exception."""
+    whole = FP32.nbytes(elements)
+    if held.role is Role.EMBEDDING and not alike:
+        return 2 * whole
+    return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), INT8_ADAM.nbytes(elements), whole)
+
+
+TORCHAO_BLOCK, TORCHAO_TABLE = 256, 256
+"""Elements that share a maximum, and fp32 values of the table that every state has for itself."""
+
+
+@formula(
+    cites=TORCHAO, at="adam.py _new_buffer, subclass_8bit.py zeros: 8 bits and a maximum a block; smaller tensors and odd ones as they are"
+)
+def torchao_states(elements: Count, dtype: DType) -> Count:
+    """Two moments of a tensor, embeddings included. ``dtype``: of what is not quantized, the parameter's."""
+    odd = elements - elements // TORCHAO_BLOCK * TORCHAO_BLOCK
+    whole = dtype.nbytes(elements)
+    low = INT8.nbytes(elements) + FP32.nbytes(elements // TORCHAO_BLOCK) + FP32.nbytes(TORCHAO_TABLE)
+    return 2 * where(at_least(elements, EIGHT_BIT_MINIMUM), where(at_least(0, odd), low, whole), whole)

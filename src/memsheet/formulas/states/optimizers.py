@@ -1,0 +1,296 @@
+"""What each optimizer keeps of a tensor between steps, and what its arithmetic takes while it steps.
+
+Sources were read at torch 2.13.0, transformers 5.23.0 (Adafactor) and 4.30 (its former AdamW), peft 0.21.2, bitsandbytes 0.50.2, galore-torch
+1.0, adam-mini 1.1.1 and lion-pytorch 0.2.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+from memsheet.arith import Count, at_least, maximum, minimum, where
+from memsheet.engines.torch_versions import eight_bit_alike, torch_version
+from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
+from memsheet.formulas.tapes.evaluate import Stepped
+from memsheet.references import ADAFACTOR, ADAM_MINI, BITSANDBYTES, GALORE, LORA_FA, MUON, TORCH_OPTIM, formula
+from memsheet.sheet import FromCode
+from memsheet.spec.dtypes import BF16, FP32, INT8_ADAM, DType
+from memsheet.spec.model import Attention, LatentAttention, ModelSpec, Role
+from memsheet.spec.plan import Implementation, OptimizerName, Plan
+
+Parameters = tuple[tuple[Held, Count], ...]
+"""Tensors that train, with the elements a rank keeps of each."""
+Name, Way = OptimizerName, Implementation
+
+WHOLE_SHAPES = frozenset({Name.ADAFACTOR, Name.MUON, Name.ADAM_MINI, Name.GALORE, Name.LORA_FA})
+"""Optimizers whose states follow from a tensor's dimensions, not only from how many elements there are."""
+PAGED = frozenset({Name.PAGED_ADAMW, Name.PAGED_ADAMW_8BIT})
+PAGED_MINIMUM = 100_000
+"""Smaller tensors have states of the ordinary kind (bitsandbytes optim/optimizer.py:383)."""
+PAGED_STATES = FromCode("bitsandbytes-foundation/bitsandbytes", "0.50.2", "bitsandbytes/optim/optimizer.py", 387)
+ALIKE = frozenset({"torchtune", "litgpt"})
+"""Engines that make an 8-bit optimizer themselves; the Trainer of transformers has it keep embeddings in 32 bits (5.23.0 trainer.py:1338)."""
+
+
+def moments_dtype(held: Held, plan: Plan) -> DType:
+    """What moments are kept in that have the parameter's own dtype: beside adapters that of each trained tensor."""
+    return held.dtype if plan.adapter else plan.precision.moments
+
+
+def _alike(plan: Plan) -> bool:
+    return plan.engine in ALIKE or eight_bit_alike(plan.engine_version)
+
+
+# ---- what is kept between steps ----------------------------------------------------------------------------------------------
+
+
+@formula(cites=TORCH_OPTIM, at="_init_group: exp_avg and exp_avg_sq like the parameter, a step count each")
+def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Count = 0) -> Count:
+    """Optimizer states of one tensor of which the rank keeps ``elements``, as torch's allocator has them.
+
+    ``head_elements``: of the block that Adam-mini takes for a head of queries or keys.
+    """
+    assert plan.optimizer is not None
+    name, dtype = plan.optimizer.name, moments_dtype(held, plan)
+    match name:
+        case Name.ADAMW_8BIT if plan.optimizer.implementation is Way.TORCHAO:
+            return torchao_states(elements, dtype)
+        case Name.ADAMW_8BIT:
+            return eight_bit_states(held, elements, alike=_alike(plan))
+        case Name.LION_8BIT:
+            return eight_bit_states(held, elements, alike=_alike(plan)) // 2
+        case Name.PAGED_ADAMW | Name.PAGED_ADAMW_8BIT:
+            return _paged(held, elements, plan)[0]
+        case Name.ADAFACTOR:
+            own = plan.optimizer.implementation is Way.LOOP
+            return adafactor_states(held, elements, FP32 if own else dtype) + (FP32.nbytes(1) if own else 0)  # the parameter's size
+        case Name.MUON if orthogonal(held):
+            return dtype.nbytes(elements)
+        case Name.ADAM_MINI:
+            return dtype.nbytes(elements) + adam_mini_blocks(held, elements, dtype, head_elements)
+        case Name.GALORE if projected(held):
+            return galore_states(held, plan, dtype)
+        case _:
+            return _of_every_element(elements, plan, dtype)
+
+
+def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
+    assert plan.optimizer is not None
+    name, way = plan.optimizer.name, plan.optimizer.implementation
+    counts = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
+    step = FP32.nbytes(1) if name in (Name.ADAMW, Name.MUON) and way is Way.FUSED else 0  # a count on the device
+    wide = way in (Way.BNB, Way.APEX)  # 32 bits whatever the parameter has
+    return counts.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
+
+
+@formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer")
+def paged_bytes(held: Held, elements: Count, plan: Plan) -> Count:
+    """States in memory that driver and host share page by page, outside torch's allocator."""
+    return _paged(held, elements, plan)[1] if plan.optimizer is not None and plan.optimizer.name in PAGED else 0
+
+
+@formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390, 492-531: large states come from cudaMallocManaged, their maxima do not")
+def _paged(held: Held, elements: Count, plan: Plan) -> tuple[Count, Count]:
+    """Two moments of a tensor: bytes on the device, and bytes in pages."""
+    assert plan.optimizer is not None
+    large, wide = at_least(elements, PAGED_MINIMUM), 2 * FP32.nbytes(elements)
+    if plan.optimizer.name is Name.PAGED_ADAMW or (held.role is Role.EMBEDDING and plan.engine not in ALIKE):
+        return where(large, 0, wide), where(large, wide, 0)
+    low, pages = 2 * INT8_ADAM.nbytes(elements), 2 * elements
+    return where(large, low - pages, where(at_least(elements, EIGHT_BIT_MINIMUM), low, wide)), where(large, pages, 0)
+
+
+@formula(cites=ADAFACTOR, at="section 4: a sum of rows and a sum of columns stand for the second moments of a matrix")
+def adafactor_states(held: Held, elements: Count, dtype: DType) -> Count:
+    """Without a first moment. fp32 in transformers' code, the gradient's dtype in torch's."""
+    if len(held.shape) < 2:
+        return dtype.nbytes(elements)
+    return dtype.nbytes(elements // held.shape[-1] + elements // held.shape[-2])
+
+
+@formula(cites=MUON, at="torch optim/_muon.py: matrices of hidden layers; embeddings, output projection, biases and norms by AdamW")
+def orthogonal(held: Held) -> bool:
+    """Whether Muon steps a tensor, and not the AdamW beside it."""
+    return held.role is Role.LINEAR and len(held.shape) == 2
+
+
+ROWS = ("embed", "embd", "wte", "lm_head", "output", "final_layer", "v_proj", "wv", "value", "feed_forward", "linear", "mlp")
+ROWS_TOO = ("o_proj", "wo", "attn.proj")
+HEADS = ("k_proj", "q_proj", "wq", "wk", "query", "key")
+
+
+@formula(
+    cites=ADAM_MINI, at="adam_mini.py step: biases as Adam has them, one value a head of queries and keys, one a row, else one a tensor"
+)
+def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: Count) -> Count:
+    """Second moments, one a block, by the parameter's name."""
+    name = held.path.lower()
+    if "bias" in name:
+        return dtype.nbytes(elements)
+    if any(part in name for part in HEADS):
+        return dtype.nbytes(elements // head_elements)
+    return dtype.nbytes(held.shape[0] if any(part in name for part in (*ROWS, *ROWS_TOO)) else 1)
+
+
+@formula(cites=ADAM_MINI, at="adam_mini.py: head_numel is dim * dim // n_heads")
+def head_elements(model: ModelSpec) -> Count:
+    """``dim * dim // n_heads``, of which Adam-mini takes one second moment."""
+    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
+    heads = next((m.heads for block in blocks for m in block.mixers if isinstance(m, Attention | LatentAttention)), 1)
+    return model.hidden * model.hidden // heads
+
+
+@formula(cites=GALORE, at="galore_torch: matrices of the layers that are named, which are all linear layers of blocks")
+def projected(held: Held) -> bool:
+    """Whether GaLore keeps a projection of a tensor."""
+    return held.role is Role.LINEAR and len(held.shape) == 2
+
+
+@formula(cites=GALORE, at="galore_projector.py project (std): r rows or columns that span the gradient; two moments of what is left of it")
+def galore_states(held: Held, plan: Plan, dtype: DType) -> Count:
+    """In fp32 the projection is a view of all singular vectors, which stay; elsewhere a copy of what it needs."""
+    short, long, rank = _sides(held, plan)
+    return dtype.nbytes((short if dtype is FP32 else rank) * short) + 2 * dtype.nbytes(rank * long)
+
+
+def _sides(held: Held, plan: Plan) -> tuple[Count, Count, Count]:
+    """The shorter and the longer side of a matrix, and the rank that is kept of it."""
+    assert plan.optimizer is not None
+    short, long = minimum(*held.shape), maximum(*held.shape)
+    return short, long, minimum(plan.optimizer.rank, short)
+
+
+# ---- the step ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """Copies that a step makes. ``together``: of all tensors at once; ``alone``: of the one at work; ``left``: of the one before, which a
+    local variable still names. ``wide``: in fp32, for which low gradients and parameters are raised first.
+    """
+
+    together: int = 0
+    alone: int = 0
+    left: int = 0
+    wide: bool = False
+
+
+WORK: dict[tuple[OptimizerName, Implementation], Work] = {
+    (Name.ADAMW, Way.FOREACH): Work(together=1),  # adam.py:762-799: _foreach_sqrt of all second moments
+    (Name.ADAMW, Way.LOOP): Work(alone=2, left=1),  # adam.py:540-546: a root and its quotient, beside the last quotient
+    (Name.ADAMW, Way.TRANSFORMERS): Work(alone=1, left=1),  # transformers 4.30 optimization.py AdamW.step: denom
+    (Name.LION, Way.LOOP): Work(alone=2),  # lion_pytorch.py update_fn: clone, sum
+    (Name.LION, Way.FOREACH): Work(together=1),  # foreach.py: clones of all
+    (Name.ADAFACTOR, Way.LOOP): Work(alone=2, left=1, wide=True),  # optimization.py:1200-1250: square and sum, beside the last update
+    (Name.ADAFACTOR, Way.FOREACH): Work(together=1),  # _adafactor.py: var_estimates of all, which become updates
+    (Name.ADAM_MINI, Way.LOOP): Work(alone=2),  # adam_mini.py: update and its negative
+}
+"""What is not listed works inside kernels."""
+TORCH_ADAMW = (2, 0)
+"""The Trainer of transformers had an AdamW of its own by default while torch was older (4.28 training_args.py, default_optim = "adamw_hf")."""
+
+
+def _work(plan: Plan, name: OptimizerName) -> Work | None:
+    assert plan.optimizer is not None
+    way = plan.optimizer.implementation
+    if way is Way.LOOP and plan.engine == "transformers" and torch_version(plan.engine_version) < TORCH_ADAMW:
+        way = Way.TRANSFORMERS if name is Name.ADAMW else way
+    return WORK.get((name, way))
+
+
+@formula(cites=TORCH_OPTIM, at="and each optimizer's own step, line by line (WORK)")
+def step_temporaries(parameters: Parameters, plan: Plan) -> Count:
+    """Bytes that the optimizer's arithmetic takes, for tensors with the elements a rank keeps of each."""
+    assert plan.optimizer is not None
+    match plan.optimizer.name:
+        case Name.MUON:
+            matrices = tuple(pair for pair in parameters if orthogonal(pair[0]))
+            rest = tuple(pair for pair in parameters if not orthogonal(pair[0]))
+            return maximum(
+                _most(muon_scratch(h, plan) for h, _ in matrices),
+                _at_work(rest, plan, _work(plan, Name.ADAMW)),
+            )
+        case Name.GALORE:
+            return _most(galore_scratch(h, n, plan) for h, n in parameters)
+        case Name.LORA_FA:
+            return _most(lora_fa_scratch(h, n) for h, n in parameters)
+        case name:
+            return _at_work(parameters, plan, _work(plan, name))
+
+
+def _most(sizes: Iterator[Count]) -> Count:
+    return reduce(maximum, sizes, 0)
+
+
+def _at_work(parameters: Parameters, plan: Plan, work: Work | None) -> Count:
+    if work is None or not parameters:
+        return 0
+    sizes = [(FP32 if work.wide else moments_dtype(h, plan)).nbytes(n) for h, n in parameters]
+    if work.together:
+        return work.together * sum(h.times * size for (h, _), size in zip(parameters, sizes, strict=True))
+    raised = [_raised(h, n, plan) if work.wide else 0 for h, n in parameters]
+    before = _before([h.times > 1 for h, _ in parameters])
+    held = [work.alone * size + extra for size, extra in zip(sizes, raised, strict=True)]
+    return _most(size + work.left * _most(iter([sizes[i] for i in earlier])) for size, earlier in zip(held, before, strict=True))
+
+
+def _before(repeated: Sequence[bool]) -> list[list[int]]:
+    """Which tensors may have been stepped right before each: the one before it in order, and for the first of a layer the last of a layer."""
+    found: list[list[int]] = []
+    for place, again in enumerate(repeated):
+        earlier = [place - 1] if place else []
+        if again and not (place and repeated[place - 1]):
+            last = next((i for i in range(place, len(repeated)) if i + 1 == len(repeated) or not repeated[i + 1]), place)
+            earlier.append(last)
+        found.append(earlier)
+    return found
+
+
+@formula(cites=ADAFACTOR, at="transformers optimization.py:1195-1222: gradient and parameter as fp32 copies where they are lower")
+def _raised(held: Held, elements: Count, plan: Plan) -> Count:
+    kept = held.dtype if plan.adapter else plan.precision.master_weights or plan.precision.parameters
+    low = plan.precision.gradients if plan.precision.master_weights is None and not plan.adapter else kept
+    return sum(FP32.nbytes(elements) for dtype in (kept, low) if dtype is not FP32)
+
+
+@formula(cites=MUON, at="torch optim/_muon.py _zeropower_via_newtonschulz: the update, two iterates and two Gram matrices, in bf16")
+def muon_scratch(held: Held, plan: Plan) -> Count:
+    short, long = minimum(*held.shape), maximum(*held.shape)
+    return moments_dtype(held, plan).nbytes(short * long) + BF16.nbytes(2 * short * long + 2 * short * short)
+
+
+@formula(cites=GALORE, at="galore_projector.py get_orthogonal_matrix: an fp32 copy, the solver's own, U and V, and s times one of them")
+def galore_scratch(held: Held, elements: Count, plan: Plan) -> Count:
+    """Every 200 steps a projected tensor's gradient is decomposed anew; the solver's workspace is not counted."""
+    dtype = moments_dtype(held, plan)
+    if not projected(held):
+        return 2 * dtype.nbytes(elements)
+    short, long, rank = _sides(held, plan)
+    copies = 2 if dtype is not FP32 else 1
+    spectrum = FP32.nbytes(copies * short * long + short * short + short * long + rank * rank + long * rank)
+    return maximum(spectrum, 2 * dtype.nbytes(short * long) + 3 * dtype.nbytes(rank * long))
+
+
+@formula(
+    cites=LORA_FA, at="peft optimizers/lorafa.py step: the gradient in bf16, its product and multiple, that in fp32, the root beside it"
+)
+def lora_fa_scratch(held: Held, elements: Count) -> Count:
+    return maximum(3 * BF16.nbytes(elements), BF16.nbytes(elements) + 2 * held.dtype.nbytes(elements))
+
+
+@formula(cites=TORCH_OPTIM, at="one tensor alone: the loop's copies, or foreach's of one")
+def stepped(plan: Plan) -> Stepped:
+    """How a parameter alone is stepped inside backward."""
+    assert plan.optimizer is not None
+    work = _work(plan, plan.optimizer.name) or Work()
+    kept = plan.adapter.dtype if plan.adapter else plan.precision.moments
+    raised = 2 if work.wide and plan.precision.parameters is not FP32 else 0
+    return Stepped(work.together + work.alone + raised, FP32 if work.wide else kept)
+
+
+@formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer, tensor by tensor")
+def paged_states(parameters: Parameters, plan: Plan) -> Count:
+    """All states in shared pages on one rank."""
+    return sum(h.times * paged_bytes(h, n, plan) for h, n in parameters)

@@ -1,0 +1,129 @@
+"""What a cluster reaches, from the catalogue: matrix products, attention, memory and collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memsheet.catalog import rates
+from memsheet.errors import refuse
+from memsheet.formulas.step_time.numbers import Curve, Real
+from memsheet.spec.device import Cluster, Device
+
+MEASURED_ALIKE = {"8.0": "A100-80GB", "8.6": "L40S", "8.9": "L40S", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200", "12.0": "L40S"}
+"""Of a card whose kernels nobody measured here: the measured one with the same kind of matrix unit."""
+COLLECTIVES_ALIKE = {"8.0": "A100-80GB", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200"}
+KEYS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "tf32": "tf32", "fp32": "fp32_vector"}
+"""Which dense rate an arithmetic runs at; fp32 runs on the matrix units only where tf32 is asked for."""
+CURVES = {"bf16": "bf16", "fp16": "bf16", "tf32": "bf16", "fp32": "bf16", "fp8": "fp8", "mxfp8": "fp8_block", "nvfp4": "nvfp4"}
+UNMEASURED = 0.5
+"""Share of the dense rate and of the bandwidth where nothing was measured (MI300X reaches 0.51 of its dense rate, the lowest there is)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """A collective over one node: seconds before the first byte, bytes a second, and a term that grows with the root of the size."""
+
+    alpha_s: float
+    bytes_per_s: float
+    gamma: float  # seconds for a root of a byte
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """What a measured step says of the rates: 1 is what kernels reached in bursts. ``source`` names the record."""
+
+    compute: float = 1.0
+    attention: float = 1.0
+    communication: float = 1.0
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """One device's rates inside its cluster, in flops and bytes a second."""
+
+    dense: Mapping[str, float]
+    products: Mapping[str, Curve]
+    memory: float
+    launch_s: Mapping[str, float]
+    attention: Mapping[str, tuple[Curve, Curve]]  # by generation of kernel: forward, backward
+    attention_dense: float
+    collectives: Mapping[str, Fit]
+    near: int  # devices that share the fast link
+    network: float | None
+    host: float | None
+    efficiency: Efficiency = Efficiency()
+
+    def flops(self, arithmetic: str) -> float:
+        """Dense flops a second of an arithmetic; one the device has no units for runs as bf16 does (or fp16 on the oldest)."""
+        return self.dense.get(KEYS.get(arithmetic, "bf16")) or self.dense.get("bf16") or self.dense["fp16"]
+
+    def curve(self, arithmetic: str) -> Curve:
+        return self.products.get(CURVES.get(arithmetic, "bf16")) or self.products["bf16"]
+
+    def product_flops(self, arithmetic: str, rows: Real) -> Real:
+        return self.flops(arithmetic) * self.curve(arithmetic).at(rows) * self.efficiency.compute
+
+    def start_s(self, arithmetic: str) -> float:
+        return self.launch_s.get(CURVES.get(arithmetic, "bf16"), self.launch_s["bf16"])
+
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory * self.efficiency.compute
+
+    def with_efficiency(self, found: Efficiency) -> Rates:
+        return replace(self, efficiency=found)
+
+
+def rates_of(cluster: Cluster) -> Rates:
+    """Raises InputError for a device whose dense rate nobody knows."""
+    device, table = cluster.device, rates()
+    row = table["device"].get(device.name)
+    if row is None:
+        raise refuse("gpus", device.name, "has no known rate of arithmetic", "memory is predicted, step time is not")
+    alike = device.name if device.name in table["products"]["utilisation"] else MEASURED_ALIKE.get(device.compute_capability or "")
+    dense = {key: value * 1e12 for key, value in row["dense_tflops"].items()}
+    reached = table["products"]["memory_share"].get(alike, UNMEASURED)
+    return Rates(
+        dense=dense, products=_products(row, table["products"]["utilisation"].get(alike)), memory=row["memory_bandwidth_tb_s"] * 1e12 * reached,
+        launch_s={key: us * 1e-6 for key, us in table["products"]["launch_us"].get(alike, table["products"]["launch_us"]["H100-80GB"]).items()},
+        attention=_attention(table["attention_training"].get(COLLECTIVES_ALIKE.get(device.compute_capability or "", "other"))),
+        attention_dense=dense.get("bf16") or dense["fp16"], collectives=_collectives(device, table["collectives_inside_node"]["params"]),
+        near=max(cluster.per_node, table["domains"].get(device.name, 0)), network=cluster.links.scale_out or device.links.scale_out,
+        host=cluster.links.host or device.links.host,
+    )  # fmt: skip
+
+
+def _products(row: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Mapping[str, Curve]:
+    if measured is not None:
+        return {key: Curve.of(points) for key, points in measured.items()}
+    found, dense = row.get("measured", {}), row["dense_tflops"]
+    shares = {key: found[f"mamf_{key}_tflops"] / dense[key] for key in ("bf16", "fp8") if f"mamf_{key}_tflops" in found}
+    return {"bf16": Curve.flat(UNMEASURED)} | {key: Curve.flat(share) for key, share in shares.items()}
+
+
+def _attention(generations: Mapping[str, Any] | None) -> Mapping[str, tuple[Curve, Curve]]:
+    if generations is None:
+        return {key: (Curve.flat(UNMEASURED / 2), Curve.flat(UNMEASURED / 2)) for key in ("fa2", "fa3", "cudnn")}
+    shape = Curve.of(generations["shape"])
+    level = generations["level_from"]
+    normal = shape.scaled(1 / shape.at(float(level)))
+    capped = Curve(tuple(point for point in normal.points if point[0] <= level))
+    return {key: (capped.scaled(f), capped.scaled(b)) for key, (f, b) in generations["kernels"].items()}
+
+
+def _collectives(device: Device, params: Mapping[str, Any]) -> Mapping[str, Fit]:
+    """The device's own fits; else those of its kind with the bytes a second in the ratio of their links."""
+    alike = device.name if device.name in params else COLLECTIVES_ALIKE.get(device.compute_capability or "", "A100-80GB")
+    link = device.links.scale_up or device.links.host or LINKS["pcie"]
+    ratio = 1.0 if alike == device.name else link / LINKS[alike]
+    return {
+        name: Fit(alpha_s=alpha * 1e-6, bytes_per_s=beta * 1e9 * ratio, gamma=gamma * 1e-6 / 1e6**0.5 / ratio)
+        for name, (alpha, beta, gamma) in params[alike].items()
+    }
+
+
+LINKS = {"A100-80GB": 300e9, "H100-80GB": 450e9, "B200": 900e9, "pcie": 25e9}
+"""Links of the measured devices (devices.toml), and of a card about which nothing is said."""

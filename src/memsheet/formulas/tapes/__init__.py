@@ -1,0 +1,1 @@
+"""Operations over shape-only tensors, recorded, played backward and given numbers."""

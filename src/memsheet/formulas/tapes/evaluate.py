@@ -1,0 +1,294 @@
+"""Tapes with numbers: what a recorded part holds when its axes have values, and which of several moments holds most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial, reduce
+from operator import or_
+from typing import Any
+
+from memsheet.arith import Count, is_array, maximum, where
+from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, arrivals, high_points
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import DType
+
+Key = tuple[Component, str]
+Axes = Mapping[str, Count]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bag:
+    """Bytes by component and path, with their sum."""
+
+    held: dict[Key, Count]
+    total: Count
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Key, Count]]) -> Bag:
+        held: dict[Key, Count] = {}
+        for key, size in pairs:
+            before = held.get(key)
+            held[key] = size if before is None else before + size
+        return cls(held, sum(held.values()))
+
+    def part(self, key: Key) -> tuple[Count, Any]:
+        """Bytes under one name, and whether there is such a part: a bool, or one for each plan of a stratum."""
+        return self.held.get(key, 0), key in self.held
+
+
+class Later(Bag):
+    """A bag of arrays whose parts are worked out when they are asked for: a search weighs strata of plans and mostly reads no part.
+
+    ``make`` gives all parts; ``pick`` one of them, and which plans have it.
+    """
+
+    __slots__ = ("_made", "_make", "_pick")
+    _make: Callable[[], dict[Key, Count]]
+    _pick: Callable[[Key], tuple[Count, Any]]
+    _made: dict[Key, Count] | None
+
+    def __init__(self, make: Callable[[], dict[Key, Count]], pick: Callable[[Key], tuple[Count, Any]], total: Count) -> None:
+        for name, value in (("total", total), ("_make", make), ("_pick", pick), ("_made", None)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def held(self) -> dict[Key, Count]:
+        if self._made is None:
+            object.__setattr__(self, "_made", self._make())
+        return self._made or {}
+
+    def part(self, key: Key) -> tuple[Count, Any]:
+        return self._pick(key)
+
+
+EMPTY = Bag({}, 0)
+Moment = Sequence[tuple[Count, Bag]]
+"""What is resident at one moment: bags, each taken some number of times."""
+
+
+def weigh(moment: Moment) -> Count:
+    """Bytes of a moment."""
+    return sum([times * bag.total for times, bag in moment])
+
+
+def merge(moment: Moment) -> Bag:
+    """A moment as one bag."""
+    total = weigh(moment)
+    if type(total) is not int and is_array(total):
+        return _later(moment, total)
+    return Bag.of([(key, times * size) for times, bag in moment for key, size in bag.held.items()])
+
+
+def together(moment: Moment) -> Moment:
+    """A moment as one bag where it is one of arrays, so that what is laid on top adds it up once."""
+    total = weigh(moment)
+    return moment if type(total) is int or not is_array(total) else [(1, _later(moment, total))]
+
+
+def _later(moment: Moment, total: Count) -> Later:
+    return Later(partial(_merged, tuple(moment)), partial(_merged_part, tuple(moment)), total)
+
+
+def _merged(moment: Moment) -> dict[Key, Count]:
+    return Bag.of([(key, times * size) for times, bag in moment for key, size in bag.held.items()]).held
+
+
+def _merged_part(moment: Moment, key: Key) -> tuple[Count, Any]:
+    parts = [(times, *bag.part(key)) for times, bag in moment]
+    return sum(times * size for times, size, there in parts if there is not False), reduce(or_, (there for _, _, there in parts), False)
+
+
+def largest(moments: Sequence[Moment]) -> Bag:
+    """The moment with the most bytes, as one bag; element by element where counts are arrays."""
+    totals = [weigh(m) for m in moments]
+    if type(sum(totals)) is int:
+        return merge(moments[max(range(len(totals)), key=totals.__getitem__)])
+    return Later(partial(_chosen, tuple(moments), totals), partial(_chosen_part, tuple(moments), totals), reduce(maximum, totals))
+
+
+def _chosen_part(moments: Sequence[Moment], totals: list[Count], key: Key) -> tuple[Count, Any]:
+    best, (chosen, there) = totals[0], _merged_part(moments[0], key)
+    for moment, size in zip(moments[1:], totals[1:], strict=True):
+        found, here = _merged_part(moment, key)
+        if there is not False or here is not False:
+            wins = size > best
+            chosen, there = where(wins, found, chosen), where(wins, here, there)
+        best = maximum(best, size)
+    return chosen, there
+
+
+def _chosen(moments: Sequence[Moment], totals: list[Count]) -> dict[Key, Count]:
+    best = totals[0]
+    chosen = merge(moments[0]).held
+    for moment, size in zip(moments[1:], totals[1:], strict=True):
+        wins, bag = size > best, merge(moment).held
+        chosen = {key: where(wins, bag.get(key, 0), chosen.get(key, 0)) for key in {**chosen, **bag}}
+        best = maximum(best, size)
+    return chosen
+
+
+def entry_bytes(entry: Entry, axes: Axes) -> Count:
+    """Bytes of one storage."""
+    elements: Count = 1
+    for axis in entry.shape:
+        elements = elements * (axis if isinstance(axis, int) else axes[axis])
+    return entry.dtype.nbytes(elements)
+
+
+@lru_cache(maxsize=1024)
+def _distinct(tape: Tape) -> tuple[tuple[Entry, ...], tuple[int, ...]]:
+    """One entry for each shape and dtype of a tape, and which of them every entry is like."""
+    first: dict[tuple[Shape, DType], int] = {}
+    like = tuple(first.setdefault((entry.shape, entry.dtype), len(first)) for entry in tape.entries)
+    return tuple(Entry("", shape, dtype) for shape, dtype in first), like
+
+
+def _sizes(tape: Tape, axes: Axes) -> list[Count]:
+    distinct, like = _distinct(tape)
+    sizes = [entry_bytes(entry, axes) for entry in distinct]
+    return [sizes[i] for i in like]
+
+
+def with_products(axes: dict[str, Count]) -> dict[str, Count]:
+    """The axes and the products of them that shapes name."""
+    a, k, d, f = (axes.get(name, 1) for name in "akdf")
+    return {**axes, "a·d": a * d, "k·d": k * d, "(a+2k)·d": (a + 2 * k) * d, "d/2": d // 2, "2·f": 2 * f}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One recorded part of the model with its sizes."""
+
+    retained: Bag  # held from its forward to its backward
+    cached: Bag  # besides, until the model's forward ends: the autocast cache's copies, the last hidden states
+    forward: Bag  # at its forward's high-water mark, its input included
+    backward: Bag  # at its backward's, with what it retained and the arriving gradient
+    gradients: Bag  # parameters' gradients it makes
+    arriving: Bag  # what the part before hands over
+    output: Count  # bytes handed to the part after
+    keeps_input: bool = False  # whether it saves what it was handed
+    again: Bag = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
+    behind: Bag = EMPTY  # and at its backward's high-water mark when that is done
+    hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
+    played: tuple[Tape, Tape | None, Axes] | None = None  # its tape, that of a forward that ran before, and the values of their axes
+
+
+def choose(condition: Any, a: Part, b: Part) -> Part:
+    """``a`` where the condition holds, else ``b``; element by element for arrays."""
+
+    def bag(x: Bag, y: Bag) -> Bag:
+        held = {key: where(condition, x.held.get(key, 0), y.held.get(key, 0)) for key in {**x.held, **y.held}}
+        return Bag(held, where(condition, x.total, y.total))
+
+    return Part(
+        retained=bag(a.retained, b.retained), cached=bag(a.cached, b.cached), forward=bag(a.forward, b.forward),
+        backward=bag(a.backward, b.backward), gradients=bag(a.gradients, b.gradients), arriving=bag(a.arriving, b.arriving),
+        output=where(condition, a.output, b.output), keeps_input=a.keeps_input, again=bag(a.again, b.again), behind=bag(a.behind, b.behind),
+        hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """Parameters are stepped when their gradients arrive, which takes so many copies of one in ``dtype``, and the gradients go."""
+
+    copies: int
+    dtype: DType
+
+
+Release = bool | Stepped
+"""Whether parameters' gradients go as soon as they are made: because they are added to others, or because they are stepped with."""
+
+
+def _stepping(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: Stepped) -> list[Moment]:
+    """What there is in backward when each gradient is stepped with."""
+    moments: list[Moment] = []
+    for index, alive in arrivals(tape.backward, (tape.saved - tape.outputs) | tape.idle):
+        scratch = how.copies * entry_bytes(replace(tape.entries[index], dtype=how.dtype), axes)
+        moments.append([(1, Bag.of([*((keys[i], sizes[i]) for i in alive), ((Component.TEMPORARIES, keys[index][1]), scratch)]))])
+    return moments
+
+
+@lru_cache(maxsize=1024)
+def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int, ...], ...]:
+    logs: dict[str, tuple[Log, frozenset[int]]] = {
+        "forward": (tape.forward, frozenset()),
+        "recomputed": (tape.recomputed, tape.before),
+        "backward": (tape.backward, (tape.saved - tape.outputs) | tape.idle),
+    }
+    log, alive = logs[kind]
+    return high_points(log, alive, release_gradients=release)
+
+
+def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> Bag:
+    points = _points(tape, kind, release=release)
+    totals = [sum([sizes[i] for i in point]) for point in points]
+    if type(sum(totals)) is int:
+        best = points[max(range(len(totals)), key=totals.__getitem__)]
+        return Bag.of([(keys[i], sizes[i]) for i in best])
+    return largest([[(1, Bag.of((keys[i], sizes[i]) for i in point))] for point in points])
+
+
+@lru_cache(maxsize=1024)
+def _keys(tape: Tape, prefix: str) -> list[Key]:
+    keys = []
+    for index, entry in enumerate(tape.entries):
+        component = Component.TEMPORARIES
+        if entry.gradient:
+            component = Component.GRADIENTS
+        elif index in tape.saved or index in tape.recomputed_saved or index in tape.before:
+            component = Component.SAVED_ACTIVATIONS
+        path = _located(prefix, entry.path) + ("/cast" if entry.weight_cast else "")
+        keys.append((component, path))
+    return keys
+
+
+def _located(prefix: str, path: str) -> str:
+    """A name within a part as one within the model."""
+    return f"{prefix}{path}" if not prefix or path.startswith("/") else f"{prefix}.{path}"
+
+
+def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: Tape | None = None) -> Part:
+    """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is recomputed on its own."""
+    sizes = _sizes(tape, axes)
+    keys = _keys(tape, prefix)
+    saved = tape.saved - tape.outputs
+    retained = Bag.of([(keys[i], sizes[i]) for i in sorted(saved)])
+    backward = _high_water(tape, "backward", sizes, keys, release=bool(release))
+    if isinstance(release, Stepped) and release.copies:
+        backward = largest([[(1, backward)], *_stepping(tape, axes, sizes, keys, release)])
+    gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
+    output = sum(sizes[i] for i in tape.outputs)
+    arriving = Bag.of(((Component.TEMPORARIES, keys[i][1]), sizes[i]) for i in tape.handed)
+    if forward is None:
+        cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
+        hosted = tuple(sizes[i] for i in tape.hosted)
+        return Part(
+            retained,
+            cached,
+            _high_water(tape, "forward", sizes, keys),
+            backward,
+            gradients,
+            arriving,
+            output,
+            bool(tape.inputs),
+            hosted=hosted,
+            played=(tape, None, axes),
+        )
+    light = _sizes(forward, axes)
+    light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
+    again = _high_water(tape, "recomputed", sizes, keys)
+    handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
+    kept = Bag.of((light_keys[i], light[i]) for i in forward.handed)
+    chosen = Bag.of((light_keys[i], light[i]) for i in sorted(forward.saved))
+    cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
+    if forward.hosted:
+        kept = EMPTY
+    still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
+    again = merge([(1, again), (1, handed_back)])
+    step_back = largest([[(1, backward), *still], [(1, again)]])
+    return Part(
+        merge([(1, kept), (1, chosen)]) if chosen.held else kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
+        behind=backward, hosted=tuple(light[i] for i in forward.hosted), played=(tape, forward, axes),
+    )  # fmt: skip

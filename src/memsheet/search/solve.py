@@ -1,0 +1,184 @@
+"""The largest (or fewest) of one quantity that fits: sequence length, micro-batch, GPUs, parameters.
+
+Every step of the search is a whole question, resolved, accounted and judged as `memsheet train` does it; nothing is solved backwards. The
+search uses shares for the allocator's slack, and what it found is confirmed, and moved where need be, with the step's own allocations
+replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from memsheet.engines import find_engine
+from memsheet.errors import refuse
+from memsheet.resolve import resolve
+from memsheet.search.family import MOST_LAYERS
+from memsheet.search.trials import Question, Spare, Tried, Trials, edge
+from memsheet.spec.device import MAX_DEVICES, ONE_NODE, Cluster, Device
+from memsheet.spec.model import ModelSpec
+
+TOKENS = 64
+"""Sequence lengths are looked at in multiples of it: what tiles of attention kernels come in."""
+LONGEST = 2**20
+"""Where to stop when a model does not say how many positions it has."""
+MOST_SEQUENCES = 2**16
+MOST_GPUS = 2**14
+
+
+class Target(Enum):
+    """What is solved for."""
+
+    SEQ_LEN = "seq-len"
+    MICROBATCH = "microbatch"
+    GPUS = "gpus"
+    PARAMETERS = "parameters"
+
+    @property
+    def key(self) -> str:
+        """The plan's key that the search sets."""
+        return self.value.replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A value between the answer and the next step that is not legal."""
+
+    value: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """``found`` fits with its whole range and ``beyond``, the next legal step, does not (None where the values end). ``expected`` is the last
+    value whose expected bytes fit: what lies between it and ``found`` is uncertain. ``least`` is the least demanding value.
+    """
+
+    target: Target
+    found: Tried | None
+    beyond: Tried | None
+    expected: Tried | None
+    least: Tried
+    values: str  # which were looked at, in words
+    skipped: tuple[Skipped, ...] = ()
+    accounts: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None) -> Solution:
+    """The longest sequence. ``most``: how far to look, the model's positions if it is None."""
+    top = most or model.max_positions or LONGEST
+    steps = range(TOKENS, top + 1, TOKENS)
+    values = (*steps, top) if top % TOKENS else tuple(steps)
+    trials = Trials(values=values, asks=_with(model, request, cluster, "seq_len"))
+    solution = _solved(Target.SEQ_LEN, trials, f"multiples of {TOKENS} up to {top:,} tokens")
+    return replace(solution, notes=(*solution.notes, *_positions(model, top, solution, asked=most is not None)))
+
+
+def _positions(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -> tuple[str, ...]:
+    """Where the answer stands to the positions the model was made for."""
+    own, found = model.max_positions, solution.found
+    if own is None:
+        return (f"{model.name} does not say how many positions it has",)
+    if asked and found is not None and found.value > own:
+        return (f"that goes beyond the {own:,} positions {model.name} was made for",)
+    if found is not None and found.value == top == own:
+        return (f"{own:,} is all the positions {model.name} has; --most looks further",)
+    return ()
+
+
+def most_sequences(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None) -> Solution:
+    """The largest micro-batch; with a global batch, of those that make it up."""
+    values, words = _microbatches(model, request, cluster, most or MOST_SEQUENCES)
+    return _solved(Target.MICROBATCH, Trials(values=values, asks=_with(model, request, cluster, "microbatch")), words)
+
+
+def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:
+    batch = request.get("global_batch")
+    if not batch:
+        return range(1, top + 1), f"1 to {top:,} sequences"
+    plan = resolve({**request, "microbatch": 1}, model, cluster).plan
+    engine, each = find_engine(plan.engine), batch // int(plan.mesh.data_parallel)
+    if engine is not None and engine.takes_remainder and plan.mesh.pp == 1:
+        return range(1, min(each, top) + 1), f"1 to {min(each, top):,} sequences, a rank's share of a global batch of {batch}"
+    divisors = tuple(size for size in range(1, min(each, top) + 1) if each % size == 0)
+    return divisors, f"the divisors of {each}, a rank's share of a global batch of {batch}"
+
+
+def fewest(
+    model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
+    most: int | None = None,
+) -> Solution:  # fmt: skip
+    """The smallest cluster: powers of two within a node, then whole nodes."""
+    size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
+    counts = cluster_sizes(size, top)
+    node = Cluster(device=device, per_node=size, links=device.links, host_bytes=host_bytes)
+    trials = Trials(values=counts[::-1], asks=lambda count: Question(model=model, request=request, cluster=resized(node, count)))
+    return _solved(Target.GPUS, trials, f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
+
+
+def cluster_sizes(per_node: int, top: int) -> tuple[int, ...]:
+    """1, 2, 4 … GPUs within a node, then one node, two nodes and so on."""
+    within = [1 << power for power in range(per_node.bit_length()) if 1 << power < per_node]
+    return tuple(count for count in (*within, *range(per_node, top + 1, per_node)) if count <= top)
+
+
+def resized(node: Cluster, count: int) -> Cluster:
+    """A part of a node, or several of it. Raises InputError for a count that fills no whole nodes."""
+    if count > node.per_node and count % node.per_node:
+        raise refuse("gpus", count, f"do not fill whole nodes of {node.per_node}")
+    return replace(node, per_node=min(count, node.per_node), nodes=max(1, count // node.per_node))
+
+
+def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster) -> Solution:
+    """The largest model of a family; ``build`` makes the one of so many layers."""
+    trials = models(build, request, cluster)
+    return _solved(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
+
+
+def models(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster) -> Trials:
+    """A family's models on a cluster, the smallest first."""
+    asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster)  # noqa: E731
+    return Trials(values=range(1, MOST_LAYERS + 1), asks=asks)
+
+
+def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str) -> Callable[[int], Question]:
+    """The question with a key set."""
+    return lambda value: Question(model=model, request={**request, key: value}, cluster=cluster)
+
+
+def _solved(target: Target, trials: Trials, values: str) -> Solution:
+    """The edge as shares have it, then with steps replayed, from there."""
+    ends: dict[bool, tuple[int | None, int | None]] = {}
+    for sure, spare in ((True, _spare), (False, _expected_spare)):
+        rough = edge(trials, spare)
+        near = [index for index in (*rough, ends.get(True, (None,))[0]) if index is not None]
+        ends[sure] = edge(trials, spare, replays=True, probes=near)
+    found, beyond = ends[True]
+    least = trials.legal(range(len(trials.values)))
+    assert least is not None  # edge has found one
+    at: Callable[[int | None], Tried | None] = lambda index: None if index is None else trials.at(index, replays=True)  # noqa: E731
+    end = len(trials.values) if beyond is None else beyond
+    between = range(-1 if found is None else found + 1, end) if found is not None else range(0)
+    return Solution(
+        target=target, found=at(found), beyond=at(beyond), expected=at(ends[False][0]), least=trials.at(least, replays=True), values=values,
+        skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between),
+        accounts=sum(not isinstance(known, tuple) for known in trials.known.values()),
+    )  # fmt: skip
+
+
+def _spare(tried: Tried) -> int:
+    return tried.spare_bytes
+
+
+def _expected_spare(tried: Tried) -> int:
+    return tried.expected_spare_bytes
+
+
+def _why(trials: Trials, index: int) -> str:
+    return "; ".join(f"{problem.field} = {problem.value}: {problem.reason}" for problem in trials.problems(index))
+
+
+__all__ = ["Solution", "Spare", "Target", "fewest", "largest", "longest", "most_sequences"]
