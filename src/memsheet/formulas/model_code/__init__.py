@@ -1,6 +1,6 @@
 """Whose code a model is run by: one file for each way of writing it, operation by operation over shape-only tensors.
 
-``transformers.py`` is the library's; other engines that have model code of their own add theirs.
+``transformers`` is the library's; other engines that have model code of their own add theirs.
 """
 
 from __future__ import annotations
