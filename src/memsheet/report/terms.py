@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import getdoc
-from pkgutil import iter_modules
+from pkgutil import walk_packages
 
 from memsheet import references as r
 from memsheet.engines import MODELLED, find_engine
@@ -181,12 +181,13 @@ def _evidence(evidence: Evidence) -> str:
 
 
 def _formulas() -> dict[str, Term]:
-    """Every formula by its bare name: what its docstring says, and what it cites."""
+    """Every formula by its bare name: what its docstring says, and what it cites. A word or component of the same name comes first."""
     package = import_module("memsheet.formulas")
-    modules = {module.name: import_module(f"memsheet.formulas.{module.name}") for module in iter_modules(package.__path__)}
+    modules = {found.name: import_module(found.name) for found in walk_packages(package.__path__, "memsheet.formulas.")}
     terms = {}
     for qualified, (reference, at) in FORMULAS.items():
-        module, _, name = qualified.removeprefix("memsheet.formulas.").partition(".")
-        function = getattr(modules.get(module), name, None)
-        terms[_key(name).lstrip("_")] = Term(name.lstrip("_"), "formula", " ".join((getdoc(function) or at).split()), _cite(reference, at))
+        module, _, name = qualified.rpartition(".")
+        key, function = _key(name).lstrip("_"), getattr(modules.get(module), name, None)
+        if key not in _plain():
+            terms[key] = Term(name.lstrip("_"), "formula", " ".join((getdoc(function) or at).split()), _cite(reference, at))
     return terms

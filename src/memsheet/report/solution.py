@@ -1,0 +1,247 @@
+"""What was solved for, as a screen and as JSON (``memsheet/solution/1``): the verdict first, then where it ends and what decides there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from memsheet.budget import Answer, Result, Verdict
+from memsheet.errors import printable
+from memsheet.formulas.params import idle_parameter_count, parameter_count
+from memsheet.report.bars import Look
+from memsheet.report.json import plan_document
+from memsheet.report.layout import flow, one_line, printed, row
+from memsheet.report.table import _asked, _billions, _capacity, _headroom, _range
+from memsheet.report.words import INSTANTS, spoken
+from memsheet.search.sizes import Curve
+from memsheet.search.solve import Skipped, Solution, Target
+from memsheet.search.trials import Tried
+from memsheet.spec.model import Attention, Dense, ModelSpec
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+SCHEMA = "memsheet/solution/1"
+UNITS = {Target.SEQ_LEN: "tokens", Target.MICROBATCH: "sequences", Target.GPUS: "GPUs", Target.PARAMETERS: "parameters"}
+BEST = {
+    Target.SEQ_LEN: "sequences of up to {}", Target.MICROBATCH: "micro-batches of up to {}", Target.GPUS: "on {} and no fewer",
+    Target.PARAMETERS: "models of up to {}",
+}  # fmt: skip
+WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "does not fit"}
+LISTED = 3
+
+
+def render_solution(solution: Solution, look: Look, curves: tuple[Curve, ...] = ()) -> str:
+    """The whole screen as text that ends in a newline."""
+    return printed(_parts(solution, look, curves), look)
+
+
+def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
+    shown = solution.found or solution.least
+    assert shown is not None  # something was tried
+    look = look.fitted(int(shown.verdict.device.high))
+    yield _headline(solution, shown, look)
+    yield _asked(_answer(shown), look)
+    yield _table(solution, look)
+    yield _decided(solution, shown, look)
+    if curves:
+        yield _bars(curves, look)
+    if shown.assumed:
+        yield row("Assumed", "bold", map(one_line, shown.assumed), look, between="; ")
+    yield row("Looked at", "bold", (f"{solution.values}; {solution.accounts} accounted",), look)
+    if notes := (*solution.notes, *_skips(solution), *_without(curves)):
+        yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+
+
+def _answer(tried: Tried) -> Answer:
+    count = parameter_count(tried.model)
+    return Answer(
+        model=tried.model, parameters=count, active_parameters=count - idle_parameter_count(tried.model), plan=tried.plan,
+        assumed=tried.assumed, cluster=tried.cluster, sheets=tried.sheets, verdict=tried.verdict,
+    )  # fmt: skip
+
+
+def value_of(solution: Solution, tried: Tried) -> int:
+    """What was solved for: of a family's member its parameters, of all else the value itself."""
+    return int(parameter_count(tried.model)) if solution.target is Target.PARAMETERS else tried.value
+
+
+def _quantity(solution: Solution, tried: Tried) -> str:
+    """A value with its unit, for a sentence."""
+    value = value_of(solution, tried)
+    unit = UNITS[solution.target]
+    number = _billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
+    return f"{number} {unit.removesuffix('s') if value == 1 else unit}"
+
+
+def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
+    verdict = shown.verdict
+    needs = f"needs {look.need(verdict.device.value)} of {_capacity(shown.cluster.device, look)} per GPU"
+    said = needs, _range(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
+    if solution.found is None:
+        return row("NOTHING FITS", "bold red", (f"the least, {_quantity(solution, shown)}, {needs}", *said[1:]), look)
+    return row("FITS", "bold green", (BEST[solution.target].format(_quantity(solution, shown)), *said), look)
+
+
+def _free(verdict: Verdict, look: Look) -> str:
+    lacking = f"host memory lacks {look.need(verdict.host_short_bytes)} a node" if verdict.host_short_bytes else ""
+    return lacking or _headroom(verdict, look)
+
+
+def _where(tried: Tried) -> str:
+    """The rank that decides, and when."""
+    stage = f" of stage {tried.stage}" if tried.plan.mesh.pp > 1 else ""
+    return f"rank {tried.verdict.rank}{stage} of {tried.cluster.count}, peak in {INSTANTS[tried.verdict.instant]}"
+
+
+def _rows(solution: Solution) -> Iterator[tuple[str, Tried]]:
+    named = (
+        ("the whole range fits", solution.found), ("the next step", solution.beyond),
+        ("the expected bytes fit", solution.expected), ("the least", solution.least),
+    )  # fmt: skip
+    return ((name, tried) for name, tried in named if tried is not None)
+
+
+def _table(solution: Solution, look: Look) -> RenderableType:
+    """Where it ends: the last value that fits, the one after it, and as far as the expected bytes go."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column(UNITS[solution.target], justify="right", no_wrap=True)
+    table.add_column(f"needs {look.unit}", justify="right", no_wrap=True)
+    table.add_column("low to high", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for name, tried in _rows(solution):
+        device, value = tried.verdict.device, value_of(solution, tried)
+        number = _billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
+        spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
+        table.add_row(name, number, look.cell(device.value), spread, WORDS[tried.verdict.result])
+    return table
+
+
+def _decided(solution: Solution, shown: Tried, look: Look) -> Text:
+    """What takes the room where it ends, in words."""
+    from rich.text import Text
+
+    lines = [_takes(solution, shown, look)]
+    if solution.beyond is not None:
+        lines.append(f"{_takes(solution, solution.beyond, look)}\n{_breaks(solution, solution.beyond, look)}")
+    elif solution.found is not None:
+        lines.append("Nothing beyond that was looked at.")
+    if solution.target is Target.PARAMETERS:
+        lines.append(f"The model: {_shape(shown.model)}.")
+    if solution.found is not None and solution.expected is not None and solution.expected.value != solution.found.value:
+        far, near = _quantity(solution, solution.expected), _quantity(solution, solution.found)
+        lines.append(f"Between {near} and {far} it may fit: the expected bytes do, the high end of the range does not.")
+    return Text("\n".join(flow(line.split(" "), look.width, between=" ") for whole in lines for line in whole.splitlines()))
+
+
+def _takes(solution: Solution, tried: Tried, look: Look) -> str:
+    stage = f" (stage {tried.stage})" if tried.plan.mesh.pp > 1 else ""
+    parts = ", ".join(f"{spoken(component)} {look.need(size.value)}" for component, size in tried.verdict.largest)
+    return f"At {_quantity(solution, tried)} rank {tried.verdict.rank}{stage} decides, in {INSTANTS[tried.verdict.instant]}: {parts}."
+
+
+def _breaks(solution: Solution, beyond: Tried, look: Look) -> str:
+    """Why the next step is not sure to fit."""
+    if beyond.verdict.host_short_bytes:
+        return f"There host memory lacks {look.need(beyond.verdict.host_short_bytes)} a node."
+    return f"There the high end of the range is {look.need(-beyond.spare_bytes)} too much."
+
+
+def _shape(model: ModelSpec) -> str:
+    """A member of a family in its own measures."""
+    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
+    mixers = [mixer for block in blocks[:1] for mixer in block.mixers if isinstance(mixer, Attention)]
+    heads = [f"{mixer.heads} heads ({mixer.kv_heads} of keys and values)" for mixer in mixers[:1]]
+    forward = [f"feed-forward {block.feed_forward.intermediate:,}" for block in blocks[:1] if isinstance(block.feed_forward, Dense)]
+    layers = sum(stack.layers for stack in model.stacks)
+    return ", ".join((f"{layers} layers", f"hidden size {model.hidden:,}", *heads, *forward, f"vocabulary {model.vocab:,}"))
+
+
+def _skips(solution: Solution) -> Iterator[str]:
+    """Values that are no legal plans, by their reason."""
+    if not solution.skipped:
+        return
+    first, unit = solution.skipped[0], UNITS[solution.target]
+    values = ", ".join(f"{skipped.value:,}" for skipped in solution.skipped[:LISTED])
+    more = f" and {len(solution.skipped) - LISTED} more" if len(solution.skipped) > LISTED else ""
+    yield f"skipped: {values}{more} {unit if solution.target is not Target.PARAMETERS else 'layers'}, no legal plans ({first.reason})"
+
+
+def _without(curves: tuple[Curve, ...]) -> Iterator[str]:
+    yield from (f"{curve.name}: {curve.reason}" for curve in curves if curve.reason)
+    if curves:
+        engines = ", ".join(f"{curve.name} by {curve.engine}" for curve in curves)
+        yield f"sizes of clusters: {engines}; by shares of the allocator's slack, no step replayed"
+
+
+def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
+    """The largest model that fits a cluster of each size."""
+    from rich.text import Text
+
+    most = max((point.parameters for curve in curves for point in curve.points), default=0)
+    text = Text("Largest model that fits, in parameters\n", "bold", no_wrap=True)
+    gpus = [point.gpus for point in curves[0].points]
+    left, right = len(f"{max(gpus):,} GPUs"), 10
+    width = look.width - left - right - 10
+    for place, count in enumerate(gpus):
+        for number, curve in enumerate(curves):
+            size = curve.points[place].parameters
+            label = f"{count:,} GPU{'s' * (count > 1)}" if number == 0 else ""
+            bar = "█" * max(1, size * width // most) if size else ""
+            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(f"{bar} {_billions(size) if size else 'none'}\n", "")
+    return text[:-1]
+
+
+def solution_document(solution: Solution, curves: tuple[Curve, ...] = ()) -> dict[str, Any]:
+    """The solution as plain values. ``found`` is null where nothing fits."""
+    found, shown = solution.found, solution.found or solution.least
+    return {
+        "schema": SCHEMA, "solve": solution.target.value, "unit": UNITS[solution.target],
+        "value": value_of(solution, found) if found else None,
+        **{name: _tried(solution, tried) if tried else None for name, tried in (
+            ("found", found), ("next", solution.beyond), ("expected", solution.expected), ("least", solution.least),
+        )},
+        "plan": plan_document(shown.plan, model=shown.model.name, cluster=shown.cluster) if shown else None,
+        "assumed": list(shown.assumed) if shown else [],
+        "device": _device(shown) if shown else None,
+        "search": {"values": solution.values, "accounted": solution.accounts, "skipped": [_skipped(each) for each in solution.skipped]},
+        **({"sizes": [_curve(curve) for curve in curves]} if curves else {}),
+        "notes": list(solution.notes),
+    }  # fmt: skip
+
+
+def _device(tried: Tried) -> dict[str, Any]:
+    device = tried.cluster.device
+    return {"name": device.name, "capacity_bytes": device.framework_bytes, "count": tried.cluster.count}
+
+
+def _tried(solution: Solution, tried: Tried) -> dict[str, Any]:
+    verdict = tried.verdict
+    layers = sum(stack.layers for stack in tried.model.stacks)
+    return {
+        "value": value_of(solution, tried), "gpus": tried.cluster.count,
+        "model": {
+            "name": printable(tried.model.name), "parameters": int(parameter_count(tried.model)), "layers": layers,
+            "hidden": int(tried.model.hidden),
+        },
+        "result": verdict.result.value, "rank": verdict.rank, "stage": tried.stage, "instant": verdict.instant.value,
+        "device_bytes": int(verdict.device.value), "device_low_bytes": int(verdict.device.low), "device_high_bytes": int(verdict.device.high),
+        "headroom_bytes": int(verdict.headroom_bytes), "host_short_bytes": int(verdict.host_short_bytes),
+        "largest": [{"component": component.value, "bytes": int(size.value)} for component, size in verdict.largest],
+    }  # fmt: skip
+
+
+def _skipped(skipped: Skipped) -> dict[str, Any]:
+    return {"value": skipped.value, "reason": skipped.reason}
+
+
+def _curve(curve: Curve) -> dict[str, Any]:
+    points = [{"gpus": point.gpus, "parameters": point.parameters or None} for point in curve.points]
+    return {"name": curve.name, "zero": curve.zero, "engine": curve.engine, "points": points, "reason": curve.reason}
+
+
+__all__ = ["SCHEMA", "render_solution", "solution_document", "value_of"]
