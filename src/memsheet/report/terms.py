@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import getdoc
-from pkgutil import walk_packages
+from pkgutil import iter_modules, walk_packages
 
 from memsheet import references as r
 from memsheet.engines import MODELLED, find_engine
