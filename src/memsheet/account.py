@@ -71,7 +71,8 @@ def account(
     if replays and cluster is not None and engine.replays and plan.task == "train":
         from memsheet.formulas.replay.slack import replayed
 
-        items = replayed(items, built, plan, engine, cluster, allocated)
+        items, said = replayed(items, built, plan, engine, cluster, allocated)
+        notes = (*notes, *said)
     first, last = _ranks(plan, stage)
     return Sheet(
         rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
@@ -86,13 +87,18 @@ class Totals:
     host_bytes: Count
 
 
-def totals(model: ModelSpec, plan: Plan, cluster: Cluster, stage: int = 0) -> Totals:
+def rank_of(model: ModelSpec, plan: Plan, stage: int = 0) -> Rank:
+    """What a rank of a stage has of a model: the same for all plans with as many stages and chunks."""
+    return Rank.of(model_code(engine_of(plan).code).built(model, plan), plan, stage)
+
+
+def totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
     """The sums of the sheet that ``account`` makes of a training step, without its items: what a search weighs many plans by.
 
     Raises InputError as ``account`` does.
     """
     engine = engine_of(plan)
-    step = train(Rank.of(model_code(engine.code).built(model, plan), plan, stage), plan, engine)
+    step = train(rank, plan, engine)
     kept, tensors = step.kept, {instant: bag.total for instant, bag in step.bags.items()}
     device = {instant: Bytes.exact(size) for instant, size in tensors.items()}
     for item in (*outside_tensors(plan, cluster, tensors), *_paged(kept.paged, tensors)):

@@ -7,6 +7,7 @@ recognised by its array namespace.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +155,23 @@ def agreed(condition: Any) -> bool:
     if bool(condition.any()) != bool(condition.all()):
         raise ValueError("plans of one stratum differ in a choice")
     return bool(condition.all())
+
+
+def distinct(a: Count) -> tuple[Count, ...]:
+    """The values that plans of a stratum have."""
+    return tuple(sorted(set(a.ravel().tolist()))) if is_array(a) else (a,)  # type: ignore[attr-defined]
+
+
+def each(function: Callable[..., int], *counts: Count) -> Count:
+    """``function`` of plain numbers for every plan of a stratum: for what is no sum or product, asked once for each set of counts."""
+    space = _namespace(*counts)
+    if space is None:
+        return function(*counts)
+    columns = space.broadcast_arrays(*(space.asarray(count) for count in counts))
+    places = list(zip(*(column.ravel().tolist() for column in columns), strict=True))
+    known = {place: function(*place) for place in set(places)}
+    found = space.asarray([known[place] for place in places], dtype=space.int64)
+    return found.reshape(columns[0].shape)  # type: ignore[no-any-return]
 
 
 def where(condition: Any, a: Count, b: Count) -> Count:

@@ -23,9 +23,11 @@ TRACE_FLAGS = [
 MEASURE_FLAGS = [
     "--data", "--device", "--events", "--memory-limit", "--record", "--snapshot", "--steps", "--time-limit", "--vary-length",
 ]  # fmt: skip
+SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
+    "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),
     "verify": [

@@ -266,16 +266,16 @@ def test_a_script_asks_for_what_the_sheet_holds() -> None:
 def test_reserved_is_between_layers_that_make_nothing_and_layers_that_free_late() -> None:
     for options in ({"recompute": "full"}, {"recompute": "full", "compile": True}):
         stage, plan = walked(**options)
-        found = reserved(stage, plan)
+        found = reserved(stage, plan).bytes
         assert found.low <= found.value <= found.high
         assert found.low >= sheet(**options).peak.value * 0.99
 
 
 def test_less_is_reserved_where_there_is_less_room() -> None:
     stage, plan = walked(**BY_OPERATION)
-    free = reserved(stage, plan)
+    free = reserved(stage, plan).bytes
     room = (free.value + sheet(**BY_OPERATION).peak.value) // 2
-    assert reserved(stage, plan, Bytes.exact(room)).value <= room < free.value
+    assert reserved(stage, plan, Bytes.exact(room)).bytes.value <= room < free.value
 
 
 def test_pools_of_streams_do_not_share() -> None:

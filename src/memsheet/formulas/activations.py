@@ -21,8 +21,19 @@ from memsheet.spec.model import Block, ModelSpec, Stack
 from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
 
+_last: tuple[Plan, Engine, Numerics] | None = None
+
+
 def numerics(plan: Plan, engine: Engine) -> Numerics:
-    """How the blocks of a plan run, whatever their shapes."""
+    """How the blocks of a plan run, whatever their shapes; a plan is asked about again and again."""
+    global _last  # noqa: PLW0603 - one value, replaced as a whole
+    last = _last
+    if last is None or last[0] is not plan or last[1] is not engine:
+        _last = last = (plan, engine, _numerics(plan, engine))
+    return last[2]
+
+
+def _numerics(plan: Plan, engine: Engine) -> Numerics:
     precision, adapter = plan.precision, plan.adapter
     gathered = precision.compute if engine.sharding.gathers else precision.parameters
     casts = engine.autocast and precision.casts
@@ -43,7 +54,7 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
 
 def check_modelled(spec: ModelSpec, plan: Plan, engine: Engine) -> None:
     """Raise InputError naming everything of a model and plan whose activations are not accounted yet."""
-    require(dict.fromkeys(model_code(engine.code).problems(spec, plan)))
+    require({(problem.field, problem.reason): problem for problem in model_code(engine.code).problems(spec, plan)}.values())
 
 
 def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> tuple[Part, Part]:

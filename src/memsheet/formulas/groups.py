@@ -87,20 +87,33 @@ class Walk:
         return before, after
 
 
+Made = dict[tuple[str, Block, bool, Release], Group]
+_last: tuple[Plan, Engine, Made] | None = None
+
+
+def _made(plan: Plan, engine: Engine) -> Made:
+    """The layers made for a plan so far, kept until another one is asked about: its stages and their chunks have most of them in common."""
+    global _last  # noqa: PLW0603 - one value, replaced as a whole
+    last = _last
+    if last is None or last[0] is not plan or last[1] is not engine:
+        _last = last = (plan, engine, {})
+    return last[2]
+
+
 def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Walk:
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they are made."""
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
-    made: dict[tuple[Block, bool], Group] = {}
+    made = _made(plan, engine)
     layers = list[Layers]()
     frozen = ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE
     for each in spec.stacks:
         own = list[Layers]()
         for pattern, count in _cut_at_recompute(each, plan):
             for block, recomputed in pattern:
-                if (block, recomputed) not in made:
-                    made[block, recomputed] = _layer(block, each, _as_run(plan, recomputed=recomputed), engine, release=release)
-            own.append(Layers(tuple(made[key] for key in pattern), count))
+                if (each.path, block, recomputed, release) not in made:
+                    made[each.path, block, recomputed, release] = _layer(block, each, _as_run(plan, recomputed=recomputed), engine, release=release)
+            own.append(Layers(tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count))
         if each.role == BRIDGE:
             own[-1] = _passed(own[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
         elif own and frozen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -33,16 +33,18 @@ class Flight:
     others: tuple[Count, ...]
 
 
-def flights(plan: Plan, stage: int) -> tuple[Flight, ...]:
-    """The moments at which a rank of a stage may hold most."""
+def flights(plan: Plan, stage: int, microbatches: Count | None = None) -> tuple[Flight, ...]:
+    """The moments at which a rank of a stage may hold most, of a step of so many micro-batches (the plan's own by default)."""
+    microbatches = plan.accumulation if microbatches is None else microbatches
     chunks, stages = plan.mesh.vpp, plan.mesh.pp
     if chunks == 1:
-        others = (in_flight(plan.schedule, stages, stage, plan.accumulation) - 1,)
+        others = (in_flight(plan.schedule, stages, stage, microbatches) - 1,)
         return tuple(Flight(chunk=0, backward=backward, others=others) for backward in (False, True))
-    return _interleaved(stages, chunks, stage, int(plan.accumulation))
+    enough = 4 * stages  # warm-up is at most 2 of them a chunk, and then two groups say all
+    return _interleaved(stages, chunks, stage, min(microbatches, enough))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)
 def _interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
     """Interleaved 1F1B as Megatron-Core runs it (pipeline_parallel/schedules.py of 23e00ed:650-760, 1000-1300): 2 (p - r - 1) + (v - 1) p forwards
     first, then one forward and one backward in turn, in groups of p micro-batches a chunk. Of moments that keep as much of every
@@ -50,7 +52,7 @@ def _interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tup
     """
     total, group = microbatches * chunks, stages * chunks
     warm = min(total, 2 * (stages - stage - 1) + (chunks - 1) * stages)
-    kept, found = [0] * chunks, dict[tuple[int, bool, tuple[int, ...]], None]()
+    kept, found = [0] * chunks, dict[tuple[int, bool], dict[tuple[int, ...], None]]()
 
     def chunk_of(step: int, *, backward: bool) -> int:
         place = step % group // stages
@@ -58,24 +60,29 @@ def _interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tup
 
     def forward(step: int) -> None:
         chunk = chunk_of(step, backward=False)
-        found[chunk, False, tuple(kept)] = None
+        found.setdefault((chunk, False), {})[tuple(kept)] = None
         kept[chunk] += 1
 
     def backward(step: int) -> None:
         chunk = chunk_of(step, backward=True)
         kept[chunk] -= 1
-        found[chunk, True, tuple(kept)] = None
+        found.setdefault((chunk, True), {})[tuple(kept)] = None
 
     for step in range(warm):
         forward(step)
-    for step in range(min(total - warm, 2 * group)):  # it repeats from then on
+    steady = min(total - warm, 2 * group)  # it repeats from then on
+    for step in range(steady):
         forward(warm + step)
         backward(step)
-    best = [
-        one for one in found
-        if not any(other != one and other[:2] == one[:2] and all(a >= b for a, b in zip(other[2], one[2], strict=True)) for other in found)
-    ]  # fmt: skip
+    for step in range(steady, min(total, group)):  # where warming up took most of it, some chunks run backward only now
+        backward(step)
+    best = [(*place, one) for place, moments in found.items() for one in moments if not any(covers(other, one) for other in moments)]
     return tuple(Flight(chunk=chunk, backward=back, others=others) for chunk, back, others in best)
+
+
+def covers(other: tuple[int, ...], one: tuple[int, ...]) -> bool:
+    """Whether another moment keeps as much of every chunk, and more of some."""
+    return other != one and all(a >= b for a, b in zip(other, one, strict=True))
 
 
 def layers_of_stage(layers: int, plan: Plan, stage: int, chunk: int = 0) -> tuple[int, int]:
@@ -98,10 +105,21 @@ def stage_model(spec: ModelSpec, plan: Plan, stage: int) -> ModelSpec:
         return chunks[0]
     first, last = chunks[0], chunks[-1]
     stacks = tuple(
-        replace(own, runs=tuple(run for chunk in chunks for run in chunk.stacks[number].runs), final_norms=last.stacks[number].final_norms)
+        replace(own, runs=_joined(run for chunk in chunks for run in chunk.stacks[number].runs), final_norms=last.stacks[number].final_norms)
         for number, own in enumerate(first.stacks)
     )
     return replace(first, stacks=stacks, head=last.head)
+
+
+def _joined(runs: Iterable[Run]) -> tuple[Run, ...]:
+    """Runs of the same layers one after another as one."""
+    found: list[Run] = []
+    for run in runs:
+        if found and found[-1].pattern == run.pattern:
+            found[-1] = replace(run, count=found[-1].count + run.count)
+        else:
+            found.append(run)
+    return tuple(found)
 
 
 def _part(spec: ModelSpec, plan: Plan, stage: int, chunk: int) -> ModelSpec:

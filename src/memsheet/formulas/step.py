@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from memsheet.arith import Count, agreed
+from memsheet.arith import Count, agreed, distinct, each
 from memsheet.engines.torch_versions import gradients_stay, older
 from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
@@ -15,11 +15,11 @@ from memsheet.formulas.around.surroundings import Surroundings, replicated
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.inputs import inputs
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.pipeline import Flight, chunk_models, flights, stage_model
+from memsheet.formulas.pipeline import Flight, chunk_models, covers, flights, stage_model
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
 from memsheet.formulas.states.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
 from memsheet.formulas.stretches import stretches
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, Moment, largest, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, Moment, largest, merge, together
 from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
 from memsheet.sheet import Component, Instant
 from memsheet.spec.engine import Engine, Sharding
@@ -110,14 +110,43 @@ def _in_flight(steps: list[Step], plan: Plan, stage: int) -> Iterator[tuple[Step
     if plan.mesh.pp == 1:
         yield steps[0], frozenset((False, True))
         return
-    whole = [everything_kept(step) for step in steps]
-    together: dict[int, tuple[Flight, set[bool]]] = {}
-    for flight in flights(plan, stage):
-        same = next((n for n, (f, _) in together.items() if f.chunk == flight.chunk and f.others is flight.others), id(flight))
-        together.setdefault(same, (flight, set()))[1].add(flight.backward)
-    for flight, passes in together.values():
-        others = [(times * number, bag) for number, moment in zip(flight.others, whole, strict=True) for times, bag in moment]
-        yield replace(steps[flight.chunk], others=merge(others)), frozenset(passes)
+    kinds = [next(n for n, other in enumerate(steps) if other.walk is step.walk) for step in steps]  # chunks of like layers
+    whole = {kind: together(everything_kept(steps[kind])) for kind in dict.fromkeys(kinds)}
+    if len(steps) == 1:
+        (others,) = flights(plan, stage)[0].others
+        yield replace(steps[0], others=merge([(times * others, bag) for times, bag in whole[0]])), frozenset((False, True))
+        return
+    for (kind, backward), counts in _kept_beside(plan, stage, tuple(kinds)).items():
+        candidates = [[(times * n, bag) for n, moment in zip(one, whole.values(), strict=True) for times, bag in moment] for one in counts]
+        yield replace(steps[kind], others=largest(candidates)), frozenset((backward,))
+
+
+Beside = dict[tuple[int, bool], list[tuple[Count, ...]]]
+"""For a kind of chunk that runs forward or backward: how many micro-batches each kind keeps besides, at the moments that may be the worst."""
+
+
+def _kept_beside(plan: Plan, stage: int, kinds: tuple[int, ...]) -> Beside:
+    """In a stratum, moment by moment: plans that have fewer of them have their last one again."""
+    orders = {number: _beside(flights(plan, stage, number), kinds) for number in distinct(plan.accumulation)}
+    first = next(iter(orders.values()))
+    if all(order == first for order in orders.values()):
+        return first
+
+    def at(place: tuple[int, bool], moment: int, kind: int) -> Count:
+        return each(lambda number: orders[number][place][min(moment, len(orders[number][place]) - 1)][kind], plan.accumulation)
+
+    return {
+        place: [tuple(at(place, moment, kind) for kind in range(len(counts[0]))) for moment in range(max(len(order[place]) for order in orders.values()))]
+        for place, counts in first.items()
+    }  # fmt: skip
+
+
+def _beside(order: tuple[Flight, ...], kinds: tuple[int, ...]) -> Beside:
+    found: dict[tuple[int, bool], set[tuple[int, ...]]] = {}
+    for flight in order:
+        numbers = tuple(sum(n for n, k in zip(flight.others, kinds, strict=True) if k == kind) for kind in dict.fromkeys(kinds))
+        found.setdefault((kinds[flight.chunk], flight.backward), set()).add(numbers)
+    return {place: [one for one in sorted(counts) if not any(covers(other, one) for other in counts)] for place, counts in found.items()}
 
 
 def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: Engine) -> Step:
@@ -134,7 +163,7 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
     if engine.sharding is Sharding.MEGATRON:
         from memsheet.formulas.around.megatron import megatron_kept
 
-        return tuple(walk(chunk, plan, engine, release=True) for chunk in rank.chunks), megatron_kept(model, plan)
+        return _alike(rank.chunks, lambda chunk: walk(chunk, plan, engine, release=True)), megatron_kept(model, plan)
     if engine.sharding is Sharding.INTERNEVO:
         from memsheet.formulas.around.internevo import internevo_kept
 
@@ -172,6 +201,14 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
     from memsheet.formulas.around.fsdp2_offload import offloaded
 
     return (stage,), _with_inputs(offloaded(kept, plan, parameters), plan, model)
+
+
+def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], Walk]) -> tuple[Walk, ...]:
+    """A walk of each chunk; those of like layers share one."""
+    made: list[tuple[ModelSpec, Walk]] = []
+    for chunk in chunks:
+        made.append((chunk, next((walk for other, walk in made if other == chunk), None) or make(chunk)))
+    return tuple(walk for _, walk in made)
 
 
 def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:

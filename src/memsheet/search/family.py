@@ -3,9 +3,9 @@
 The models of a family keep the width of a head, the share of key and value heads, and the ratio of the feed-forward's width to the hidden
 one; layers, heads and hidden size grow together. LLaMA's 7B and 13B have as many heads as layers, 32 and 40 of width 128 (Touvron et al.,
 LLaMA, arXiv:2302.13971, table 2; the same in Llama 2, arXiv:2307.09288), and Llama 3's 8B again 32 and 32, its 405B 128 and 126 (Llama Team,
-The Llama 3 Herd of Models, arXiv:2407.21783, table 3): hidden size over layers is about 128 from the smallest to the largest, which is
-what scaling the 8B by its own ratios gives. (The 70B is deeper and narrower: 80 layers of 64 heads.) Widths of feed-forwards are multiples
-of 256 (meta-llama/llama commit 57b0eb6, llama/model.py, ModelArgs.multiple_of).
+The Llama 3 Herd of Models, arXiv:2407.21783, table 3): hidden size over layers is about 128 from the smallest to the largest, so that the
+7B scaled by its own ratios is the 13B at 40 layers. (The 70B is deeper and narrower: 80 layers of 64 heads.) Widths of feed-forwards are
+multiples of 256 (meta-llama/llama, llama/model.py, ModelArgs.multiple_of).
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any
 from memsheet.arith import round_up
 from memsheet.errors import refuse
 
-USUAL = "llama-3.1-8b"
+USUAL = "llama-2-7b"
+"""Whose family is scaled when nobody names one: its heads share no keys and values, so that it grows in the smallest steps."""
 MOST_LAYERS = 512
 """Llama's ratios make that 3·10^13 parameters: more than any cluster of today holds."""
 MULTIPLE = 256

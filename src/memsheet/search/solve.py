@@ -12,11 +12,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from memsheet.budget import Fix
 from memsheet.engines import find_engine
 from memsheet.errors import refuse
+from memsheet.fixes import cheapest_fix
 from memsheet.resolve import resolve
 from memsheet.search.family import MOST_LAYERS
-from memsheet.search.trials import Question, Spare, Tried, Trials, edge
+from memsheet.search.trials import Question, Trials, Tried, confirmed, edge
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, Cluster, Device
 from memsheet.spec.model import ModelSpec
 
@@ -26,6 +28,13 @@ LONGEST = 2**20
 """Where to stop when a model does not say how many positions it has."""
 MOST_SEQUENCES = 2**16
 MOST_GPUS = 2**14
+
+
+Say = Callable[[int], None]
+
+
+def silent(_: int) -> None:
+    """Nobody listens."""
 
 
 class Target(Enum):
@@ -53,26 +62,37 @@ class Skipped:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
     """``found`` fits with its whole range and ``beyond``, the next legal step, does not (None where the values end). ``expected`` is the last
-    value whose expected bytes fit: what lies between it and ``found`` is uncertain. ``least`` is the least demanding value.
+    value whose expected bytes fit, by shares of slack: what lies between it and ``found`` is uncertain. ``least`` is the least demanding value
+    where none fits.
     """
 
     target: Target
     found: Tried | None
     beyond: Tried | None
     expected: Tried | None
-    least: Tried
+    least: Tried | None
     values: str  # which were looked at, in words
     skipped: tuple[Skipped, ...] = ()
-    accounts: int = 0
+    tried: tuple[Tried, ...] = ()
+    assumed: tuple[str, ...] = ()  # beside what each plan took for granted
     notes: tuple[str, ...] = ()
+    fix: Fix | None = None  # what makes the least demanding value fit
+
+    @property
+    def shown(self) -> Tried:
+        """What stands for the solution: the value that fits, else the one whose expected bytes do, else the least demanding."""
+        for tried in (self.found, self.expected, self.least):
+            if tried is not None:
+                return tried
+        raise ValueError("a solution has tried something")
 
 
-def longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None) -> Solution:
+def longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None, say: Say = silent) -> Solution:
     """The longest sequence. ``most``: how far to look, the model's positions if it is None."""
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
-    trials = Trials(values=values, asks=_with(model, request, cluster, "seq_len"))
+    trials = Trials(values=values, asks=_with(model, request, cluster, "seq_len"), say=say)
     solution = _solved(Target.SEQ_LEN, trials, f"multiples of {TOKENS} up to {top:,} tokens")
     return replace(solution, notes=(*solution.notes, *_positions(model, top, solution, asked=most is not None)))
 
@@ -89,17 +109,19 @@ def _positions(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -
     return ()
 
 
-def most_sequences(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None) -> Solution:
+def most_sequences(
+    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None, say: Say = silent
+) -> Solution:
     """The largest micro-batch; with a global batch, of those that make it up."""
     values, words = _microbatches(model, request, cluster, most or MOST_SEQUENCES)
-    return _solved(Target.MICROBATCH, Trials(values=values, asks=_with(model, request, cluster, "microbatch")), words)
+    return _solved(Target.MICROBATCH, Trials(values=values, asks=_with(model, request, cluster, "microbatch"), say=say), words)
 
 
 def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:
+    plan = resolve({**request, "microbatch": 1}, model, cluster).plan
     batch = request.get("global_batch")
     if not batch:
         return range(1, top + 1), f"1 to {top:,} sequences"
-    plan = resolve({**request, "microbatch": 1}, model, cluster).plan
     engine, each = find_engine(plan.engine), batch // int(plan.mesh.data_parallel)
     if engine is not None and engine.takes_remainder and plan.mesh.pp == 1:
         return range(1, min(each, top) + 1), f"1 to {min(each, top):,} sequences, a rank's share of a global batch of {batch}"
@@ -109,13 +131,13 @@ def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster
 
 def fewest(
     model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
-    most: int | None = None,
+    most: int | None = None, say: Say = silent,
 ) -> Solution:  # fmt: skip
     """The smallest cluster: powers of two within a node, then whole nodes."""
     size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
     counts = cluster_sizes(size, top)
     node = Cluster(device=device, per_node=size, links=device.links, host_bytes=host_bytes)
-    trials = Trials(values=counts[::-1], asks=lambda count: Question(model=model, request=request, cluster=resized(node, count)))
+    trials = Trials(values=counts[::-1], asks=lambda count: Question(model=model, request=request, cluster=resized(node, count)), say=say)
     return _solved(Target.GPUS, trials, f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
 
 
@@ -132,10 +154,12 @@ def resized(node: Cluster, count: int) -> Cluster:
     return replace(node, per_node=min(count, node.per_node), nodes=max(1, count // node.per_node))
 
 
-def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster) -> Solution:
-    """The largest model of a family; ``build`` makes the one of so many layers."""
-    trials = models(build, request, cluster)
-    return _solved(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
+def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = silent, assumed: tuple[str, ...] = ()
+) -> Solution:  # fmt: skip
+    """The largest model of a family; ``build`` makes the one of so many layers. ``assumed``: what the caller took for granted."""
+    trials = replace(models(build, request, cluster), say=say)
+    solution = _solved(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
+    return replace(solution, assumed=assumed)
 
 
 def models(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster) -> Trials:
@@ -151,22 +175,35 @@ def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: s
 
 def _solved(target: Target, trials: Trials, values: str) -> Solution:
     """The edge as shares have it, then with steps replayed, from there."""
-    ends: dict[bool, tuple[int | None, int | None]] = {}
-    for sure, spare in ((True, _spare), (False, _expected_spare)):
-        rough = edge(trials, spare)
-        near = [index for index in (*rough, ends.get(True, (None,))[0]) if index is not None]
-        ends[sure] = edge(trials, spare, replays=True, probes=near)
-    found, beyond = ends[True]
-    least = trials.legal(range(len(trials.values)))
-    assert least is not None  # edge has found one
-    at: Callable[[int | None], Tried | None] = lambda index: None if index is None else trials.at(index, replays=True)  # noqa: E731
+    found, beyond = confirmed(trials, _spare, edge(trials, _spare))
+    expected, _ = edge(trials, _expected_spare)
+    if found is not None and (expected is None or expected < found):
+        expected = found
     end = len(trials.values) if beyond is None else beyond
-    between = range(-1 if found is None else found + 1, end) if found is not None else range(0)
+    between = range(found + 1, end) if found is not None else range(0)
+    least = trials.at(trials.legal(range(end + 1)) or 0, replays=True) if found is None else None
     return Solution(
-        target=target, found=at(found), beyond=at(beyond), expected=at(ends[False][0]), least=trials.at(least, replays=True), values=values,
+        target=target, fix=_fix(target, trials, least) if expected is None else None, found=_at(trials, found), beyond=_at(trials, beyond) if found is not None else None,
+        expected=_at(trials, expected, replays=expected == found), least=least, values=values,
         skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between),
-        accounts=sum(not isinstance(known, tuple) for known in trials.known.values()),
+        tried=trials.tried,
     )  # fmt: skip
+
+
+FIXED = (Target.SEQ_LEN, Target.MICROBATCH)
+"""Where another plan on the same GPUs is a help."""
+
+
+def _fix(target: Target, trials: Trials, least: Tried | None) -> Fix | None:
+    """The cheapest change that makes the least demanding value fit."""
+    if least is None or target not in FIXED:
+        return None
+    asked = trials.asks(least.value)
+    return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict)
+
+
+def _at(trials: Trials, index: int | None, *, replays: bool = True) -> Tried | None:
+    return None if index is None else trials.at(index, replays=replays)
 
 
 def _spare(tried: Tried) -> int:
@@ -181,4 +218,4 @@ def _why(trials: Trials, index: int) -> str:
     return "; ".join(f"{problem.field} = {problem.value}: {problem.reason}" for problem in trials.problems(index))
 
 
-__all__ = ["Solution", "Spare", "Target", "fewest", "largest", "longest", "most_sequences"]
+__all__ = ["Solution", "Target", "fewest", "largest", "longest", "most_sequences"]

@@ -37,6 +37,7 @@ class Tried:
     cluster: Cluster
     plan: Plan
     assumed: tuple[str, ...]
+    replayed: bool
     sheets: tuple[Sheet, ...]
     verdict: Verdict
 
@@ -69,7 +70,8 @@ def attempt(value: int, question: Question, *, replays: bool) -> Tried:
     if short:
         verdict = replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short)
     return Tried(
-        value=value, model=model, cluster=cluster, plan=resolved.plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict
+        value=value, model=model, cluster=cluster, plan=resolved.plan, assumed=resolved.assumed, replayed=replays, sheets=sheets,
+        verdict=verdict,
     )  # fmt: skip
 
 
@@ -80,12 +82,16 @@ class Trials:
     values: Sequence[int]
     asks: Callable[[int], Question]
     known: dict[tuple[int, bool], Tried | tuple[Problem, ...]] = field(default_factory=dict)
+    say: Callable[[int], None] = lambda _: None
+    """Told of each value whose step is about to be replayed."""
 
     def at(self, index: int, *, replays: bool = False) -> Tried:
         """What the value at ``index`` comes to. Raises InputError where it is not legal."""
         key = index, replays
         if key not in self.known:
             value = self.values[index]
+            if replays:
+                self.say(value)
             try:
                 self.known[key] = attempt(value, self.asks(value), replays=replays)
             except InputError as error:
@@ -103,71 +109,96 @@ class Trials:
             return error.problems
         return ()
 
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """Everything that was accounted, in the order of values."""
+        return tuple(found for _, found in sorted(self.known.items(), key=lambda item: item[0]) if isinstance(found, Tried))
+
     def legal(self, indices: Iterable[int]) -> int | None:
         """The first of ``indices`` whose value is legal."""
         return next((index for index in indices if not self.problems(index)), None)
 
 
 Spare = Callable[[Tried], int]
-PATIENCE = 2
-"""Guesses along a line that may move the same end of a bracket before it is halved."""
+Edge = tuple[int | None, int | None]
+"""The last index that fits and the next legal one that does not; None where there is none."""
 
 
-@dataclass(slots=True)
-class _Bracket:
-    """The last index known to fit and the first known not to, with what each has to spare; -1 and the number of values stand for none."""
-
-    low: int
-    high: int
-    low_spare: int = 0
-    high_spare: int = 0
-    moved: int = 0  # times in a row that the same end moved: positive the low one, negative the high one
-
-    def put(self, index: int, spare: int) -> None:
-        if spare >= 0:
-            self.low, self.low_spare, self.moved = index, spare, max(self.moved, 0) + 1
-        else:
-            self.high, self.high_spare, self.moved = index, spare, min(self.moved, 0) - 1
-
-    def guess(self) -> int:
-        """Where a line between the ends crosses zero, farther from an end that keeps moving, in the end the middle."""
-        if abs(self.moved) > PATIENCE:
-            self.moved = 0
-            return (self.low + self.high) // 2
-        crossing = self.low + (self.high - self.low) * self.low_spare // max(1, self.low_spare - self.high_spare)
-        step = 1 << max(0, abs(self.moved) - 1)
-        near = max(crossing, self.low + step) if self.moved > 0 else min(crossing, self.high - step)
-        return min(max(near, self.low + 1), self.high - 1)
-
-
-def edge(trials: Trials, spare: Spare, *, replays: bool = False, probes: Iterable[int] = ()) -> tuple[int | None, int | None]:
-    """The last index that fits and the next legal one that does not, None where there is none.
+def edge(trials: Trials, spare: Spare) -> Edge:
+    """Where what fits ends, by shares of slack: the ends are tried, and the bracket between them is halved.
 
     Need is not taken to grow evenly: whatever happens between, the first of the two was found to fit and the second not to, with no legal
-    value between them. ``probes`` are indices to look at first. Raises InputError where no value is legal.
+    value between them. Raises InputError where no value is legal.
     """
     count = len(trials.values)
     first, last = trials.legal(range(count)), trials.legal(reversed(range(count)))
     if first is None or last is None:
-        raise InputError(trials.problems(0))
-    bracket = _Bracket(-1, count)
-    for index in (*probes, last, first):
-        wanted = bracket.low < index < bracket.high and not (index == first and bracket.low >= 0)
-        if wanted and not trials.problems(index):
-            bracket.put(index, spare(trials.at(index, replays=replays)))
-    if bracket.low < 0:
-        return None, bracket.high
-    if bracket.high == count:
-        return bracket.low, None
-    bracket.moved = 0
-    while (index := _between(trials, bracket)) is not None:
-        bracket.put(index, spare(trials.at(index, replays=replays)))
-    return bracket.low, bracket.high
+        raise InputError(min(map(trials.problems, range(count)), key=len))
+    if spare(trials.at(last)) >= 0:
+        return last, None
+    low, high = (first, last) if spare(trials.at(first)) >= 0 else _backwards(trials, spare, last)
+    return (None, first) if low is None else _closed(trials, spare, low, high, replays=False)
 
 
-def _between(trials: Trials, bracket: _Bracket) -> int | None:
-    """The legal index nearest to a bracket's guess: downwards first, then upwards."""
-    if bracket.high - bracket.low < 2:
-        return None
-    guess = bracket.guess()
-    return trials.legal((*range(guess, bracket.low, -1), *range(guess + 1, bracket.high)))
+def _backwards(trials: Trials, spare: Spare, last: int) -> tuple[int | None, int]:
+    """The nearest of 1, 2, 4 … steps before the end that fits, and the one after it: need may fall and rise again, as it does where so many
+    GPUs share a model that padding outweighs their shares.
+    """
+    high = last
+    for step in (1 << power for power in range(last.bit_length())):
+        index = trials.legal(range(last - step, -1, -1))
+        if index is None:
+            break
+        if spare(trials.at(index)) >= 0:
+            return index, high
+        high = index
+    return None, high
+
+
+def confirmed(trials: Trials, spare: Spare, rough: Edge) -> Edge:
+    """The same with steps replayed. A replay takes a hundred times as long, so it starts from the edge that was found without, and goes up
+    or down by twice as much every time until it has one value that fits and one that does not.
+    """
+    count, (at, high) = len(trials.values), rough
+    at = high if at is None else at
+    stride, ends = _stride(trials, spare, rough), (-1, count)
+    while at is not None:
+        ends = _moved(ends, at, fits=spare(trials.at(at, replays=True)) >= 0)
+        if ends[0] >= 0 and ends[1] < count:
+            return _closed(trials, spare, *ends, replays=True)
+        at, stride = _farther(trials, ends, stride), stride * 2
+    return (ends[0], None) if ends[0] >= 0 else (None, ends[1])
+
+
+def _moved(ends: tuple[int, int], at: int, *, fits: bool) -> tuple[int, int]:
+    return (at, ends[1]) if fits else (ends[0], at)
+
+
+def _stride(trials: Trials, spare: Spare, rough: Edge) -> int:
+    """How far to go first: as far as shares and replay differ at the edge, by how fast the need grows there."""
+    low, high = rough
+    if low is None or high is None:
+        return 1
+    fall = max(1, (spare(trials.at(low)) - spare(trials.at(high))) // (high - low))
+    return max(1, abs(spare(trials.at(low, replays=True))) // fall)
+
+
+def _farther(trials: Trials, ends: tuple[int, int], stride: int) -> int | None:
+    """The next index to try while only one end is known: up from the low one, down from the high one."""
+    low, high = ends
+    if low >= 0:
+        far = min(low + stride, high - 1)
+        return trials.legal((*range(far, low, -1), *range(far + 1, high)))
+    far = min(max(high - stride, 0), high - 1)
+    return trials.legal((*range(far, -1, -1), *range(far + 1, high)))
+
+
+def _closed(trials: Trials, spare: Spare, low: int, high: int, *, replays: bool) -> Edge:
+    """A bracket halved until no legal value lies in it."""
+    while high - low > 1:
+        middle = (low + high) // 2
+        index = trials.legal((*range(middle, low, -1), *range(middle + 1, high)))
+        if index is None:
+            break
+        low, high = _moved((low, high), index, fits=spare(trials.at(index, replays=replays)) >= 0)
+    return low, high

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
-from memsheet.arith import Count, ceil_div, maximum, round_up
+from memsheet.arith import Count, ceil_div, maximum, round_up, where
 from memsheet.engines import find_engine
 from memsheet.formulas.around.kept import Kept
 from memsheet.formulas.around.surroundings import Surroundings
@@ -93,7 +95,7 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
         around=Surroundings(),
         resident=EMPTY,
         at_step=at_step,
-        ranges={**_ranges(parts), DISPATCH: (0, dispatched)},
+        ranges={**_ranges(parts), **({DISPATCH: (0, dispatched)} if plan.routing is not None else {})},
         notes=notes,
     )
 
@@ -168,25 +170,21 @@ def _inputs(plan: Plan) -> Iterator[tuple[Key, Count]]:
 )
 def _placeholders(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
     """What autograd is given for weights whose gradients are in the buffer already: one tensor for each shape of a matrix, for good."""
-    shapes: dict[object, tuple[str, Count]] = {}
     engine = find_engine(plan.engine)
     if (
         plan.adapter is not None or engine is None or not engine.workspaces
     ):  # frozen weights get nothing; nor is there a library that gives it
         return
-    for stack in spec.stacks:
-        for run in stack.runs:
-            for block in run.pattern:
-                for name, rows, columns in matrices(block, plan):
-                    key = (rows, columns) if isinstance(rows, int) and isinstance(columns, int) else name
-                    shapes.setdefault(key, (name, rows * columns))
+    blocks = {id(block): block for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    found = [matrix for block in blocks.values() for matrix in matrices(block, plan)]
     if spec.head.kind != "none":
-        ends = end_axes(spec, plan)
-        rows, columns = ends["V"], spec.hidden
-        shapes.setdefault((rows, columns) if isinstance(rows, int) else "lm_head", ("lm_head", rows * columns))
-    dtype = _compute(plan)
-    for name, elements in shapes.values():
-        yield (Component.WORKSPACES, f"dummy_wgrad/{name}"), dtype.nbytes(elements)
+        found.append(("lm_head", end_axes(spec, plan)["V"], spec.hidden))
+    dtype, seen = _compute(plan), list[tuple[Count, Count]]()
+    for name, rows, columns in found:
+        again = reduce(or_, ((rows == r) & (columns == c) for r, c in seen), False)
+        seen.append((rows, columns))
+        if again is not True:
+            yield (Component.WORKSPACES, f"dummy_wgrad/{name}"), dtype.nbytes(where(again, 0, rows * columns))
 
 
 GROUPED_STREAMS, GROUPED_WORKSPACE = 4, 32 * MIB + 1024

@@ -8,31 +8,37 @@ from memsheet.arith import Count
 from memsheet.formulas.activations import numerics
 from memsheet.formulas.groups import walk
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.replay import steps as fsdp2_replay
-from memsheet.formulas.replay import varied as varied_replay
+from memsheet.formulas.replay import steps as alike
+from memsheet.formulas.replay import varied as lengths
+from memsheet.formulas.replay.steps import Reserved
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
+FLUSHES = ("the allocator gives cached blocks back to the device to stay inside it; where it has to in every step, the job is slow",)
+
 
 def replayed(
     items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster, allocated: Mapping[Instant, Count]
-) -> list[Item]:
-    """``items`` with the slack of the step's own allocations, where they are those of one pass and could fit at all."""
+) -> tuple[list[Item], tuple[str, ...]]:
+    """``items`` with the slack of the step's own allocations, where they are those of one pass and could fit at all, and what there is to
+    say of it.
+    """
+    found: Reserved | None = None
     if _hopeless(items, cluster):
-        found = None
+        pass
     elif plan.varied:
-        found = _varied(items, model, plan, engine, cluster, allocated)
-    elif model.towers or engine.varies:  # lengths that are all alike are an exception there
-        found = None
-    else:
+        varied = _varied(items, model, plan, engine, cluster, allocated)
+        found = Reserved(varied, False) if varied else None
+    elif not model.towers and not engine.varies:  # lengths that are all alike are an exception there
         found = _alike(items, model, plan, engine, cluster)
     if found is None:
-        return items
-    evidence = varied_replay.REPLAYED if plan.varied else fsdp2_replay.REPLAYED
-    return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), slack(found, allocated, evidence)]
+        return items, ()
+    evidence = lengths.REPLAYED if plan.varied else alike.REPLAYED
+    row = slack(found.bytes, allocated, evidence)
+    return [*(item for item in items if item.component is not Component.ALLOCATOR_SLACK), row], FLUSHES if found.flushes else ()
 
 
 def slack(found: Bytes, allocated: Mapping[Instant, Count], evidence: Evidence) -> Item:
@@ -49,14 +55,14 @@ def _hopeless(items: Sequence[Item], cluster: Cluster) -> bool:
     return any(size > cluster.device.framework_high_bytes for size in least)
 
 
-def _alike(items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster) -> Bytes | None:
-    """Reserved bytes of steps that are all alike."""
+def _alike(items: list[Item], model: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster) -> Reserved | None:
+    """What is reserved by steps that are all alike."""
     divided = engine.sharding is Sharding.FSDP2
-    if not fsdp2_replay.replayable(plan, divided=divided):
+    if not alike.replayable(plan, divided=divided):
         return None
     beside = model_code(engine.code).shared(model, plan, numerics(plan, engine)).total
     stage = walk(model, plan, engine, release=False)
-    return fsdp2_replay.reserved(stage, plan, _room(items, cluster), int(beside), divided=divided)
+    return alike.reserved(stage, plan, _room(items, cluster), int(beside), divided=divided)
 
 
 def _varied(
@@ -64,11 +70,11 @@ def _varied(
 ) -> Bytes | None:
     """Reserved bytes of steps whose lengths differ."""
     stage = walk(model, plan, engine, release=True)
-    if not varied_replay.replayable(stage, plan):
+    if not lengths.replayable(stage, plan):
         return None
     gradients = [item for item in items if item.component is Component.GRADIENTS and Instant.FORWARD in item.at]
     before = sum(int(item.at[Instant.FORWARD].value) for item in gradients)
-    return varied_replay.reserved(stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes)
+    return lengths.reserved(stage, plan, int(allocated[Instant.LOAD]) + before, cluster.device.framework_bytes)
 
 
 def _room(items: Iterable[Item], cluster: Cluster) -> Bytes:

@@ -276,8 +276,16 @@ def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, d
     return run.script, start
 
 
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """What the allocator reserves, and whether cached blocks had to go back to the device for that, which takes time."""
+
+    bytes: Bytes
+    flushes: bool
+
+
 @formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for the allocations of a step in their order and streams")
-def reserved(walk: Walk, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Bytes:
+def reserved(walk: Walk, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Reserved:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least where most is reserved.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is through: what kernels are fused, and
@@ -286,17 +294,18 @@ def reserved(walk: Walk, plan: Plan, room: Bytes | None = None, beside: int = 0,
     expected = Lifetimes.REUSED if plan.compile else Lifetimes.RECORDED
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     ways = zip((Lifetimes.NONE, expected, Lifetimes.LATE), rooms, strict=True)
-    low, value, high = (_played(walk, plan, lifetimes, left, beside, divided) for lifetimes, left in ways)
-    return Bytes(min(low, value, high), value, max(low, value, high))
+    (low, _), (value, flushes), (high, _) = (_played(walk, plan, lifetimes, left, beside, divided) for lifetimes, left in ways)
+    return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes)
 
 
-def _played(walk: Walk, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, divided: bool) -> int:  # noqa: FBT001
+def _played(walk: Walk, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, divided: bool) -> tuple[int, bool]:  # noqa: FBT001
     """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
     script, start = scripted(walk, plan, lifetimes, beside, divided=divided)
     settings = Settings(expandable_segments=plan.expandable_segments)
     free = play(script, start, settings)
     assert free is not None
-    return free if room is None or free <= room else play(script, start, settings, room) or free
+    within = None if room is None or free <= room else play(script, start, settings, room)
+    return (free, False) if within is None else (within, True)
 
 
 def replayable(plan: Plan, *, divided: bool) -> bool:

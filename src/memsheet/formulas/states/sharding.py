@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.arith import Count, ceil_div, round_up
+from memsheet.arith import Count, agreed, ceil_div, round_up
 from memsheet.references import MEGATRON_TP, TORCH_FSDP2, ZERO, formula
 from memsheet.spec.model import Role, Weight
 from memsheet.spec.plan import Mesh
@@ -20,7 +20,7 @@ def held_shape(weight: Weight, mesh: Mesh, vocab_multiple: int = 1) -> tuple[Cou
     degree = mesh.etp if routed else mesh.tp
     if routed:
         shape[0] = ceil_div(shape[0], mesh.ep)
-    if weight.padded and vocab_multiple > 1:
+    if weight.padded and agreed(vocab_multiple > 1):
         shape[0] = round_up(shape[0], vocab_multiple)
     if weight.cut is not None:
         units = weight.units or weight.shape[weight.cut]

@@ -47,6 +47,15 @@ def collective_s(kind: str, payload: Real, ranks: Real, stride: Real, rates: Rat
     return larger(inside, across) / rates.efficiency.communication
 
 
+@formula(cites=NCCL_TUNING, at="src/graph/tuning.cc: a broadcast is a chain through all ranks, a step of it over the network 14 us")
+def broadcasts_s(payload: Real, ranks: Real, stride: Real, rates: Rates) -> Real:
+    """A payload of which every rank has a part and broadcasts it, one after another: as many bytes as a gather, as many starts as ranks."""
+    near = smaller(ranks, larger(rates.near // stride, 1))
+    steps = larger(ranks / near - 1, 0.0) * HOP_S + rates.collectives["all_gather"].alpha_s
+    once = collective_s("all_gather", payload, ranks, stride, rates)
+    return once + smaller(ranks - 1, 1) * ranks * steps / rates.efficiency.communication
+
+
 def send_s(payload: Real, stride: Real, rates: Rates) -> Real:
     """One rank to the next at ``stride``: inside the node where it reaches so far."""
     fit = rates.collectives["all_to_all"]

@@ -14,9 +14,27 @@ from memsheet.spec.device import Cluster, Device
 MEASURED_ALIKE = {"8.0": "A100-80GB", "8.6": "L40S", "8.9": "L40S", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200", "12.0": "L40S"}
 """Of a card whose kernels nobody measured here: the measured one with the same kind of matrix unit."""
 COLLECTIVES_ALIKE = {"8.0": "A100-80GB", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200"}
-KEYS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4", "tf32": "tf32", "fp32": "fp32_vector"}
+KEYS = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "fp8": "fp8",
+    "fp8_block": "fp8",
+    "mxfp8": "fp8",
+    "nvfp4": "fp4",
+    "tf32": "tf32",
+    "fp32": "fp32_vector",
+}
 """Which dense rate an arithmetic runs at; fp32 runs on the matrix units only where tf32 is asked for."""
-CURVES = {"bf16": "bf16", "fp16": "bf16", "tf32": "bf16", "fp32": "bf16", "fp8": "fp8", "mxfp8": "fp8_block", "nvfp4": "nvfp4"}
+CURVES = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "tf32": "bf16",
+    "fp32": "bf16",
+    "fp8": "fp8",
+    "fp8_block": "fp8_block",
+    "mxfp8": "fp8",
+    "nvfp4": "nvfp4",
+}
 UNMEASURED = 0.5
 """Share of the dense rate and of the bandwidth where nothing was measured (MI300X reaches 0.51 of its dense rate, the lowest there is)."""
 
@@ -46,6 +64,7 @@ class Rates:
 
     dense: Mapping[str, float]
     products: Mapping[str, Curve]
+    depth: Curve
     memory: float
     launch_s: Mapping[str, float]
     attention: Mapping[str, tuple[Curve, Curve]]  # by generation of kernel: forward, backward
@@ -63,8 +82,9 @@ class Rates:
     def curve(self, arithmetic: str) -> Curve:
         return self.products.get(CURVES.get(arithmetic, "bf16")) or self.products["bf16"]
 
-    def product_flops(self, arithmetic: str, rows: Real) -> Real:
-        return self.flops(arithmetic) * self.curve(arithmetic).at(rows) * self.efficiency.compute
+    def product_flops(self, arithmetic: str, rows: Real, depth: Real) -> Real:
+        """``rows``: of the output; ``depth``: terms of each sum."""
+        return self.flops(arithmetic) * self.curve(arithmetic).at(rows) * self.depth.at(depth) * self.efficiency.compute
 
     def start_s(self, arithmetic: str) -> float:
         return self.launch_s.get(CURVES.get(arithmetic, "bf16"), self.launch_s["bf16"])
@@ -83,17 +103,24 @@ def rates_of(cluster: Cluster) -> Rates:
     row = table["device"].get(device.name)
     if row is None:
         raise refuse("gpus", device.name, "has no known rate of arithmetic", "memory is predicted, step time is not")
-    alike = device.name if device.name in table["products"]["utilisation"] else MEASURED_ALIKE.get(device.compute_capability or "")
     dense = {key: value * 1e12 for key, value in row["dense_tflops"].items()}
-    reached = table["products"]["memory_share"].get(alike, UNMEASURED)
+    products, code = table["products"], device.compute_capability or ""
+    starts = _own(products["launch_us"], device) or products["launch_us"]["H100-80GB"]
     return Rates(
-        dense=dense, products=_products(row, table["products"]["utilisation"].get(alike)), memory=row["memory_bandwidth_tb_s"] * 1e12 * reached,
-        launch_s={key: us * 1e-6 for key, us in table["products"]["launch_us"].get(alike, table["products"]["launch_us"]["H100-80GB"]).items()},
-        attention=_attention(table["attention_training"].get(COLLECTIVES_ALIKE.get(device.compute_capability or "", "other"))),
-        attention_dense=dense.get("bf16") or dense["fp16"], collectives=_collectives(device, table["collectives_inside_node"]["params"]),
+        dense=dense, products=_products(row, _own(products["utilisation"], device)),
+        depth=Curve.of(_own(products["depth"], device) or products["depth"]["H100-80GB"]),
+        memory=row["memory_bandwidth_tb_s"] * 1e12 * (_own(products["memory_share"], device) or UNMEASURED),
+        launch_s={key: us * 1e-6 for key, us in starts.items()},
+        attention=_attention(table["attention_training"], COLLECTIVES_ALIKE.get(code, "")), attention_dense=dense.get("bf16") or dense["fp16"],
+        collectives=_collectives(device, table["collectives_inside_node"]["params"]),
         near=max(cluster.per_node, table["domains"].get(device.name, 0)), network=cluster.links.scale_out or device.links.scale_out,
         host=cluster.links.host or device.links.host,
     )  # fmt: skip
+
+
+def _own(table: Mapping[str, Any], device: Device) -> Any:
+    """The device's own entry; else that of the measured device with the same kind of matrix unit."""
+    return table.get(device.name) or table.get(MEASURED_ALIKE.get(device.compute_capability or "", ""))
 
 
 def _products(row: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Mapping[str, Curve]:
@@ -104,10 +131,10 @@ def _products(row: Mapping[str, Any], measured: Mapping[str, Any] | None) -> Map
     return {"bf16": Curve.flat(UNMEASURED)} | {key: Curve.flat(share) for key, share in shares.items()}
 
 
-def _attention(generations: Mapping[str, Any] | None) -> Mapping[str, tuple[Curve, Curve]]:
-    if generations is None:
+def _attention(table: Mapping[str, Any], alike: str) -> Mapping[str, tuple[Curve, Curve]]:
+    if alike not in table:
         return {key: (Curve.flat(UNMEASURED / 2), Curve.flat(UNMEASURED / 2)) for key in ("fa2", "fa3", "cudnn")}
-    shape = Curve.of(generations["shape"])
+    shape, generations = Curve.of(table["shape"]), table[alike]
     level = generations["level_from"]
     normal = shape.scaled(1 / shape.at(float(level)))
     capped = Curve(tuple(point for point in normal.points if point[0] <= level))

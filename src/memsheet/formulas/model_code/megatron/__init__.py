@@ -121,6 +121,9 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(Problem(field="moe.dispatch", value=plan.routing.dispatch, reason=reason, hint=", ".join(DISPATCHERS)))
     if plan.sequence_parallel and not agreed(plan.mesh.tp > 1):
         found.append(Problem(field="sequence_parallel", value=True, reason="splits over tensor-parallel ranks, and there is one"))
+    if plan.mesh.vpp > 1 and agreed(plan.accumulation % plan.mesh.pp != 0):  # pipeline_parallel/schedules.py raises
+        reason = f"makes micro-batches that are no multiple of {plan.mesh.pp} stages, which take turns in groups of as many"
+        found.append(Problem(field="global_batch", value=plan.global_batch, reason=reason, hint="another microbatch, or vpp 1"))
     return found
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import log, sqrt
 
-from memsheet.arith import Count, agreed, ceil_div, maximum, minimum
+from memsheet.arith import Count, Term, ceil_div, each, maximum, minimum
 from memsheet.formulas.model_code.megatron.modules import STREAM, column, lowered, norm, remade, row, swiglu
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
@@ -181,6 +181,6 @@ def given_copies(ff: Moe, tokens: Count, sent: Count, plan: Plan, routing: Routi
 )
 def fluctuation(copies: Count, ranks: Count) -> Count:
     """How far above the mean the fullest of some ranks is expected to be."""
-    if not isinstance(copies, int) or not isinstance(ranks, int):
-        return 0  # a stratum of plans is compared balanced
-    return int(sqrt(2 * log(ranks)) * sqrt(copies / ranks * (1 - 1 / ranks))) if agreed(ranks > 1) else 0
+    if isinstance(copies, Term) or isinstance(ranks, Term):
+        return 0
+    return each(lambda n, r: int(sqrt(2 * log(r)) * sqrt(n / r * (1 - 1 / r))) if r > 1 else 0, copies, ranks)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer, Result, Verdict
 from memsheet.errors import printable
-from memsheet.formulas.params import idle_parameter_count, parameter_count
+from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.report.bars import Look
-from memsheet.report.json import plan_document
+from memsheet.report.json import _fix, plan_document
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.table import _asked, _billions, _capacity, _headroom, _range
-from memsheet.report.words import INSTANTS, spoken
+from memsheet.report.words import INSTANTS, flags_of, spoken
 from memsheet.search.sizes import Curve
 from memsheet.search.solve import Skipped, Solution, Target
 from memsheet.search.trials import Tried
@@ -38,8 +38,7 @@ def render_solution(solution: Solution, look: Look, curves: tuple[Curve, ...] = 
 
 
 def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
-    shown = solution.found or solution.least
-    assert shown is not None  # something was tried
+    shown = solution.shown
     look = look.fitted(int(shown.verdict.device.high))
     yield _headline(solution, shown, look)
     yield _asked(_answer(shown), look)
@@ -47,9 +46,12 @@ def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterato
     yield _decided(solution, shown, look)
     if curves:
         yield _bars(curves, look)
-    if shown.assumed:
-        yield row("Assumed", "bold", map(one_line, shown.assumed), look, between="; ")
-    yield row("Looked at", "bold", (f"{solution.values}; {solution.accounts} accounted",), look)
+    if solution.fix is not None:
+        after = f"the least then needs {look.need(solution.fix.device.value)}"
+        yield row("To fit", "bold", (f"add {flags_of(solution.fix)}", after), look)
+    if assumed := (*solution.assumed, *shown.assumed):
+        yield row("Assumed", "bold", map(one_line, assumed), look, between="; ")
+    yield row("Looked at", "bold", (f"{solution.values}; {len(solution.tried)} accounted",), look)
     if notes := (*solution.notes, *_skips(solution), *_without(curves)):
         yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
 
@@ -79,9 +81,17 @@ def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
     needs = f"needs {look.need(verdict.device.value)} of {_capacity(shown.cluster.device, look)} per GPU"
     said = needs, _range(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
+    if solution.found is None and solution.expected is None:
+        return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {needs}", *said[1:]), look)
     if solution.found is None:
-        return row("NOTHING FITS", "bold red", (f"the least, {_quantity(solution, shown)}, {needs}", *said[1:]), look)
+        best = f"{BEST[solution.target].format(_quantity(solution, shown))} may fit, none is sure to"
+        return row("UNCERTAIN", "bold yellow", (best, *said), look)
     return row("FITS", "bold green", (BEST[solution.target].format(_quantity(solution, shown)), *said), look)
+
+
+def _least(solution: Solution) -> str:
+    """The least demanding value, in words: few tokens, but many GPUs."""
+    return "the most" if solution.target is Target.GPUS else "the least"
 
 
 def _free(verdict: Verdict, look: Look) -> str:
@@ -95,12 +105,13 @@ def _where(tried: Tried) -> str:
     return f"rank {tried.verdict.rank}{stage} of {tried.cluster.count}, peak in {INSTANTS[tried.verdict.instant]}"
 
 
-def _rows(solution: Solution) -> Iterator[tuple[str, Tried]]:
+def _rows(solution: Solution, *, full: bool) -> Iterator[tuple[str, Tried]]:
     named = (
         ("the whole range fits", solution.found), ("the next step", solution.beyond),
-        ("the expected bytes fit", solution.expected), ("the least", solution.least),
+        ("the expected bytes fit", solution.expected), (_least(solution), solution.least),
     )  # fmt: skip
-    return ((name, tried) for name, tried in named if tried is not None)
+    yield from ((name, tried) for name, tried in named if tried is not None)
+    yield from (("replayed" if tried.replayed else "by shares", tried) for tried in solution.tried if full)
 
 
 def _table(solution: Solution, look: Look) -> RenderableType:
@@ -113,7 +124,7 @@ def _table(solution: Solution, look: Look) -> RenderableType:
     table.add_column(f"needs {look.unit}", justify="right", no_wrap=True)
     table.add_column("low to high", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for name, tried in _rows(solution):
+    for name, tried in _rows(solution, full=look.full):
         device, value = tried.verdict.device, value_of(solution, tried)
         number = _billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
         spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
@@ -127,7 +138,7 @@ def _decided(solution: Solution, shown: Tried, look: Look) -> Text:
 
     lines = [_takes(solution, shown, look)]
     if solution.beyond is not None:
-        lines.append(f"{_takes(solution, solution.beyond, look)}\n{_breaks(solution, solution.beyond, look)}")
+        lines.append(f"{_takes(solution, solution.beyond, look)}\n{_breaks(solution.beyond, look)}")
     elif solution.found is not None:
         lines.append("Nothing beyond that was looked at.")
     if solution.target is Target.PARAMETERS:
@@ -144,7 +155,7 @@ def _takes(solution: Solution, tried: Tried, look: Look) -> str:
     return f"At {_quantity(solution, tried)} rank {tried.verdict.rank}{stage} decides, in {INSTANTS[tried.verdict.instant]}: {parts}."
 
 
-def _breaks(solution: Solution, beyond: Tried, look: Look) -> str:
+def _breaks(beyond: Tried, look: Look) -> str:
     """Why the next step is not sure to fit."""
     if beyond.verdict.host_short_bytes:
         return f"There host memory lacks {look.need(beyond.verdict.host_short_bytes)} a node."
@@ -175,7 +186,7 @@ def _without(curves: tuple[Curve, ...]) -> Iterator[str]:
     yield from (f"{curve.name}: {curve.reason}" for curve in curves if curve.reason)
     if curves:
         engines = ", ".join(f"{curve.name} by {curve.engine}" for curve in curves)
-        yield f"sizes of clusters: {engines}; by shares of the allocator's slack, no step replayed"
+        yield f"sizes of clusters: {engines}; by shares of the allocator's slack, only the answer replayed"
 
 
 def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
@@ -198,19 +209,19 @@ def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
 
 def solution_document(solution: Solution, curves: tuple[Curve, ...] = ()) -> dict[str, Any]:
     """The solution as plain values. ``found`` is null where nothing fits."""
-    found, shown = solution.found, solution.found or solution.least
+    found, shown = solution.found, solution.shown
     return {
         "schema": SCHEMA, "solve": solution.target.value, "unit": UNITS[solution.target],
         "value": value_of(solution, found) if found else None,
         **{name: _tried(solution, tried) if tried else None for name, tried in (
             ("found", found), ("next", solution.beyond), ("expected", solution.expected), ("least", solution.least),
         )},
-        "plan": plan_document(shown.plan, model=shown.model.name, cluster=shown.cluster) if shown else None,
-        "assumed": list(shown.assumed) if shown else [],
-        "device": _device(shown) if shown else None,
-        "search": {"values": solution.values, "accounted": solution.accounts, "skipped": [_skipped(each) for each in solution.skipped]},
+        "plan": plan_document(shown.plan, model=shown.model.name, cluster=shown.cluster),
+        "assumed": [*solution.assumed, *shown.assumed],
+        "device": _device(shown),
+        "search": {"values": solution.values, "accounted": len(solution.tried), "skipped": [_skipped(each) for each in solution.skipped]},
         **({"sizes": [_curve(curve) for curve in curves]} if curves else {}),
-        "notes": list(solution.notes),
+        "cheapest_fix": _fix(solution.fix) if solution.fix else None, "notes": list(solution.notes),
     }  # fmt: skip
 
 
@@ -228,7 +239,7 @@ def _tried(solution: Solution, tried: Tried) -> dict[str, Any]:
             "name": printable(tried.model.name), "parameters": int(parameter_count(tried.model)), "layers": layers,
             "hidden": int(tried.model.hidden),
         },
-        "result": verdict.result.value, "rank": verdict.rank, "stage": tried.stage, "instant": verdict.instant.value,
+        "replayed": tried.replayed, "result": verdict.result.value, "rank": verdict.rank, "stage": tried.stage, "instant": verdict.instant.value,
         "device_bytes": int(verdict.device.value), "device_low_bytes": int(verdict.device.low), "device_high_bytes": int(verdict.device.high),
         "headroom_bytes": int(verdict.headroom_bytes), "host_short_bytes": int(verdict.host_short_bytes),
         "largest": [{"component": component.value, "bytes": int(size.value)} for component, size in verdict.largest],

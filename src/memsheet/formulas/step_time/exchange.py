@@ -1,0 +1,142 @@
+"""What ranks of a layer tell one another in every pass: tensor, context and expert parallelism."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memsheet.formulas.step_time.collectives import across_s, collective_s, send_s
+from memsheet.formulas.step_time.numbers import Real, exposed, larger
+from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, Shop
+from memsheet.formulas.step_time.rates import Rates
+from memsheet.references import DEEPEP, MEGATRON_SP, MEGATRON_TP, formula
+from memsheet.spec.engine import Sharding
+from memsheet.spec.model import Attention, Block, LatentAttention, Moe
+from memsheet.spec.plan import ContextParallel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """Seconds that nothing hides, forward and backward, by axis."""
+
+    tp: tuple[Real, Real]
+    cp: tuple[Real, Real]
+    ep: tuple[Real, Real]
+
+    @property
+    def forward_s(self) -> Real:
+        return self.tp[0] + self.cp[0] + self.ep[0]
+
+    @property
+    def backward_s(self) -> Real:
+        return self.tp[1] + self.cp[1] + self.ep[1]
+
+
+def exchanges(shop: Shop, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> Exchange:
+    return Exchange(tp=_tensor(shop, block, operators, sharding), cp=_context(shop, block, operators), ep=_routed(shop, block, operators))
+
+
+def regions(block: Block) -> int:
+    """Pairs of a product cut by columns and one cut by rows."""
+    ff = block.feed_forward
+    return len(block.mixers[:1]) + (ff is not None and (not isinstance(ff, Moe) or ff.shared is not None))
+
+
+# Megatron starts backward's collectives beside a product, but on the same multiprocessors: only the low end counts them as hidden, as
+# SimuMax (4dcaae5) counts none. What is asked for by name (async_tp) is hidden.
+
+
+@formula(cites=MEGATRON_TP, at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient")
+def _tensor(shop: Shop, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
+    payload, ranks = shop.tokens * BF16_BYTES * 1.0 * block.hidden, shop.tp
+    count = regions(block)
+    if shop.plan.sequence_parallel:
+        return _sequence(shop, payload, count, operators, sharding)
+    one = count * collective_s("all_reduce", payload, ranks, 1, shop.rates)
+    cover = sum((op.backward_s for op in operators if not op.attention), 0.0) / 2
+    return one, exposed(one, cover) if shop.hides and sharding is Sharding.MEGATRON else one
+
+
+@formula(
+    cites=MEGATRON_SP,
+    at="section 4.2.2: all-gather before, reduce-scatter after a region; backward the reverse, and the input gathered again",
+)
+def _sequence(shop: Shop, payload: Real, count: int, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
+    gather = count * collective_s("all_gather", payload, shop.tp, 1, shop.rates)
+    scatter = count * collective_s("reduce_scatter", payload, shop.tp, 1, shop.rates)
+    forward = gather + scatter
+    if sharding is Sharding.MEGATRON:  # tensor_parallel/layers.py: gathered again beside one product, scattered beside the other
+        cover = sum((op.backward_s for op in operators if not op.attention), 0.0) / 2
+        backward = gather + exposed(gather + scatter, cover if shop.hides else 0.0)
+    else:
+        backward = gather + scatter
+    if shop.plan.async_tp:  # cut into one chunk a rank, of which the first and last have nothing beside them
+        return forward / shop.tp, backward / shop.tp
+    return forward, backward
+
+
+def _context(shop: Shop, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+    mixer = next((m for m in block.mixers if isinstance(m, Attention | LatentAttention)), None)
+    if mixer is None:
+        return 0.0, 0.0
+    cp, rates, stride = shop.plan.mesh.cp, shop.rates, shop.tp
+    if isinstance(mixer, LatentAttention):
+        keys = mixer.heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim)
+        queries = mixer.heads * (mixer.qk_nope_head_dim + mixer.qk_rope_head_dim)
+    else:
+        keys, queries = 2 * mixer.kv_heads * mixer.head_dim, mixer.heads * mixer.head_dim
+    mine = shop.tokens * BF16_BYTES / shop.tp
+    if shop.plan.context_parallel is ContextParallel.ALL_TO_ALL:
+        one = collective_s("all_to_all", mine * (keys + 2 * queries), cp, stride, rates)
+        return one, one
+    if shop.plan.context_parallel is ContextParallel.ALL_GATHER:
+        gather = collective_s("all_gather", mine * cp * keys, cp, stride, rates)
+        return gather, gather + collective_s("reduce_scatter", mine * cp * keys, cp, stride, rates)
+    beside = [(op.forward_s / cp, op.backward_s / cp) for op in operators if op.attention]
+    one = send_s(mine * keys, stride, rates)
+    forward, backward = sum(f for f, _ in beside), sum(b for _, b in beside)
+    return (cp - 1) * exposed(one, forward), (cp - 1) * exposed(2 * one, backward)
+
+
+def _routed(shop: Shop, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+    """Nothing runs beside it, unless the passes of two micro-batches are interleaved (DualPipe; Megatron-Core's
+    ``--overlap-moe-expert-parallel-comm``): the low end.
+    """
+    forward, backward = _experts(shop, block)
+    if not shop.hides:
+        return forward, backward
+    return exposed(forward, sum((op.forward_s for op in operators), 0.0)), exposed(backward, sum((op.backward_s for op in operators), 0.0))
+
+
+def _experts(shop: Shop, block: Block) -> tuple[Real, Real]:
+    """Tokens to their experts and back, each way."""
+    moe, mesh = block.feed_forward, shop.plan.mesh
+    if not isinstance(moe, Moe):
+        return 0.0, 0.0
+    tokens = shop.tokens / shop.between * block.hidden * BF16_BYTES
+    stride = mesh.etp
+    if shop.plan.routing is not None and shop.plan.routing.dispatch == "allgather":
+        one = collective_s("all_gather", tokens * mesh.ep, mesh.ep, stride, shop.rates)
+        one = one + collective_s("reduce_scatter", tokens * mesh.ep, mesh.ep, stride, shop.rates)
+        return one, one
+    sent = tokens * moe.experts_per_token
+    if shop.plan.routing is not None and shop.plan.routing.dispatch in ONCE_A_NODE:
+        there = once_a_node_s(tokens, moe, mesh.ep, stride, shop.rates)
+    else:
+        there = collective_s("all_to_all", sent, mesh.ep, stride, shop.rates)
+    spread = collective_s("all_gather", sent * mesh.etp, mesh.etp, 1, shop.rates)
+    gathered = collective_s("reduce_scatter", sent * mesh.etp, mesh.etp, 1, shop.rates)
+    return 2 * there + spread + gathered, 2 * there + spread + gathered
+
+
+ONCE_A_NODE = ("deepep", "hybridep", "flex")
+
+
+@formula(cites=DEEPEP, at="README: a token crosses to each node that has experts of it once, and spreads there over the fast link")
+def once_a_node_s(tokens: Real, moe: Moe, ranks: Real, stride: Real, rates: Rates) -> Real:
+    """Of ``nodes`` equally likely ones, experts of a token lie on nodes (1 - (1 - 1/nodes)^k)."""
+    nodes = larger(ranks / larger(rates.near // stride, 1), 1.0)
+    reached = nodes * (1 - (1 - 1 / nodes) ** moe.experts_per_token)
+    near = ranks / nodes
+    inside = collective_s("all_to_all", tokens * moe.experts_per_token, near, stride, rates)
+    across = across_s("all_to_all", tokens * reached, ranks, near, rates) / rates.efficiency.communication
+    return larger(inside, across)

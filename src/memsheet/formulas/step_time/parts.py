@@ -1,0 +1,156 @@
+"""One part of a pipeline: seconds of a micro-batch's forward and backward through its layers, and the parameters a rank keeps of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memsheet.formulas.pipeline import layers_of_stage
+from memsheet.formulas.step_time.exchange import Exchange, exchanges
+from memsheet.formulas.step_time.numbers import Real
+from memsheet.formulas.step_time.operators import Operator, Shop, adapted, ends, layer
+from memsheet.references import LORA, formula
+from memsheet.spec.engine import Code, Sharding
+from memsheet.spec.model import Block, ModelSpec, Role, Weight
+from memsheet.spec.plan import Recompute, RecomputeMode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A layer, or an end of the model: what one micro-batch takes of it. ``dense``, ``experts``: elements that a rank computes with."""
+
+    forward_s: Real
+    backward_s: Real  # with what is recomputed first
+    recompute_s: Real
+    exchange_s: Real
+    attention_s: Real
+    flops: Real
+    dense: Real
+    experts: Real
+    trained: Real  # of the dense ones; of experts all, or none beside an adapter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Units with how often they come, in no order."""
+
+    units: tuple[tuple[int, Unit], ...]
+
+    def total(self, field: str) -> Real:
+        return sum((n * getattr(unit, field) for n, unit in self.units), 0.0)
+
+
+def parts_of(shop: Shop, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int, int], Part]:
+    """By (stage, chunk). Equal layers are timed once."""
+    plan, blocks = shop.plan, [b for stack in spec.stacks for run in stack.runs for _ in range(run.count) for b in run.pattern]
+    timed: dict[int, Unit] = {}
+    by_id = {id(block): block for block in blocks}
+    share = _share(plan.recompute, len(blocks))
+    mesh, found = plan.mesh, {}
+    first, last = _first(shop, spec), _last(shop, spec)
+    for stage in range(mesh.pp):
+        for chunk in range(mesh.vpp):
+            low, high = layers_of_stage(len(blocks), plan, stage, chunk) if mesh.pp * mesh.vpp > 1 else (0, len(blocks))
+            units: list[tuple[int, Unit]] = []
+            for key, count in Counter(id(b) for b in blocks[low:high]).items():
+                if key not in timed:
+                    timed[key] = _unit(shop, by_id[key], sharding, share)
+                units.append((count, timed[key]))
+            number = chunk * mesh.pp + stage
+            units += [(1, first)] if number == 0 else []
+            units += [(1, last)] if number == mesh.pp * mesh.vpp - 1 else []
+            found[stage, chunk] = Part(units=tuple(units))
+    return found
+
+
+def _unit(shop: Shop, block: Block, sharding: Sharding, share: float) -> Unit:
+    operators = layer(shop, block)
+    told = exchanges(shop, block, operators, sharding)
+    forward = sum((op.forward_s for op in operators), 0.0)
+    again, told_again = _again(shop, operators, told, share)
+    dense = sum((_mine(w, shop.tp) for w in block.weights if w.role not in (Role.EXPERT, Role.EXPERT_BIAS)), 0.0)
+    held = [w for w in block.weights if w.role in (Role.EXPERT, Role.EXPERT_BIAS)]
+    experts = sum((w.elements / (shop.plan.mesh.ep * shop.plan.mesh.etp) for w in held), 0.0)
+    cast = CAST_BYTES * (dense + experts) / shop.rates.memory_bytes if shop.kernels.casts else 0.0
+    backward = sum((op.backward_s for op in operators), 0.0)
+    return Unit(
+        forward_s=forward + told.forward_s + cast, backward_s=backward + told.backward_s + again + cast,
+        recompute_s=again, exchange_s=told.forward_s + told.backward_s + told_again,
+        attention_s=sum((op.forward_s + op.backward_s for op in operators if op.attention), 0.0),
+        flops=sum((op.flops for op in operators), 0.0), dense=dense, experts=experts, trained=trained(shop.plan, block.weights, shop.tp, dense),
+    )  # fmt: skip
+
+
+@formula(cites=LORA, at="section 4.1: r (in + out) elements for each adapted matrix")
+def trained(plan: Plan, weights: Iterable[Weight], tp: Real, dense: Real) -> Real:
+    if plan.adapter is None:
+        return dense
+    return sum((plan.adapter.rank * (sum(w.shape) / tp) for w in weights if adapted(plan, w)), 0.0)
+
+
+CAST_BYTES = 6
+"""A matrix read in fp32 and written in 16 bits, its gradient the other way (torch aten/src/ATen/autocast_mode.cpp, cached_cast)."""
+
+
+def _mine(weight: Weight, tp: Real) -> Real:
+    return weight.elements / tp if weight.cut is not None else weight.elements * 1.0
+
+
+def _share(recompute: Recompute, layers: int) -> float:
+    """Of the layers, those that are recomputed whole."""
+    if recompute.by_layers:
+        return 1 / recompute.every
+    if recompute.mode is not RecomputeMode.FULL:
+        return 0.0
+    return min(recompute.layers, layers) / layers if recompute.layers is not None else 1.0
+
+
+OP_POLICY = 0.5
+"""torchtitan's policy keeps every second product and all attention (parallelize_llama.py:214-250 of 9dec370)."""
+RUNS_TO_THE_END = (Code.MEGATRON, Code.INTERNEVO)
+"""Whose recompute runs the layer whole. torch's own (not reentrant) stops once all that backward needs is there, before the product whose
+result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError).
+"""
+
+
+def _again(shop: Shop, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, Real]:
+    """Seconds of what runs a second time, and of them those spent in exchanges."""
+    how = shop.plan.recompute
+    if share:
+        stops = shop.kernels.code not in RUNS_TO_THE_END
+        moved = told.forward_s - (LAST_SCATTER * told.tp[0] if stops else 0.0)
+        return share * (sum((op.forward_s for op in operators if not (stops and op.ends)), 0.0) + moved), share * moved
+    if how.mode is not RecomputeMode.SELECTIVE:
+        return 0.0, 0.0
+    if "op" in how.modules:
+        return sum((op.forward_s * (OP_POLICY if op.product else 1.0) for op in operators if not op.attention), 0.0), 0.0
+    modules = {*how.modules} or {"core_attn"}
+    names = modules | ({"moe_act"} if "moe" in modules else set())
+    found = sum((op.forward_s for op in operators if op.part in names), 0.0)
+    moved = told.ep[0] if "moe" in modules else 0.0
+    return found + moved, moved
+
+
+LAST_SCATTER = 0.25
+"""Of a layer's four gathers and scatters, the one after its last product."""
+
+
+def _first(shop: Shop, spec: ModelSpec) -> Unit:
+    rows = shop.tokens * 4.0 * spec.hidden / shop.between / shop.rates.memory_bytes
+    return _end(rows, 3 * rows, 0.0, sum((_mine(w, shop.tp) for w in spec.embeddings.weights), 0.0), shop.plan)
+
+
+def _last(shop: Shop, spec: ModelSpec) -> Unit:
+    operators = ends(shop, spec.head, spec.hidden, spec.vocab) if spec.head.kind != "none" else ()
+    forward, backward = (sum((getattr(op, f) for op in operators), 0.0) for f in ("forward_s", "backward_s"))
+    return _end(
+        forward, backward, sum((op.flops for op in operators), 0.0), sum((_mine(w, shop.tp) for w in spec.head.weights), 0.0), shop.plan
+    )
+
+
+def _end(forward: Real, backward: Real, flops: Real, elements: Real, plan: Plan) -> Unit:
+    return Unit(
+        forward_s=forward, backward_s=backward, recompute_s=0.0, exchange_s=0.0, attention_s=0.0, flops=flops, dense=elements, experts=0.0,
+        trained=0.0 if plan.adapter is not None else elements,
+    )  # fmt: skip

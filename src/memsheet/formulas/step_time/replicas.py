@@ -1,0 +1,165 @@
+"""What data-parallel ranks tell one another, and how much of it the passes hide, by sharding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from memsheet.formulas.step_time.collectives import broadcasts_s, collective_s
+from memsheet.formulas.step_time.numbers import Real, exposed, larger
+from memsheet.formulas.step_time.parts import Part, Unit
+from memsheet.formulas.step_time.rates import Rates
+from memsheet.references import INTERNEVO, TORCH_DDP, TORCH_FSDP2, ZERO, formula
+from memsheet.spec.engine import Sharding
+from memsheet.spec.plan import Plan
+
+
+class Overlap(Enum):
+    """What runs beside the passes: all that could, what the engine runs so by its defaults, nothing."""
+
+    ALL = "all"
+    ENGINE = "engine"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Data-parallel ranks of one kind of parameters: those that share shards, at which stride, and whole copies of them."""
+
+    shards: Real
+    stride: Real
+    copies: Real
+
+    def gather_s(self, elements: Real, size: float, rates: Rates) -> Real:
+        return collective_s("all_gather", elements * size, self.shards, self.stride, rates)
+
+    def scatter_s(self, elements: Real, size: float, rates: Rates) -> Real:
+        """And the shards summed over copies, where there are any."""
+        one = collective_s("reduce_scatter", elements * size, self.shards, self.stride, rates)
+        return one + collective_s("all_reduce", elements * size / self.shards, self.copies, self.stride * self.shards, rates)
+
+    def reduce_s(self, elements: Real, size: float, rates: Rates) -> Real:
+        return collective_s("all_reduce", elements * size, self.shards * self.copies, self.stride, rates)
+
+
+def groups_of(plan: Plan) -> tuple[Group, Group]:
+    """Of dense parameters, and of experts, which fewer ranks have copies of."""
+    mesh = plan.mesh
+    cut = mesh.ep * mesh.etp
+    dense = Group(shards=mesh.dp_shard * mesh.cp, stride=mesh.tp, copies=mesh.dp_replicate)
+    return dense, Group(shards=larger(mesh.dp_shard * mesh.cp * mesh.tp / cut, 1), stride=cut, copies=mesh.dp_replicate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Passes:
+    """Seconds of one micro-batch through a part with what it waits for, and what comes once a step."""
+
+    forward_s: Real
+    backward_s: Real
+    waited_s: Real  # of the two above, for parameters and gradients
+    once_s: Real
+
+
+def passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
+    if (sharding.gathers and plan.zero >= 2) or plan.zero == 3:
+        return _sharded(part, plan, sharding, overlap, rates)
+    return _whole(part, plan, sharding, overlap, rates)
+
+
+@formula(
+    cites=TORCH_FSDP2, at="_fsdp_param_group.py: the next unit is gathered while one runs; in backward the last one's gradients scatter too"
+)
+def _sharded(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
+    forward, backward = part.total("forward_s"), part.total("backward_s")
+    shown_f, shown_b, edge_f, edge_b = 0.0, 0.0, 0.0, 0.0
+    for count, unit in part.units:
+        gather, scatter = _unit_s(unit, plan, rates)
+        again = gather if plan.reshard_after_forward else 0.0
+        if overlap is Overlap.NONE:
+            shown_f, shown_b = shown_f + count * gather, shown_b + count * (again + scatter)
+            continue
+        shown_f = shown_f + count * beside(gather, unit.forward_s, overlap)
+        shown_b = shown_b + count * beside(again + scatter, unit.backward_s, overlap)
+        edge_f, edge_b = larger(edge_f, gather), larger(edge_b, again + scatter)
+    copied_f, copied_b = _copies(part, plan, sharding, rates)
+    shown_f, shown_b = shown_f + copied_f, shown_b + copied_b
+    if overlap is Overlap.ENGINE:  # the first gather and the last scatter have nothing beside them
+        shown_f, shown_b = shown_f + edge_f, shown_b + edge_b
+    return Passes(forward_s=forward + shown_f, backward_s=backward + shown_b, waited_s=shown_f + shown_b, once_s=0.0)
+
+
+SLOWED = 0.146
+"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146; 1.123 on another machine)."""
+
+
+def beside(work: Real, cover: Real, overlap: Overlap) -> Real:
+    """What a collective costs that runs beside ``cover``: what sticks out, and what it slows."""
+    out = exposed(work, cover)
+    return out if overlap is Overlap.ALL else out + SLOWED * (work - out)
+
+
+def _copies(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[Real, Real]:
+    """Passes over memory around the collectives: gathered parameters copied out of the buffer (fully_shard only, _fsdp_collectives.py,
+    split_with_sizes_copy), gradients raised to the dtype they are reduced in on their way into one.
+    """
+    elements = part.total("dense") + part.total("experts")
+    size, reduced = plan.precision.compute.bits / 8, plan.precision.reduce.bits / 8
+    out = 2 * size * elements / rates.memory_bytes if sharding is Sharding.FSDP2 else 0.0
+    raised = (2.0 + reduced) * elements / rates.memory_bytes if plan.adapter is None else 0.0
+    return out, (out if plan.reshard_after_forward else 0.0) + raised
+
+
+def _unit_s(unit: Unit, plan: Plan, rates: Rates) -> tuple[Real, Real]:
+    dense, experts = groups_of(plan)
+    low = plan.fp8 is not None and plan.fp8.gathered
+    size, reduced = 1.0 if low else plan.precision.compute.bits / 8, plan.precision.reduce.bits / 8
+    size = 2.0 if plan.fp8 is not None and not low else size
+    gather = dense.gather_s(unit.dense, size, rates) + _any(unit.experts, experts.gather_s(unit.experts, size, rates))
+    routed = unit.experts * (plan.adapter is None)
+    scatter = dense.scatter_s(unit.trained, reduced, rates) + _any(routed, experts.scatter_s(routed, reduced, rates))
+    return gather, scatter
+
+
+def _any(elements: Real, seconds: Real) -> Real:
+    """No experts, no collective for them."""
+    return 0.0 if isinstance(elements, float) and elements == 0.0 else seconds
+
+
+@formula(
+    cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py, broadcast_params: every rank tells the others its whole parameters in turn"
+)
+def _told(group: Group, elements: Real, size: float, rates: Rates) -> Real:
+    return broadcasts_s(elements * size, group.shards, group.stride, rates)
+
+
+BESIDE_BACKWARD = {Sharding.REPLICATED: 1.0, Sharding.INTERNEVO: 1.0, Sharding.MEGATRON: 0.0, Sharding.DEEPSPEED: 0.0}
+"""Whether gradients are reduced beside backward unless one asks otherwise: DistributedDataParallel's buckets and InternEvo's are, Megatron's
+``--overlap-grad-reduce`` and DeepSpeed's ``overlap_comm`` (stages 1 and 2) are off.
+"""
+
+
+@formula(
+    cites=ZERO, at="section 7: gradients reduced once a step (at stage 2 every micro-batch), parameters gathered after the optimizer's step"
+)
+@formula(cites=TORCH_DDP, at="all-reduce of buckets beside the last micro-batch's backward")
+def _whole(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
+    dense, experts = groups_of(plan)
+    gradient = plan.precision.reduce.bits / 8
+    own, theirs = part.total("trained"), part.total("experts") * (plan.adapter is None)
+    forward, backward = part.total("forward_s"), part.total("backward_s")
+    scatters = plan.zero >= 1 and sharding is not Sharding.INTERNEVO
+    if scatters:
+        sums = dense.scatter_s(own, gradient, rates) + _any(theirs, experts.scatter_s(theirs, gradient, rates))
+    else:
+        sums = dense.reduce_s(own, gradient, rates) + _any(theirs, experts.reduce_s(theirs, gradient, rates))
+    gathered = 0.0
+    if plan.zero >= 1:
+        gather = _told if sharding is Sharding.INTERNEVO else Group.gather_s
+        gathered = gather(dense, own, 2.0, rates) + _any(theirs, gather(experts, theirs, 2.0, rates))
+    hides = {Overlap.ALL: 1.0, Overlap.ENGINE: BESIDE_BACKWARD.get(sharding, 1.0), Overlap.NONE: 0.0}[overlap]
+    seen = beside(sums, hides * backward, overlap)
+    each = plan.zero == 2 and sharding is Sharding.DEEPSPEED
+    gathered = exposed(gathered, forward) if overlap is Overlap.ALL else gathered
+    once = gathered + (0.0 if each else seen)
+    waited = seen if each else 0.0
+    return Passes(forward_s=forward, backward_s=backward + waited, waited_s=waited, once_s=once)

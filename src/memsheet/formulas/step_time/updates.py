@@ -1,0 +1,77 @@
+"""The optimizer's step and what travels between device and host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memsheet.formulas.step_time.numbers import Real, exposed
+from memsheet.formulas.step_time.parts import Part
+from memsheet.formulas.step_time.rates import Rates
+from memsheet.formulas.step_time.replicas import groups_of
+from memsheet.references import MEGATRON_SP, TORCH_OPTIM, ZERO_OFFLOAD, formula
+from memsheet.spec.engine import Sharding
+from memsheet.spec.plan import Implementation, OptimizerName, Plan, RecomputeMode
+
+SEPARATE = {Implementation.FOREACH: 12, Implementation.LOOP: 12}
+"""Passes of four bytes that an optimizer written operation by operation makes besides (torch/optim/adam.py, _multi_tensor_adam: lerp, mul,
+addcmul, sqrt, div, add, addcdiv, each with a temporary).
+"""
+EIGHT_BITS = frozenset({OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW_8BIT})
+MOMENTS = {OptimizerName.SGD: 0, OptimizerName.SGD_MOMENTUM: 1, OptimizerName.LION: 1, OptimizerName.LION_8BIT: 1, OptimizerName.MUON: 1}
+"""States of the size of a parameter; two of the others (those of Adafactor, Adam-mini and GaLore are smaller: never faster than this)."""
+CPU_ADAM_BYTES = 28
+"""Of host memory an element: gradient, master and two moments read, three written."""
+HOST_MEMORY_BYTES_PER_S = 409_600_000_000
+"""Two sockets of eight channels of DDR4-3200 (JEDEC), of a node."""
+DEFAULT_HOST_LINK = 31.5e9
+"""PCIe 4.0 with 16 lanes (PCI-SIG): 16 GT/s a lane, 128b/130b."""
+
+
+def kept(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
+    """Elements whose states a rank updates."""
+    dense, experts = groups_of(plan)
+    divided = plan.zero >= 1 or sharding.gathers
+    own, theirs = (sum((part.total(name) for part in parts), 0.0) for name in ("trained", "experts"))
+    theirs = theirs * (plan.adapter is None)
+    return own / dense.shards + theirs / experts.shards if divided else own + theirs
+
+
+@formula(cites=TORCH_OPTIM, at="gradient, parameter and two moments read, three written; the gradient's norm before and its zeroing after")
+def update_s(elements: Real, plan: Plan, rates: Rates) -> Real:
+    if plan.optimizer is None:
+        return 0.0
+    precision = plan.precision
+    gradient = precision.gradients.bits / 8
+    moment = (1.0 if plan.optimizer.name in EIGHT_BITS else precision.moments.bits / 8) * MOMENTS.get(plan.optimizer.name, 2) / 2
+    master = (
+        precision.master_weights.bits / 8 + precision.parameters.bits / 8 if precision.master_weights else precision.parameters.bits / 4
+    )
+    size = 3 * gradient + 4 * moment + master + 4.0 * SEPARATE.get(plan.optimizer.implementation, 0)
+    return (1.0 - plan.offload.optimizer) * elements * size / rates.memory_bytes
+
+
+@formula(
+    cites=ZERO_OFFLOAD,
+    at="section 4: 2M bytes of gradients to the host and 2M of parameters back every step, and the update on the processor",
+)
+def offloaded_s(elements: Real, passes_s: Real, microbatches: Real, plan: Plan, rates: Rates, activations: Real) -> Real:
+    """Seconds besides the passes: the optimizer's on the host, and parameters fetched for every pass as far as the passes do not hide them."""
+    link = rates.host or DEFAULT_HOST_LINK
+    seconds: Real = 0.0
+    if plan.offload.optimizer:
+        share = plan.offload.optimizer
+        gradient = plan.precision.gradients.bits / 8
+        seconds = share * elements * ((gradient + 2.0) / link + CPU_ADAM_BYTES * rates.near / HOST_MEMORY_BYTES_PER_S)
+    if plan.offload.parameters:
+        seconds = seconds + exposed(
+            plan.offload.parameters * elements * 2 * plan.precision.parameters.bits / 8 * microbatches / link, passes_s
+        )
+    if plan.offload.activations:  # out beside forward, back beside backward
+        seconds = seconds + exposed(2 * activations * microbatches / link, passes_s)
+    return seconds
+
+
+@formula(cites=MEGATRON_SP, at="table 2: 34 s b h bytes a layer, of which recompute keeps the layer's input, 2 s b h")
+def activation_bytes(tokens: Real, hidden: int, layers: float, plan: Plan) -> Real:
+    kept_bytes = 2 if plan.recompute.mode is RecomputeMode.FULL else 34
+    return kept_bytes * tokens * hidden * layers / plan.mesh.tp

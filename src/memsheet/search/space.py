@@ -1,0 +1,167 @@
+"""Every way to train a model on a cluster that an engine offers: the choices to combine, and the counts that divide the devices.
+
+A *choice* (recompute, ZeRO stage, loss, pipeline) is some keys of a request; a *count* (a degree, the micro-batch) is a number. What the
+request says itself is pinned; what it leaves open is searched. Numbers that do not divide are counted by reason, never lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from memsheet.engines import find_engine
+from memsheet.errors import refuse
+from memsheet.spec.device import Cluster
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import ModelSpec, Moe
+from memsheet.spec.plan import ContextParallel, Loss, OptimizerName, RecomputeMode, Schedule
+
+Request = Mapping[str, Any]
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
+"""Degrees that are counts of a stratum; pp and vpp order the step, so they are choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Space:
+    """What is searched. ``choices``: all combinations of options, as keys of a request; ``pipelines``: of pp, vpp and schedule."""
+
+    model: ModelSpec
+    cluster: Cluster
+    engine: Engine
+    request: Request
+    choices: tuple[Request, ...]
+    pipelines: tuple[Request, ...]
+
+    @property
+    def experts(self) -> bool:
+        """Whether the model has experts, which ep and etp divide."""
+        blocks = (block for stack in self.model.stacks for run in stack.runs for block in run.pattern)
+        return any(isinstance(block.feed_forward, Moe) for block in blocks)
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Every divisor, smallest first."""
+    low = [n for n in range(1, int(number**0.5) + 1) if number % n == 0]
+    return tuple(sorted({*low, *(number // n for n in low)}))
+
+
+def space_of(model: ModelSpec, cluster: Cluster, request: Request, *, every: bool = False) -> Space:
+    """The space that a request leaves open. ``every``: also the options that cost memory and buy nothing: optimizer states on every rank, losses
+    beside the engine's first, sequences that tensor-parallel ranks do not share; other optimizers; more chunks a stage than are run.
+
+    Raises InputError where the engine is not modelled, or the length or the batch of a step is missing.
+    """
+    engine = find_engine(str(request.get("engine")))
+    if engine is None:
+        raise refuse("engine", request.get("engine"), "is not modelled", "name one engine")
+    for key in ("seq_len", "global_batch"):
+        if not request.get(key):
+            raise refuse(key, request.get(key), "is missing; a search needs to know what a step trains", f"give {key}")
+    fixed = {key: value for key, value in request.items() if value is not None} | {"task": "train", "engine": engine.name}
+    return Space(
+        model=model, cluster=cluster, engine=engine, request=fixed, choices=tuple(_choices(engine, fixed, every=every)),
+        pipelines=tuple(_pipelines(engine, fixed, model, cluster, every=every)),
+    )  # fmt: skip
+
+
+def _choices(engine: Engine, fixed: Request, *, every: bool) -> Iterator[Request]:
+    """All combinations of what is open, each as keys of a request."""
+    tables = [
+        _values(fixed, "zero", engine.zero if every else _stages(engine)),
+        _recompute(engine, fixed),
+        _values(fixed, "loss", [loss.value for loss in (engine.losses if every else _losses(engine))]),
+        _values(fixed, "optimizer.name", [name.value for name in _optimizers(engine, every=every)]),
+        _offload(engine, fixed),
+        _switched(engine, fixed, "sequence_parallel", "tp", (False, True) if every else (True,)),
+        _switched(engine, fixed, "context_parallel_comm", "cp", [c.value for c in ContextParallel] if every else [ContextParallel.RING.value]),
+    ]  # fmt: skip
+    for combination in product(*tables):
+        yield {key: value for part in combination for key, value in part.items()}
+
+
+def _stages(engine: Engine) -> tuple[int, ...]:
+    """Without stage 0 where there is stage 1, which divides the optimizer's states and sends as much (ZeRO, section 7.1)."""
+    return tuple(stage for stage in engine.zero if stage or 1 not in engine.zero)
+
+
+def _losses(engine: Engine) -> tuple[Loss, ...]:
+    """The engine's first. Where that is the plain one, the fused one too, which needs a library of its own."""
+    return tuple(loss for loss in (Loss.PLAIN, Loss.FUSED) if loss in engine.losses) if engine.losses[0] is Loss.PLAIN else engine.losses[:1]
+
+
+def _values(fixed: Request, key: str, values: Any) -> list[Request]:
+    return [{key: fixed[key]}] if key in fixed else [{key: value} for value in values]
+
+
+def _switched(engine: Engine, fixed: Request, key: str, axis: str, values: Any) -> list[Request]:
+    """An option that only ranks of an axis have; each plan drops it where it has none."""
+    return _values(fixed, key, values) if key in engine.models and axis in engine.axes else [{}]
+
+
+def _optimizers(engine: Engine, *, every: bool) -> tuple[OptimizerName, ...]:
+    """Those that step as AdamW does, in 32 or in 8 bits: others train differently."""
+    alike = tuple(name for name in (OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT) if name in engine.optimizers)
+    return engine.optimizers if every else alike
+
+
+def _recompute(engine: Engine, fixed: Request) -> list[Request]:
+    given = {key: value for key, value in fixed.items() if key.startswith("recompute.")}
+    if given:
+        return [given]
+    modes = [mode for mode in engine.recompute if mode is not RecomputeMode.SELECTIVE or engine.selective]
+    return [{"recompute.mode": mode.value} for mode in modes]
+
+
+def _offload(engine: Engine, fixed: Request) -> list[Request]:
+    given = {key: value for key, value in fixed.items() if key.startswith("offload.")}
+    if given:
+        return [given]
+    found: list[Request] = [{}]
+    if "optimizer" in engine.offload:
+        found.append({"offload.optimizer": 1})
+    if {"optimizer", "parameters"} <= set(engine.offload):
+        found.append({"offload.optimizer": 1, "offload.parameters": 1})
+    return [*found, {"offload.activations": True}] if "activations" in engine.offload else found
+
+
+USUAL_CHUNKS = 8
+"""Chunks a stage beyond which a step is mostly sending: published runs have 2 to 8."""
+
+
+def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluster, *, every: bool) -> Iterator[Request]:
+    """Stages, chunks of each and the schedule. One that leaves layers over is refused later, by reason."""
+    layers = sum(stack.layers for stack in model.stacks)
+    stages = divisors(cluster.count) if "pp" in engine.axes else (1,)
+    chunks = tuple(n for n in divisors(layers) if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
+    for pp, vpp in product(_given(fixed, "mesh.pp", stages), _given(fixed, "mesh.vpp", chunks)):
+        if pp == 1 and vpp == 1:
+            yield {"mesh.pp": 1, "mesh.vpp": 1}
+        for schedule in _schedules(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
+            if fixed.get("schedule") in (None, schedule.value):
+                yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value}
+
+
+def _schedules(engine: Engine, vpp: int) -> tuple[Schedule, ...]:
+    interleaved = vpp > 1
+    return tuple(schedule for schedule in engine.schedules if (schedule is Schedule.INTERLEAVED) == interleaved)
+
+
+def _given(fixed: Request, key: str, values: tuple[int, ...]) -> tuple[int, ...]:
+    return (int(fixed[key]),) if key in fixed else values
+
+
+def counts_of(space: Space, pp: int) -> Mapping[str, tuple[int, ...]]:
+    """What each count may be on the ranks of a pipeline of ``pp`` stages, dp_replicate and dp_shard aside: they share what is left."""
+    ranks = divisors(space.cluster.count // pp) if space.cluster.count % pp == 0 else ()
+    engine, fixed = space.engine, space.request
+    found = {axis: _given(fixed, f"mesh.{axis}", ranks if axis in engine.axes else (1,)) for axis in ("tp", "cp")}
+    for axis in ("ep", "etp"):
+        open_ = axis in engine.axes and space.experts and not engine.splits_experts_over_tp
+        found[axis] = _given(fixed, f"mesh.{axis}", ranks if open_ else (1,))
+    return {
+        **found,
+        "dp_shard": _given(fixed, "mesh.dp_shard", ranks),
+        "microbatch": _given(fixed, "microbatch", divisors(int(fixed["global_batch"]))),
+    }

@@ -1,0 +1,169 @@
+"""The search's arrays: each row is a plan that ``resolve`` makes and ``account`` accounts, none is missing, and it fits as ``judge`` says."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memsheet import catalog
+from memsheet.account import account
+from memsheet.budget import Result, budget_of, host_shortage, judge
+from memsheet.errors import InputError
+from memsheet.readers.model import read_model
+from memsheet.resolve import resolve
+from memsheet.search.grid import SAFE_BYTES, Grid, grid, one_plan, results
+from memsheet.search.space import Space, divisors, space_of
+from memsheet.search.strata import Tally, lattice
+from memsheet.spec.device import Cluster, cluster_of
+from memsheet.spec.hardware import unsupported
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+PINS: dict[str, dict[str, tuple[Any, ...]]] = {
+    "megatron": {"zero": (0, 1), "recompute.mode": ("none", "selective", "full"), "loss": ("fused", "plain"), "mesh.pp": (1, 2, 4)},
+    "fsdp2": {"zero": (2, 3), "recompute.mode": ("none", "full"), "loss": ("plain", "fused"), "optimizer.name": ("adamw", "adamw_8bit")},
+    "deepspeed": {"zero": (0, 1, 2, 3), "recompute.mode": ("none", "full"), "loss": ("plain", "fused")},
+    "transformers": {"recompute.mode": ("none", "full"), "loss": ("plain", "fused"), "optimizer.name": ("adamw", "adamw_8bit")},
+}
+"""What a problem may pin, so that all plans of it can be tried one by one."""
+CARDS = ("A100-40GB", "H100-80GB")
+
+
+@cache
+def model(name: str = "llama-tiny") -> ModelSpec:
+    return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+
+
+def cluster(count: int, card: str = "H100-80GB") -> Cluster:
+    return cluster_of(catalog.find_device(card), count, nodes=1)
+
+
+def problem(seed: int) -> Space:
+    """A small problem: few cards, some choices pinned, a card that is nearly full so that all verdicts come up."""
+    draw = random.Random(seed)
+    engine = draw.choice(("megatron", "megatron", "fsdp2", "deepspeed", "transformers"))
+    request: dict[str, Any] = {"engine": engine, "seq_len": draw.choice((64, 100)), "global_batch": draw.choice((4, 6, 8))}
+    request |= {key: draw.choice(values) for key, values in PINS[engine].items() if key == "loss" or draw.random() < 0.7}
+    if request.get("mesh.pp") == 4:
+        request["global_batch"] = 8
+    count = draw.choice((1, 2, 4, 8)) if engine != "megatron" else max(request.get("mesh.pp", 1), draw.choice((2, 4)))
+    machines = cluster(count, draw.choice(CARDS))
+    full = draw.choice((360_000_000, 1_300_000_000, 2_700_000_000, 4_300_000_000))
+    device = replace(machines.device, framework_bytes=full, framework_low_bytes=full - 10_000_000, framework_high_bytes=full)
+    return space_of(model(), replace(machines, device=device), request)
+
+
+def tried(space: Space) -> Iterator[Plan]:
+    """Every plan that ``resolve`` and ``account`` take, found by trying all."""
+    degrees, batch = divisors(space.cluster.count), divisors(int(space.request["global_batch"]))
+    axes = [degrees if axis in space.engine.axes else (1,) for axis in ("dp_replicate", "dp_shard", "cp", "tp")]
+    for pipeline, choice, mesh, micro in product(space.pipelines, space.choices, product(*axes), batch):
+        if np.prod(mesh) * pipeline["mesh.pp"] != space.cluster.count:
+            continue
+        named = dict(zip(("mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp"), mesh, strict=True))
+        request = {**space.request, **choice, **pipeline, **named, "microbatch": micro}
+        if mesh[2] == 1:
+            request.pop("context_parallel_comm", None)
+        try:
+            plan = resolve(request, space.model, space.cluster).plan
+            if list(unsupported(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:
+                continue
+            for stage in range(plan.mesh.pp):
+                account(space.model, plan, space.cluster, stage)
+        except InputError:
+            continue
+        yield plan
+
+
+@cache
+def searched(seed: int) -> Grid:
+    return grid(problem(seed))
+
+
+def planned(found: Grid) -> list[Plan]:
+    return [one.stratum.plan_of(row) for one in found.graded for row in range(len(one))]
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_rows_are_plans_and_no_plan_is_missing(block: int) -> None:
+    for seed in range(10 * block, 10 * block + 10):
+        found = searched(seed)
+        space, plans = found.space, planned(found)
+        assert len(set(plans)) == len(plans)
+        assert set(plans) == {one_plan(one.stratum, row) for one in found.graded for row in range(len(one))}
+        assert set(plans) == set(tried(space)), f"seed {seed}: {dict(space.request)}"
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_bytes_and_verdicts_are_those_of_one_plan(block: int) -> None:
+    for seed in range(10 * block, 10 * block + 10):
+        compare(searched(seed))
+
+
+def compare(found: Grid) -> None:
+    """Every row beside the account of its plan."""
+    space = found.space
+    for one in found.graded:
+        masks = results(one, space)
+        for row in range(len(one)):
+            plan = one_plan(one.stratum, row)
+            sheets = tuple(account(space.model, plan, space.cluster, stage) for stage in range(plan.mesh.pp))
+            for end in ("low", "value", "high"):
+                assert getattr(one.device, end)[row] == max(getattr(sheet.device, end) for sheet in sheets), (end, plan)
+            verdict = judge(sheets, budget_of(space.cluster)).result
+            if host_shortage(sheets, space.cluster):
+                verdict = Result.DOES_NOT_FIT
+            assert [result for result, mask in masks.items() if mask[row]] == [verdict]
+            for stage, size in one.stages.items():
+                assert size.value[row] == sheets[stage].device.value
+
+
+@pytest.mark.parametrize("pipeline", [{"mesh.pp": 1}, {"mesh.pp": 2, "mesh.vpp": 2}])
+def test_experts(pipeline: dict[str, int]) -> None:
+    request = {"engine": "megatron", "seq_len": 512, "global_batch": 8, "zero": 1, "recompute.mode": "none", "loss": "fused", "mesh.cp": 1}
+    found = grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), {**request, **pipeline, "microbatch": 1}))
+    assert found.plans > 20
+    assert {one.stratum.plan_of(row) for one in found.graded for row in range(len(one))} == {
+        one_plan(one.stratum, row) for one in found.graded for row in range(len(one))
+    }
+    compare(found)
+
+
+def test_all_verdicts_come_up() -> None:
+    counts = sum((searched(seed).counts() for seed in range(40)), start=searched(0).counts())
+    assert all(counts[result] > 0 for result in Result)
+
+
+def test_what_does_not_divide_is_counted_not_lost() -> None:
+    space = space_of(model(), cluster(8), {"engine": "megatron", "seq_len": 64, "global_batch": 8, "mesh.pp": 1, "zero": 1})
+    tally = Tally()
+    rows = lattice(space, space.pipelines[0], tally)
+    every = 4**3 * 4  # degrees of tp, cp and dp_shard, and micro-batches
+    assert len(rows["tp"]) + sum(tally.refused.values()) == every
+    assert all("divide" in reason for reason in tally.refused)
+
+
+def test_a_batch_or_length_is_needed() -> None:
+    with pytest.raises(InputError, match="global_batch"):
+        space_of(model(), cluster(2), {"engine": "fsdp2", "seq_len": 64})
+
+
+def test_more_than_int64_counts_is_refused() -> None:
+    space = space_of(model("llama-3.1-70b"), cluster(8), {"engine": "fsdp2", "seq_len": 2**20, "global_batch": 2**30, "microbatch": 1})
+    with pytest.raises(OverflowError, match=str(SAFE_BYTES)):
+        grid(space)
+
+
+def test_pinned_options_stay() -> None:
+    request = {"engine": "megatron", "seq_len": 64, "global_batch": 8, "mesh.tp": 2, "zero": 1, "recompute.mode": "full", "microbatch": 2}
+    found = grid(space_of(model(), cluster(4), request))
+    plans = planned(found)
+    assert plans
+    assert {(p.mesh.tp, p.zero, p.recompute.mode.value, p.microbatch) for p in plans} == {(2, 1, "full", 2)}
