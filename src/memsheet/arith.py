@@ -96,7 +96,7 @@ def ceil_div(a: Count, b: Count) -> Count:
         return -(-a // b)
     if isinstance(a, Term) or isinstance(b, Term):
         return Term(f"⌈{_text(a, 2)} / {_text(b, 3)}⌉")
-    return (a + b - 1) // b
+    return (b + (a - 1)) // b if type(a) is int else (a + (b - 1)) // b
 
 
 def round_up(a: Count, multiple: Count) -> Count:

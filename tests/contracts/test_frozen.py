@@ -46,6 +46,7 @@ FLAGS = {
         "--time-limit",
         "--units",
     ],
+    "calibrate": ["--debug", "--forget", "--from", "--gpus", "--json"],
     "compare": ["--debug", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],
     "models": ["--debug", "--json"],

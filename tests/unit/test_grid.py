@@ -57,7 +57,7 @@ def problem(seed: int) -> Space:
     machines = cluster(count, draw.choice(CARDS))
     full = draw.choice((360_000_000, 1_300_000_000, 2_700_000_000, 4_300_000_000))
     device = replace(machines.device, framework_bytes=full, framework_low_bytes=full - 10_000_000, framework_high_bytes=full)
-    return space_of(model(), replace(machines, device=device), request)
+    return space_of(model(), replace(machines, device=device), request, every=draw.random() < 0.2)
 
 
 def tried(space: Space) -> Iterator[Plan]:
@@ -71,6 +71,8 @@ def tried(space: Space) -> Iterator[Plan]:
         request = {**space.request, **choice, **pipeline, **named, "microbatch": micro}
         if mesh[2] == 1:
             request.pop("context_parallel_comm", None)
+        if mesh[3] == 1:
+            request.pop("sequence_parallel", None)
         try:
             plan = resolve(request, space.model, space.cluster).plan
             if list(unsupported(plan, space.cluster)) or plan.last_microbatch != plan.microbatch:

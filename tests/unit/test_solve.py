@@ -224,6 +224,24 @@ def test_a_microbatch_needs_a_length_and_a_batch_that_is_a_number():
             solve.most_sequences(TINY, {"task": "train", **request}, small(2, 2))
 
 
+@pytest.mark.parametrize(
+    ("key", "search", "most"), [("serving.max_sequences", solve.most_sequences, 64), ("serving.max_model_len", solve.longest, 8192)]
+)
+def test_serving_is_solved_for_too(key, search, most):
+    given = {"serving.max_model_len": 2048, "serving.max_sequences": 8}
+    request = {"task": "infer", **{other: size for other, size in given.items() if other != key}}
+    cluster = small(1.2)
+    found = search(TINY, request, cluster, most=most)
+    step = 64 if key.endswith("len") else 1
+    every = fitting(range(step, most + 1, step), lambda value: Question(model=TINY, request={**request, key: value}, cluster=cluster))
+    assert found.found is not None
+    assert found.beyond is not None
+    assert found.target.key == key
+    assert found.found.value == max(every) < most
+    assert found.beyond.value == max(every) + step
+    assert any("--prompt-tokens" in note for note in found.notes)
+
+
 # ---- the search itself, on made-up needs
 
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "trace": "What does the real code allocate? Run on fake tensors, no GPU.",
     "measure": "What does a real step allocate on this machine?",
     "verify": "Predicted, traced and measured side by side: a plan run as far as this machine can.",
+    "calibrate": "Scale step times by a measured one, from now on, for its device and engine.",
     "compare": "Two sheets side by side: which rows differ, the largest difference first.",
     "explain": "What a word on a sheet means, with its source.",
     "models": "The bundled models.",

@@ -48,7 +48,7 @@ class SolveFlags:
     picture: Annotated[str | None, _solve("Of `solve parameters`: size against GPUs, as .svg or .png.", "FILE")] = None
 
 
-What = Annotated[str, Parameter(help="seq-len, microbatch, gpus or parameters.", metavar="WHAT")]
+What = Annotated[str, Parameter(help="seq-len, microbatch, gpus, parameters; of serving: sequences, max-model-len.", metavar="WHAT")]
 
 
 def solve(
@@ -66,8 +66,8 @@ def solve(
     decimal, target = screen.decimal(output.units), _target(what)
     _check(target.value, model, job, flags)
     asked = jobs.question(model, plan, job)
-    if target is not target.GPUS and asked.get(target.key) is not None:
-        raise refuse(target.key, asked[target.key], "is what is solved for", "leave it out; --most says how far to look")
+    if target is not target.GPUS and asked.get(target.short) is not None:
+        raise refuse(target.key, asked[target.short], "is what is solved for", "leave it out; --most says how far to look")
     solution, curves = _solved(target, asked, flags)
     _silence()
     return _shown(solution, curves, output, decimal=decimal)
@@ -110,13 +110,13 @@ def _solved(target: Target, asked: dict[str, Any], flags: SolveFlags) -> tuple[S
     most = jobs.number("most", flags.most)
     if target is searches.Target.GPUS:
         return _fewest(asked, most), ()
-    name, request, cluster, _ = api.question("train", asked.pop("model"), asked)
+    name, request, cluster, _ = api.question(target.task, asked.pop("model"), asked)
     request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if target is searches.Target.PARAMETERS:
         return _largest(name or flags.family, request, cluster, flags.picture)
-    search = searches.longest if target is searches.Target.SEQ_LEN else searches.most_sequences
+    search = searches.longest if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
     return search(_model(name), request, cluster, most=most, say=_say), ()
 
 

@@ -13,11 +13,12 @@ from memsheet.errors import require
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
+from memsheet.formulas.states.params import stack_prefix
 from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, evaluate
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Block, ModelSpec, Stack
+from memsheet.spec.model import Block, ModelSpec
 from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
 
@@ -129,7 +130,3 @@ def _joined(spec: ModelSpec, how: Numerics, plan: Plan) -> Joined:
     if spec.head.kind == "sequence_to_sequence":  # the decoder's look-ups have joined it before
         return Joined.IN_PLACE
     return Joined.ANEW if how.autocast is None and plan.loss is Loss.PLAIN else Joined.IN_PLACE
-
-
-def stack_prefix(stack: Stack) -> str:
-    return f"{stack.path}.*"

@@ -40,8 +40,14 @@ def flights(plan: Plan, stage: int, microbatches: Count | None = None) -> tuple[
     if chunks == 1:
         others = (in_flight(plan.schedule, stages, stage, microbatches) - 1,)
         return tuple(Flight(chunk=0, backward=backward, others=others) for backward in (False, True))
-    enough = 4 * stages  # warm-up is at most 2 of them a chunk, and then two groups say all
-    return _interleaved(stages, chunks, stage, min(microbatches, enough))
+    return interleaved(stages, chunks, stage, microbatches)
+
+
+def interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tuple[Flight, ...]:
+    """The moments of a pipeline whose stages have several chunks. Warm-up is at most two stages' worth of micro-batches a chunk, and two groups
+    of them say all that follows, so more of them change nothing.
+    """
+    return _interleaved(stages, chunks, stage, min(microbatches, 4 * stages))
 
 
 @lru_cache(maxsize=4096)

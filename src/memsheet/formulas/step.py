@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from memsheet.arith import Count, agreed, distinct, each
 from memsheet.engines.torch_versions import gradients_stay, older
@@ -15,7 +16,7 @@ from memsheet.formulas.around.surroundings import Surroundings, replicated
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.inputs import inputs
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.pipeline import Flight, chunk_models, covers, flights, stage_model
+from memsheet.formulas.pipeline import chunk_models, covers, flights, interleaved, stage_model
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
 from memsheet.formulas.states.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
 from memsheet.formulas.stretches import stretches
@@ -127,7 +128,8 @@ Beside = dict[tuple[int, bool], list[tuple[Count, ...]]]
 
 def _kept_beside(plan: Plan, stage: int, kinds: tuple[int, ...]) -> Beside:
     """In a stratum, moment by moment: plans that have fewer of them have their last one again."""
-    orders = {number: _beside(flights(plan, stage, number), kinds) for number in distinct(plan.accumulation)}
+    mesh = plan.mesh
+    orders = {number: _beside(mesh.pp, mesh.vpp, stage, number, kinds) for number in distinct(plan.accumulation)}
     first = next(iter(orders.values()))
     if all(order == first for order in orders.values()):
         return first
@@ -141,9 +143,10 @@ def _kept_beside(plan: Plan, stage: int, kinds: tuple[int, ...]) -> Beside:
     }  # fmt: skip
 
 
-def _beside(order: tuple[Flight, ...], kinds: tuple[int, ...]) -> Beside:
+@lru_cache(maxsize=4096)
+def _beside(stages: int, chunks: int, stage: int, microbatches: int, kinds: tuple[int, ...]) -> Beside:
     found: dict[tuple[int, bool], set[tuple[int, ...]]] = {}
-    for flight in order:
+    for flight in interleaved(stages, chunks, stage, microbatches):
         numbers = tuple(sum(n for n, k in zip(flight.others, kinds, strict=True) if k == kind) for kind in dict.fromkeys(kinds))
         found.setdefault((kinds[flight.chunk], flight.backward), set()).add(numbers)
     return {place: [one for one in sorted(counts) if not any(covers(other, one) for other in counts)] for place, counts in found.items()}

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 SCHEMA = "memsheet/solution/1"
-UNITS = {Target.SEQ_LEN: "tokens", Target.MICROBATCH: "sequences", Target.GPUS: "GPUs", Target.PARAMETERS: "parameters"}
+UNITS = {
+    Target.SEQ_LEN: "tokens", Target.MICROBATCH: "sequences", Target.GPUS: "GPUs", Target.PARAMETERS: "parameters",
+    Target.SEQUENCES: "sequences", Target.MAX_MODEL_LEN: "tokens",
+}  # fmt: skip
 BEST = {
     Target.SEQ_LEN: "sequences of up to {}", Target.MICROBATCH: "micro-batches of up to {}", Target.GPUS: "on {} and no fewer",
-    Target.PARAMETERS: "models of up to {}",
+    Target.PARAMETERS: "models of up to {}", Target.SEQUENCES: "{} at once", Target.MAX_MODEL_LEN: "sequences of up to {}",
 }  # fmt: skip
 WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "does not fit"}
 LISTED = 3

@@ -21,7 +21,7 @@ from memsheet.formulas.step import Rank
 from memsheet.search.space import AXES, Space
 from memsheet.search.strata import Array, Stratum, Tally, reason_of, strata, taken, with_counts
 from memsheet.sheet import Bytes
-from memsheet.spec.plan import Plan, Recompute
+from memsheet.spec.plan import Offload, Plan, Recompute, Schedule
 
 CHUNK = 1 << 13
 """Plans accounted at once: their arrays stay in a core's own cache."""
@@ -72,9 +72,10 @@ def grid(space: Space) -> Grid:
     Raises OverflowError where a plan could hold more than int64 counts.
     """
     tally, found, stages = Tally(), list[Graded](), dict[tuple[int, int], tuple[Rank, ...]]()
-    for number, stratum in enumerate(strata(space, tally)):
-        if number == 0:
-            check_largest(space, one_plan(stratum, 0))
+    alone = None
+    for stratum in strata(space, tally):
+        alone = alone_bytes(space, one_plan(stratum, 0)) if alone is None else alone
+        check_largest(stratum, alone)
         found += _graded(stratum, tally, stages)
     return Grid(space=space, graded=tuple(found), refused=tally.refused)
 
@@ -171,19 +172,27 @@ def one_plan(stratum: Stratum, row: int) -> Plan:
     return with_counts(stratum.space, stratum.plan, {name: int(column[row]) for name, column in stratum.rows.items()})
 
 
-def check_largest(space: Space, plan: Plan) -> None:
-    """What no plan of a space exceeds, in Python's own numbers: the whole global batch at once on one device.
-
-    Raises OverflowError where int64 might not hold it.
-    """
-    alone = replace(plan.mesh, **dict.fromkeys((*AXES, "pp", "vpp"), 1))
+def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
+    """Bytes of the whole model on one device with one sequence, and of each further one, in Python's own numbers: no plan exceeds them."""
+    mesh = replace(plan.mesh, **dict.fromkeys((*AXES, "pp", "vpp"), 1))
     whole = replace(
-        plan, mesh=alone, microbatch=int(space.request["global_batch"]), recompute=Recompute(), schedule=None, layers_per_stage=None,
-        sequence_parallel=False, context_parallel=None, vocab_multiple=space.engine.vocab_multiple,
+        plan, mesh=mesh, global_batch=None, recompute=Recompute(), schedule=None, layers_per_stage=None, sequence_parallel=False,
+        context_parallel=None, vocab_multiple=space.engine.vocab_multiple, offload=Offload(),
     )  # fmt: skip
-    largest = totals(rank_of(space.model, whole), whole, space.cluster)
-    if max(int(size.high) for size in largest.device.values()) > SAFE_BYTES:
-        raise OverflowError(f"a plan of {space.model.name} could hold more than {SAFE_BYTES} bytes, and arrays count no further")
+    rank = rank_of(space.model, whole)
+    one, two, three = (
+        max(int(size.high) for size in totals(rank, replace(whole, microbatch=number), space.cluster).device.values()) for number in (1, 2, 3)
+    )
+    return one, max(two - one, three - two)
+
+
+def check_largest(stratum: Stratum, alone: tuple[int, int]) -> None:
+    """Raises OverflowError where int64 might not hold what a plan of a stratum holds with all sequences that a pipeline keeps."""
+    plan, rows = stratum.plan, stratum.rows
+    batches = int(stratum.space.request["global_batch"]) // (rows["microbatch"] * plan.mesh.data_parallel)
+    kept = batches if plan.schedule is Schedule.GPIPE else np.minimum(batches, 4 * plan.mesh.pp)
+    if alone[0] + alone[1] * int((rows["microbatch"] * kept).max()) > SAFE_BYTES:
+        raise OverflowError(f"a plan of {stratum.space.model.name} could hold more than {SAFE_BYTES} bytes, and arrays count no further")
 
 
 def fits(found: Grid, budget: Budget | None = None) -> Iterator[tuple[Stratum, int]]:

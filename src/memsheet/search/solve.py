@@ -21,6 +21,7 @@ from memsheet.search.family import MOST_LAYERS
 from memsheet.search.trials import Question, Trials, Tried, confirmed, edge
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, Cluster, Device
 from memsheet.spec.model import ModelSpec
+from memsheet.spec.names import SHORT
 
 TOKENS = 64
 """Sequence lengths are looked at in multiples of it: what tiles of attention kernels come in."""
@@ -44,11 +45,22 @@ class Target(Enum):
     MICROBATCH = "microbatch"
     GPUS = "gpus"
     PARAMETERS = "parameters"
+    SEQUENCES = "sequences"
+    MAX_MODEL_LEN = "max-model-len"
+
+    @property
+    def short(self) -> str:
+        """Its flag, as a keyword."""
+        return self.value.replace("-", "_")
 
     @property
     def key(self) -> str:
         """The plan's key that the search sets."""
-        return self.value.replace("-", "_")
+        return SHORT.get(self.short, self.short)
+
+    @property
+    def task(self) -> str:
+        return "infer" if self in (Target.SEQUENCES, Target.MAX_MODEL_LEN) else "train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +100,21 @@ class Solution:
 
 
 def longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None, say: Say = silent) -> Solution:
-    """The longest sequence. ``most``: how far to look, the model's positions if it is None."""
+    """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions if it is None."""
+    target = Target.MAX_MODEL_LEN if request.get("task") == "infer" else Target.SEQ_LEN
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
-    trials = Trials(values=values, asks=_with(model, request, cluster, "seq_len"), say=say)
-    solution = _solved(Target.SEQ_LEN, trials, f"multiples of {TOKENS} up to {top:,} tokens")
-    return replace(solution, notes=(*solution.notes, *_positions(model, top, solution, asked=most is not None)))
+    trials = Trials(values=values, asks=_with(model, request, cluster, target.key), say=say)
+    solution = _solved(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
+    return replace(solution, notes=(*_positions(model, top, solution, asked=most is not None), *_prompts(target, request)))
+
+
+def _prompts(target: Target, request: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why the range of what is served is wide."""
+    if target.task == "train" or request.get("serving.prompt_tokens") is not None:
+        return ()
+    return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
 
 
 def _positions(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -> tuple[str, ...]:
@@ -112,13 +132,15 @@ def _positions(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -
 def most_sequences(
     model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None, say: Say = silent
 ) -> Solution:
-    """The largest micro-batch; with a global batch, of those that make it up."""
-    values, words = _microbatches(model, request, cluster, most or MOST_SEQUENCES)
-    return _solved(Target.MICROBATCH, Trials(values=values, asks=_with(model, request, cluster, "microbatch"), say=say), words)
+    """The largest micro-batch; with a global batch, of those that make it up. Of what is served: the most sequences at once."""
+    target = Target.SEQUENCES if request.get("task") == "infer" else Target.MICROBATCH
+    values, words = _microbatches(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
+    solution = _solved(target, Trials(values=values, asks=_with(model, request, cluster, target.key), say=say), words)
+    return replace(solution, notes=_prompts(target, request))
 
 
 def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:
-    plan = resolve({**request, "microbatch": 1}, model, cluster).plan
+    plan = resolve(request, model, cluster).plan
     batch = request.get("global_batch")
     if not batch:
         return range(1, top + 1), f"1 to {top:,} sequences"
@@ -176,7 +198,7 @@ def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: s
 def _solved(target: Target, trials: Trials, values: str) -> Solution:
     """The edge as shares have it, then with steps replayed, from there."""
     found, beyond = confirmed(trials, _spare, edge(trials, _spare))
-    expected, _ = edge(trials, _expected_spare)
+    expected = _not_denied(trials, edge(trials, _expected_spare)[0])
     if found is not None and (expected is None or expected < found):
         expected = found
     end = len(trials.values) if beyond is None else beyond
@@ -184,10 +206,20 @@ def _solved(target: Target, trials: Trials, values: str) -> Solution:
     least = trials.at(trials.legal(range(end + 1)) or 0, replays=True) if found is None else None
     return Solution(
         target=target, fix=_fix(target, trials, least) if expected is None else None, found=_at(trials, found), beyond=_at(trials, beyond) if found is not None else None,
-        expected=_at(trials, expected, replays=expected == found), least=least, values=values,
+        expected=_at(trials, expected, replays=(expected or 0, True) in trials.known), least=least, values=values,
         skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between),
         tried=trials.tried,
     )  # fmt: skip
+
+
+def _not_denied(trials: Trials, expected: int | None) -> int | None:
+    """The last index whose expected bytes fit, without those of which a replay has already said otherwise."""
+    while expected is not None:
+        replayed = trials.known.get((expected, True))
+        if not isinstance(replayed, Tried) or replayed.expected_spare_bytes >= 0:
+            break
+        expected = trials.legal(range(expected - 1, -1, -1))
+    return expected
 
 
 FIXED = (Target.SEQ_LEN, Target.MICROBATCH)

@@ -155,13 +155,9 @@ def _given(fixed: Request, key: str, values: tuple[int, ...]) -> tuple[int, ...]
 def counts_of(space: Space, pp: int) -> Mapping[str, tuple[int, ...]]:
     """What each count may be on the ranks of a pipeline of ``pp`` stages, dp_replicate and dp_shard aside: they share what is left."""
     ranks = divisors(space.cluster.count // pp) if space.cluster.count % pp == 0 else ()
-    engine, fixed = space.engine, space.request
-    found = {axis: _given(fixed, f"mesh.{axis}", ranks if axis in engine.axes else (1,)) for axis in ("tp", "cp")}
-    for axis in ("ep", "etp"):
-        open_ = axis in engine.axes and space.experts and not engine.splits_experts_over_tp
-        found[axis] = _given(fixed, f"mesh.{axis}", ranks if open_ else (1,))
-    return {
-        **found,
-        "dp_shard": _given(fixed, "mesh.dp_shard", ranks),
-        "microbatch": _given(fixed, "microbatch", divisors(int(fixed["global_batch"]))),
-    }
+    engine, fixed, batch = space.engine, space.request, int(space.request["global_batch"])
+    open_ = {axis for axis in ("tp", "cp", "dp_shard", "ep", "etp") if axis in engine.axes}
+    if not space.experts or engine.splits_experts_over_tp:
+        open_ -= {"ep", "etp"}
+    degrees = {axis: _given(fixed, f"mesh.{axis}", ranks if axis in open_ else (1,)) for axis in ("tp", "cp", "dp_shard", "ep", "etp")}
+    return {**degrees, "microbatch": _given(fixed, "microbatch", divisors(batch))}

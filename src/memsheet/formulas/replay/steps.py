@@ -295,6 +295,8 @@ def reserved(walk: Walk, plan: Plan, room: Bytes | None = None, beside: int = 0,
     rooms = (int(room.high), int(room.value), int(room.low)) if room else (None, None, None)
     ways = zip((Lifetimes.NONE, expected, Lifetimes.LATE), rooms, strict=True)
     (low, _), (value, flushes), (high, _) = (_played(walk, plan, lifetimes, left, beside, divided) for lifetimes, left in ways)
+    if room and high <= room.low:  # what stays within the least room does so whatever it could have cached in more
+        low, value = min(low, int(room.low)), min(value, int(room.low))
     return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes)
 
 

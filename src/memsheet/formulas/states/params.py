@@ -8,12 +8,19 @@ from itertools import chain
 
 from memsheet.spec.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
 
+START, JOIN = "start", "join"
+"""Roles of the two ends of a vision tower that pictures pass through: modules by themselves, not lists of layers."""
 _INDEX = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
 def fold(path: str) -> str:
     """A module or tensor name with its indices replaced by ``*``, so that all layers share one name."""
     return _INDEX.sub("*", path)
+
+
+def stack_prefix(stack: Stack) -> str:
+    """The name under which a stack's layers have their tensors."""
+    return stack.path if stack.role in (START, JOIN) else f"{stack.path}.*"
 
 
 def stacks(spec: ModelSpec) -> Iterator[Stack]:
@@ -108,6 +115,6 @@ def _norm_weights(norms: tuple[Norm, ...]) -> tuple[Weight, ...]:
 
 def _stack(stack: Stack) -> Iterator[tuple[str, Weight, int]]:
     for block, times in blocks(stack):
-        yield from ((fold(f"{stack.path}.*.{weight.path}"), weight, times) for weight in block.weights)
+        yield from ((fold(f"{stack_prefix(stack)}.{weight.path}"), weight, times) for weight in block.weights)
     prefix = f"{stack.final_path}." if stack.final_path else ""
     yield from ((fold(prefix + weight.path), weight, 1) for weight in _norm_weights(stack.final_norms))

@@ -11,7 +11,7 @@ from memsheet.spec.device import Cluster
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
-BOUNDS = (0.05, 4.0)
+BOUNDS = (0.02, 4.0)
 SECOND_BOUNDS = (0.25, 2.0)
 STEPS = 40
 CANDIDATES = 41

@@ -51,6 +51,7 @@ class Kernels:
     fuses_inputs: bool
     quantised_bytes: float
     casts: bool
+    calls: int
 
 
 FUSED = {"norm": (4, 6), "rope": (4, 4), "gated": (6, 10), "activation": (4, 6), "permute": (12, 12), "scores": (6, 8)}
@@ -63,6 +64,12 @@ QUANTISED = {"mxfp8": 1.0, "nvfp4": 0.5}
 """Microscaled formats are quantised by rows and by columns, as a block's scale does not survive a transpose (TransformerEngine's guide to
 MXFP8); the tables have the first.
 """
+CALLS = {"compiled": 1, "fused": 2, "written_out": 4}
+"""Operations that the host starts for one operator of a layer, views and casts among them: a layer of the transformers library is about 50
+operations (its tape), here 13 operators. A captured graph is started as one.
+"""
+ROUTING_CALLS = 60
+"""And those of a router, its sorting and the two permutations, written out or not."""
 LOW = ("fp8", "mxfp8", "nvfp4")
 
 
@@ -74,6 +81,7 @@ def kernels_of(plan: Plan, engine: Engine) -> Kernels:
     own = HAS_OWN_ATTENTION.get(engine.code, "fa2")
     return Kernels(
         code=engine.code,
+        calls=0 if plan.cuda_graphs else CALLS["compiled" if plan.compile else "fused" if engine.code in FUSES else "written_out"],
         casts=engine.autocast and plan.precision.casts and not engine.sharding.gathers, arithmetic=kind, plain=plain, low=compute in LOW, element_bytes=4 if plain in ("fp32", "tf32") else 2,
         attention="cudnn" if plan.attention is AttentionKind.CUDNN else own, losses=LOSSES,
         accumulated_bytes=8 if engine.sharding is Sharding.MEGATRON else 0, fuses_inputs=engine.code in FUSES,

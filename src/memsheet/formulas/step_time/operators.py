@@ -53,6 +53,7 @@ class Shop:
     tokens: Real
     trains: bool  # the model's own matrices, adapters aside
     hides: bool = False  # exchanges beside products, wherever an engine could start them so
+    call_s: float = 0.0  # of the host's, before an operation's kernel starts
     uneven: bool = False  # ranks that share a sequence have unequal parts of a causal mask
 
     @property

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from memsheet.formulas.pipeline import layers_of_stage
 from memsheet.formulas.step_time.exchange import Exchange, exchanges
-from memsheet.formulas.step_time.numbers import Real
+from memsheet.formulas.step_time.kernels import ROUTING_CALLS
+from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.formulas.step_time.operators import Operator, Shop, adapted, ends, layer
 from memsheet.references import LORA, formula
 from memsheet.spec.engine import Code, Sharding
 from memsheet.spec.model import Block, ModelSpec, Role, Weight
-from memsheet.spec.plan import Recompute, RecomputeMode
+from memsheet.spec.plan import Plan, Recompute, RecomputeMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +73,13 @@ def _unit(shop: Shop, block: Block, sharding: Sharding, share: float) -> Unit:
     dense = sum((_mine(w, shop.tp) for w in block.weights if w.role not in (Role.EXPERT, Role.EXPERT_BIAS)), 0.0)
     held = [w for w in block.weights if w.role in (Role.EXPERT, Role.EXPERT_BIAS)]
     experts = sum((w.elements / (shop.plan.mesh.ep * shop.plan.mesh.etp) for w in held), 0.0)
+    calls = shop.call_s * (shop.kernels.calls * len(operators) + (ROUTING_CALLS if shop.kernels.calls and held else 0))
     cast = CAST_BYTES * (dense + experts) / shop.rates.memory_bytes if shop.kernels.casts else 0.0
     backward = sum((op.backward_s for op in operators), 0.0)
+    again = larger(again, share * calls)
     return Unit(
-        forward_s=forward + told.forward_s + cast, backward_s=backward + told.backward_s + again + cast,
+        forward_s=larger(forward + told.forward_s + cast, calls),
+        backward_s=larger(backward + told.backward_s + cast, BACKWARD_CALLS * calls) + again,
         recompute_s=again, exchange_s=told.forward_s + told.backward_s + told_again,
         attention_s=sum((op.forward_s + op.backward_s for op in operators if op.attention), 0.0),
         flops=sum((op.flops for op in operators), 0.0), dense=dense, experts=experts, trained=trained(shop.plan, block.weights, shop.tp, dense),
@@ -89,6 +93,8 @@ def trained(plan: Plan, weights: Iterable[Weight], tp: Real, dense: Real) -> Rea
     return sum((plan.adapter.rank * (sum(w.shape) / tp) for w in weights if adapted(plan, w)), 0.0)
 
 
+BACKWARD_CALLS = 2
+"""Gradients of input and weight, each started by the host as well."""
 CAST_BYTES = 6
 """A matrix read in fp32 and written in 16 bits, its gradient the other way (torch aten/src/ATen/autocast_mode.cpp, cached_cast)."""
 

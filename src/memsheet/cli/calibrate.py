@@ -1,0 +1,127 @@
+"""`memsheet calibrate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from memsheet.catalog import find_device, find_gpus, find_model, model_names
+from memsheet.cli import screen
+from memsheet.cli.flags import Debug, Json
+from memsheet.errors import refuse
+from memsheet.formulas.step_time import Efficiency, fitted
+from memsheet.formulas.step_time.calibration import MeasuredStep
+from memsheet.readers.calibration import OFF, SCALARS, SCHEMA, VARIABLE, calibration_file, entry_name, read_calibrations
+from memsheet.readers.model import read_model
+from memsheet.readers.record import Record, read_record
+from memsheet.report.files import write_whole
+from memsheet.report.json import dumps
+from memsheet.resolve import resolve
+from memsheet.spec.check import flatten
+from memsheet.spec.device import Device, cluster_of
+
+MOST_RECORDS = 2
+
+
+def _option(words: str, **more: Any) -> Parameter:
+    return Parameter(help=words, negative="", show_default=False, **more)
+
+
+def calibrate(
+    *,
+    from_: Annotated[
+        list[str] | None, _option("A record of a measured training step; a second one tells more apart.", name="--from", metavar="RECORD")
+    ] = None,
+    gpus: Annotated[
+        str | None, _option("The device it ran on, where the record's name of it is not in the catalogue.", metavar="NxDEVICE")
+    ] = None,
+    forget: Annotated[bool, _option("Remove what is kept of the device and engine of the record.")] = False,
+    json: Json = False,
+    debug: Debug = False,
+) -> int:
+    """Scale step times by a measured one, from now on, for its device and engine."""
+    del debug  # read from the command line itself
+    path, names = calibration_file(), from_ or []
+    if path is None:
+        raise refuse(VARIABLE, OFF, "switches calibration off", "unset it to calibrate")
+    if not 1 <= len(names) <= MOST_RECORDS:
+        raise refuse("from", None, f"takes one record or {MOST_RECORDS}", "make one with `memsheet measure … --record FILE`")
+    steps = [_step(read_record(Path(name)), gpus) for name in names]
+    found = {entry_name(step.cluster.device.name, step.plan.engine) for step in steps}
+    if len(found) > 1:
+        raise refuse("from", " and ".join(sorted(found)), "are different devices or engines", "calibrate each on its own")
+    name, kept = found.pop(), read_calibrations(path)
+    scale = None if forget else _fitted(steps, names)
+    kept.pop(name, None)
+    if scale is not None:
+        kept[name] = {**{key: round(getattr(scale, key), 4) for key in SCALARS}, "records": names}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, dumps({"schema": SCHEMA, "entries": kept}).encode(), "calibration")
+    if json:
+        screen.write_json({"schema": SCHEMA, "file": str(path), "entries": {name: kept.get(name)}})
+    else:
+        screen.write(_words(name, steps, scale, path))
+    return 0
+
+
+NEAR = 0.3
+"""How far a prediction may stay from the step it was scaled by: two steps may ask for different scalars, one alone is met."""
+
+
+def _fitted(steps: Sequence[MeasuredStep], names: Sequence[str]) -> Efficiency:
+    found = fitted(steps, source=", ".join(names))
+    for step, name in zip(steps, names, strict=True):
+        if abs(step.predicted(found) / step.seconds - 1) > NEAR:
+            reason = f"no scalar brings {step.predicted(Efficiency()):.3g} s predicted to {step.seconds:.3g} s measured"
+            raise refuse(
+                "from",
+                name,
+                reason,
+                "measure a step of a larger model or micro-batch, which the device and not the host takes its time for",
+            )
+    return found
+
+
+def _step(record: Record, gpus: str | None) -> MeasuredStep:
+    """The measured step of a record. Raises InputError where it is none of training on a device whose rates are known."""
+    sheet: Mapping[str, Any] = record.sheet or {}
+    measured = (sheet.get("trace") or {}).get("measured") or {}
+    plan = sheet.get("plan") or {}
+    if plan.get("task") != "train" or not isinstance(measured.get("step_s"), int | float) or measured["step_s"] <= 0:
+        raise refuse("from", record.name, "holds no timed training step", "make one with `memsheet measure MODEL --record FILE`")
+    device = _device(record, gpus)
+    config = record.asked.get("config")
+    spec = read_model(
+        config if isinstance(config, Mapping) else str(record.asked.get("model") or ""), catalog=find_model, names=model_names()
+    )
+    request = {key: value for key, value in flatten(plan).items() if key not in ("schema", "model", "gpus") and value is not None}
+    mesh = plan.get("mesh") or {}
+    count = 1
+    for key in ("dp_replicate", "dp_shard", "cp", "tp", "pp"):
+        count *= int(mesh.get(key) or 1)
+    cluster = cluster_of(device, count, per_node=None if device.per_node else count)
+    return MeasuredStep(spec=spec, plan=resolve(request, spec, cluster).plan, cluster=cluster, seconds=float(measured["step_s"]))
+
+
+def _device(record: Record, gpus: str | None) -> Device:
+    if gpus is not None:
+        return find_gpus(gpus)[1]
+    name = str(record.environment.get("device_name") or record.environment.get("device") or "")
+    if str(record.environment.get("device")) == "cpu":
+        raise refuse("from", name, "is a processor, whose rates are not known", "calibrate on a step that ran on a GPU")
+    return find_device(name)
+
+
+def _words(name: str, steps: Sequence[MeasuredStep], scale: Efficiency | None, path: Path) -> str:
+    if scale is None:
+        return f"{name}: nothing is kept any more in {path}.\n"
+    rows = [
+        f"  measured {step.seconds:.4g} s, predicted {step.predicted(Efficiency()):.4g} s, now {step.predicted(scale):.4g} s"
+        for step in steps
+    ]
+    shares = f"products {scale.compute:.2f}, attention {scale.attention:.2f}, communication {scale.communication:.2f}"
+    told = f"kept in {path}; --forget removes it, {VARIABLE}={OFF} leaves it aside"
+    return "\n".join([f"{name}: {shares} of the rates of bursts", *rows, told]) + "\n"

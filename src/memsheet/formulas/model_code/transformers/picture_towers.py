@@ -1,0 +1,291 @@
+"""Vision towers of Qwen2-VL and Qwen2.5-VL as the transformers library runs them (5.23, modeling_qwen2_5_vl.py, modeling_qwen2_vl.py),
+written over shape-only tensors: patches in, layers over all patches of a micro-batch as one sequence, merged tokens among the words.
+
+Axes: ``b``, ``s``, ``h`` are the tower's own (one row of patches); ``p`` patches, ``q`` merged tokens; ``B``, ``S`` sequences and their
+positions. Widths are plain numbers. Words are looked up before the tower runs (modeling_qwen2_5_vl.py:1193-1214).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from memsheet.arith import Count, agreed
+from memsheet.errors import Problem
+from memsheet.formulas.model_code.transformers.attention import CORES, MERGED
+from memsheet.formulas.model_code.transformers.families import LLAMA
+from memsheet.formulas.model_code.transformers.feed_forward import dense
+from memsheet.formulas.model_code.transformers.norms import normalise
+from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.states.params import JOIN, START
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, with_products
+from memsheet.formulas.tapes.graph import Grad, Node, Tensor
+from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.references import TRANSFORMERS, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import FP32, DType
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, NormKind, Role, Run, Stack, Tower, Weight
+from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
+
+VISION = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision"}
+"""Families whose tower was compared with a step of the real code, and the kind of its layers."""
+WINDOWED = "qwen2_5_vl_vision"
+"""The kind whose patches are sorted into windows first and back again after the merger (modeling_qwen2_5_vl.py:455, :480)."""
+_START, _JOIN = "_start", "_join"
+STREAM: Shape = ("b", "s", "h")
+PIXELS = FP32
+"""Image processors hand out fp32 (image_processing_backends.py, rescale_and_normalize)."""
+
+
+def of_tower(kind: str) -> bool:
+    return kind.removesuffix(_START).removesuffix(_JOIN) in VISION.values()
+
+
+def with_pictures(spec: ModelSpec) -> ModelSpec:
+    """The model with its tower as the first of its layers: what cuts pictures into patches, the tower's layers, what joins the words."""
+    (tower,) = spec.towers
+    block = tower.stack.runs[0].pattern[0]
+    start = replace(block, kind=block.kind + _START, hidden=spec.hidden, norms=(), extras=_own(tower, tower.embeddings), **_BARE)
+    norms, rest = _merger(tower, block.norms[0])
+    join = replace(block, kind=block.kind + _JOIN, norms=norms, extras=rest, **_BARE)
+    first, last = (
+        Stack(path=tower.path, hidden=tower.stack.hidden, runs=(Run(pattern=(one,), count=1),), role=role)
+        for one, role in ((start, START), (join, JOIN))
+    )
+    return replace(spec, stacks=(first, tower.stack, last, *spec.stacks), towers=())
+
+
+_BARE = {"arrangement": Arrangement.OTHER, "mixers": (), "feed_forward": None}
+
+
+def _own(tower: Tower, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+    """Weights by their names within the tower."""
+    return tuple(replace(weight, path=weight.path.removeprefix(f"{tower.path}.")) for weight in weights)
+
+
+def _merger(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...], tuple[Weight, ...]]:
+    """The merger's norm, of the layers' kind, and its two linear layers."""
+    own = _own(tower, tower.projector)
+    norm, rest = tuple(w for w in own if ".mlp." not in w.path), tuple(w for w in own if ".mlp." in w.path)
+    return (Norm(path=norm[0].path.removesuffix(".weight"), kind=like.kind, size=like.size, weights=norm),), rest
+
+
+# ---- what is there of a micro-batch ------------------------------------------------------------------------------------------
+
+
+@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py: spatial_merge_size squared patches of a tower are one token of the language model")
+def patches(spec: ModelSpec, plan: Plan) -> Count:
+    """Patches of all pictures of a micro-batch."""
+    return plan.microbatch * plan.image_tokens * merged(spec)
+
+
+def merged(spec: ModelSpec) -> int:
+    """Patches of one token, by the merger's first linear layer."""
+    join = _joining(spec)
+    first = next(w for w in join.extras if len(w.shape) > 1)
+    return first.shape[1] // join.hidden
+
+
+def _joining(spec: ModelSpec) -> Block:
+    return next(stack.runs[0].pattern[0] for stack in spec.stacks if stack.role == JOIN)
+
+
+def has_pictures(spec: ModelSpec) -> bool:
+    return any(stack.role == JOIN for stack in spec.stacks)
+
+
+def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
+    """Of a layer of the tower or of its ends. A merge of 2 x 2 patches is all that these families' released models have."""
+    seen = plan.microbatch * plan.image_tokens
+    rows = seen * _FOUR
+    own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.microbatch, "S": plan.seq_len}
+    if block.kind.endswith(_START):
+        return {**own, "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden}
+    own |= {"b": 1, "s": rows, "h": block.hidden, "s32": -(-rows // 32) * 32}
+    at, ff = block.mixers[0] if block.mixers else None, block.feed_forward
+    if not isinstance(at, Attention) or not isinstance(ff, Dense):
+        return own
+    return with_products({**own, "a": at.heads, "k": at.heads, "d": at.head_dim, "f": ff.intermediate, "r": 0})
+
+
+_FOUR = 4
+
+
+def pixel_bytes(spec: ModelSpec, plan: Plan) -> Count:
+    """Of the patches' values, as an image processor makes them."""
+    start = next(stack.runs[0].pattern[0] for stack in spec.stacks if stack.role == START)
+    return PIXELS.nbytes(patches(spec, plan) * prod(start.extras[0].shape[1:]))
+
+
+@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:458: cosines and sines of every patch in fp32, which all layers of the tower take")
+def table_bytes(spec: ModelSpec, plan: Plan) -> Count:
+    at = next(m for stack in spec.stacks for run in stack.runs for b in run.pattern if of_tower(b.kind) for m in b.mixers)
+    assert isinstance(at, Attention)
+    return 2 * FP32.nbytes(patches(spec, plan) * at.head_dim)
+
+
+@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:1197-1245: the tower's outputs and the joined ones go by names while the layers run")
+def named_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> tuple[Bag, Bag]:
+    """What the model's forward names from where pictures have joined the words on: the tower's last states (by themselves, for layers may
+    have saved them), what the merger made, and that once more in the words' dtype.
+    """
+    if not has_pictures(spec):
+        return EMPTY, EMPTY
+    low, seen = tower_stream(how), plan.microbatch * plan.image_tokens
+    path = f"{next(stack.path for stack in spec.stacks if stack.role == JOIN)}.merger"
+    states = low.nbytes(patches(spec, plan) * _joining(spec).hidden)
+    features = (low.nbytes(seen * spec.hidden), how.stream.nbytes(seen * spec.hidden))
+    kept = Component.TEMPORARIES
+    return Bag.of([((kept, f"{path}/features"), sum(features))]), Bag.of([((kept, f"{path}/states"), states)])
+
+
+def tower_stream(how: Numerics) -> DType:
+    """A convolution and linear layers make what autocast makes of them, and nothing widens it again."""
+    return how.autocast or how.parameters
+
+
+def tower_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+    """Flash takes windows and whole pictures in two bytes an element; four go to the memory-efficient kernel."""
+    how = how if block.kind.endswith(_START) else replace(how, stream=tower_stream(how))
+    if how.processor:
+        return replace(how, attention=AttentionKernel.PROCESSOR)
+    if (how.autocast or how.parameters) is FP32:
+        return replace(how, attention=AttentionKernel.EFFICIENT)
+    at = block.mixers[0] if block.mixers else None
+    short = at.head_dim % 8 if isinstance(at, Attention) else 0
+    return replace(how, padded_head=at.head_dim + 8 - short) if short and isinstance(at, Attention) else how
+
+
+def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What a batch with pictures was not compared with the real code for."""
+    if not agreed(plan.image_tokens > 0):
+        return []
+    again, alone = plan.recompute, "leave it out, or no image_tokens"
+    if not has_pictures(spec):
+        reason = f"pictures in a batch are not modelled for {spec.model_type}; modelled for {', '.join(VISION)}"
+        return [Problem(field="image_tokens", value=plan.image_tokens, reason=reason, hint="image_tokens 0: the tower without a picture")]
+    whole = again.mode is not RecomputeMode.SELECTIVE and not again.stretched and again.layers is None and not again.by_layers
+    reasons = [
+        ("attention", plan.attention.value, "beside pictures is not modelled", plan.attention is not AttentionKind.SDPA, "sdpa"),
+        ("recompute.mode", again.mode.value, "of some layers or modules is not modelled beside pictures", not whole, "none or full"),
+        ("adapter.rank", plan.adapter and plan.adapter.rank, "beside pictures is not modelled", plan.adapter is not None, alone),
+        ("offload.activations", True, "beside pictures is not modelled", plan.offload.activations, alone),
+        ("quantization.weights", "", "beside pictures is not modelled", plan.quantization is not None, alone),
+        ("loss", plan.loss.value, "beside pictures is not modelled", plan.loss is not Loss.PLAIN, "plain"),
+        ("dropout", plan.dropout, "beside pictures is not modelled", plan.dropout > 0, alone),
+        ("model", spec.name, f"merges {merged(spec)} patches; modelled: {_FOUR}", merged(spec) != _FOUR, "spatial_merge_size 2"),
+    ]  # fmt: skip
+    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
+
+
+# ---- operations ----------------------------------------------------------------------------------------------------------------
+
+
+def tower_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """A layer of the tower, or one of its ends."""
+    if block.kind.endswith(_START):
+        return _start(r, block, how)
+    if block.kind.endswith(_JOIN):
+        return _join(r, x, block, how)
+    (at,), ff = block.mixers, block.feed_forward
+    assert isinstance(at, Attention)
+    assert isinstance(ff, Dense)
+    x = r.add(_attention(r, normalise(r, x, block.norms[0], how), at, how), x, "/residual")
+    return r.add(dense(r, normalise(r, x, block.norms[1], how), ff, how), x, "/residual")
+
+
+def _start(r: Recorder, block: Block, how: Numerics) -> Tensor:
+    """A convolution whose stride is its kernel, then the patches of each window next to one another."""
+    kernel = block.extras[0]
+    values = prod(kernel.shape[1:])
+    name = kernel.path.removesuffix(".weight")
+    weight = r.autocast(r.parameter(name, (kernel.shape[0], values), how.parameters, trains=how.trains), name)
+    picture: Tensor = r.cast(Tensor(None, ("p", values), PIXELS), how.parameters, f"{name}/input")
+    given = r.autocast(picture, f"{name}/input")
+    out: Shape = ("p", kernel.shape[0])
+
+    def backward(_: object) -> list[Grad | None]:
+        return [None, r.grad((kernel.shape[0], values), weight.dtype)]
+
+    x = r.apply(r.tensor(f"{name}/output", out, weight.dtype), (given, weight), (given,), backward)
+    return _sorted(r, x, out, f"{name}/sorted") if block.kind.startswith(WINDOWED) else x
+
+
+def _sorted(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
+    """Rows picked by a list of indices: a copy, and its gradient is put into zeros."""
+    dtype = x.dtype
+    return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
+
+
+def _attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+    """Queries and keys are turned in fp32; all three are cut into pictures or windows, whose results are joined again."""
+    weights = {w.path: w for w in at.weights}
+    first, last = (w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight"))
+    whole = project(r, x, weights, first, "(a+2k)·d", "h", how)
+    q, k, v = r.split(whole, (MERGED, MERGED, MERGED))
+    del whole
+    q, k = _turned(r, q, k, at)
+    cut = [_cut(r, each) for each in (q, k, v)]
+    context = CORES[how.attention](r, cut[0], cut[1], cut[2], at, how, LLAMA)[0]
+    joined = r.cat((context,), ("b", "s", "a·d"), at.path + "/joined")
+    return project(r, joined, weights, last, "h", "a·d", how)
+
+
+def _turned(r: Recorder, q: Tensor, k: Tensor, at: Attention) -> tuple[Tensor, Tensor]:
+    """Both raised to fp32 before either is turned, and lowered after both are."""
+    dtype, table = q.dtype, Tensor(None, ("s", at.head_dim), FP32)
+    q, k = r.cast(q, FP32, at.path + "/q/fp32"), r.cast(k, FP32, at.path + "/k/fp32")
+    turned = [_turn(r, x, table, f"{at.path}/{name}", at.head_dim) for x, name in ((q, "q"), (k, "k"))]
+    low = r.cast(turned[0], dtype, at.path + "/q/rotary")
+    return low, r.cast(turned[1], dtype, at.path + "/k/rotary")
+
+
+def _turn(r: Recorder, x: Tensor, table: Tensor, path: str, width: int) -> Tensor:
+    half: Shape = (*x.shape[:-1], width // 2)
+    cosine = r.mul(x, table, path + "/cos")
+    first, second = r.slice(x, half), r.slice(x, half)
+    rotated = r.cat((r.scale(second, path + "/neg"), first), x.shape, path + "/rotated")
+    sine = r.mul(rotated, table, path + "/sin")
+    del rotated, first, second
+    return r.add(cosine, sine, path + "/rotary")
+
+
+def _cut(r: Recorder, x: Tensor) -> Tensor:
+    """Views of one picture or window each; their gradients are joined into a new tensor."""
+    shape: Shape = ("b", "a", "s", "d")
+    back, dtype = x.shape, x.dtype
+    return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
+
+
+def _join(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+    """The merger, then its tokens in their places among the words'."""
+    weights = {w.path: w for w in block.extras}
+    first, last = (w.path.removesuffix(".weight") for w in block.extras if len(w.shape) > 1)
+    inner, width = weights[first + ".weight"].shape[0], weights[last + ".weight"].shape[0]
+    y = r.view(normalise(r, x, block.norms[0], how), ("q", inner))
+    y = project(r, y, weights, first, inner, inner, how)
+    y = r.unary(y, "merger/activation", saves="input")
+    y = project(r, y, weights, last, width, inner, how)
+    seen: Shape = ("q", width)
+    made = _sorted(r, y, seen, "merger/sorted") if block.kind.startswith(WINDOWED) else y
+    pieces = _sorted_back(r, made, seen)
+    features = r.cast(r.cat((pieces,), seen, "merger/joined"), how.parameters, "merger/features")
+    return _scattered(r, features, seen, width, how)
+
+
+def _sorted_back(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+    """Views, one for each picture, whose gradients are joined."""
+    dtype = x.dtype
+    return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
+
+
+def _scattered(r: Recorder, features: Tensor, seen: Shape, width: Axis, how: Numerics) -> Tensor:
+    """The words' states with the pictures' in place of some: a copy. Backward makes both gradients; the words' waits for the tower's."""
+    shape, dtype = ("B", "S", width), how.parameters
+    words = Tensor(None, shape, dtype, Node(0, "", (), [], [], lambda _: []) if how.trains else None)
+
+    def backward(_: object) -> list[Grad | None]:
+        return [r.grad(shape, dtype) if words.needs_grad else None, r.grad(seen, dtype)]
+
+    return r.apply(r.tensor("merger/scattered", shape, dtype), (words, features), (), backward)
