@@ -11,11 +11,13 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 RUNS = 7
@@ -145,6 +147,32 @@ def cold(runs: int) -> list[Timing]:
     return [*timings, process("peer", what, [python, "-c", PEER], min(runs, 3))]
 
 
+def searches() -> list[dict[str, Any]]:
+    """The search's cases, each in a fresh process: plans, seconds of one core, peak memory."""
+    from search_rates import CASES
+
+    script, found = str(Path(__file__).with_name("search_rates.py")), []
+    for name, case in CASES.items():
+        ran = subprocess.run([sys.executable, script, name], capture_output=True, text=True, check=False)
+        row = json.loads(ran.stdout) if ran.returncode == 0 else {"skipped": (ran.stderr.strip() or "no word").splitlines()[-1]}
+        found.append({"name": name, "what": case.what, "wanted": case.wanted, **row})
+    return found
+
+
+def search_screen(rows: Sequence[dict[str, Any]]) -> str:
+    lines = ["", "plans searched, on one core"]
+    for row in rows:
+        lines.append(f"{row['what']}   (wanted {row['wanted']})")
+        if "skipped" in row:
+            lines.append(f"    not measured: {row['skipped']}")
+            continue
+        plans, rate, strata = row["plans"], row["plans_per_s"], row["strata"]
+        lines.append(
+            f"    {plans:,} plans in {strata:,} strata, {_shown(row['seconds'])}, {rate:,.0f} plans/s, peak {row['peak_bytes'] / 1e6:.0f} MB"
+        )
+    return "\n".join(lines)
+
+
 def ratios(timings: Sequence[Timing]) -> dict[str, float | None]:
     """Wall times against one another; None where one of the two was not measured."""
     taken = {timing.name: timing.median_s for timing in timings}
@@ -188,10 +216,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = max(1, chosen.runs)
     fresh = cold(runs)  # first: on Linux a child's peak is never below what its parent held when it was started
     timings = [*in_process(runs), *fresh]
+    searched = searches()
     if chosen.json:
-        print(json.dumps({"runs": runs, "timings": [asdict(timing) for timing in timings], "ratios": ratios(timings)}, indent=1))
+        answer = {"runs": runs, "timings": [asdict(timing) for timing in timings], "ratios": ratios(timings), "searches": searched}
+        print(json.dumps(answer, indent=1))
     else:
         print(screen(timings))
+        print(search_screen(searched))
     return 0
 
 

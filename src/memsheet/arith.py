@@ -7,7 +7,7 @@ recognised by its array namespace.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,6 +172,16 @@ def each(function: Callable[..., int], *counts: Count) -> Count:
     known = {place: function(*place) for place in set(places)}
     found = space.asarray([known[place] for place in places], dtype=space.int64)
     return found.reshape(columns[0].shape)  # type: ignore[no-any-return]
+
+
+def looked_up(table: Mapping[Count, Sequence[int]], a: Count) -> list[Count]:
+    """The numbers that a table has for each plan's count, place by place."""
+    space = _namespace(a)
+    if space is None:
+        return [*table[a]]
+    known = sorted(table)
+    row = space.searchsorted(space.asarray(known), a)
+    return [space.asarray(column, dtype=space.int64)[row] for column in zip(*(table[count] for count in known), strict=True)]
 
 
 def where(condition: Any, a: Count, b: Count) -> Count:

@@ -15,6 +15,7 @@ def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) ->
     return {
         "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
         "context_parallel": _context_parallel(gaps, mesh),
+        "image_tokens": _image_tokens(gaps, model),
         "compile": bool(gaps.get("compile", False, silent=True)),
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
         "routing": _routing(gaps, model),
@@ -36,6 +37,17 @@ def _sequence_parallel(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: 
 def _has_experts(model: ModelSpec | None) -> bool:
     blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern) if model else ()
     return any(isinstance(block.feed_forward, Moe) for block in blocks)
+
+
+def _image_tokens(gaps: Gaps, model: ModelSpec | None) -> int:
+    """Of each sequence. Pictures need a tower and room among the words."""
+    given: int = gaps.get("image_tokens", 0, silent=True)
+    length = gaps.request.get("seq_len")
+    if given and model is not None and not model.towers:
+        gaps.wrong("image_tokens", given, f"is for models that take pictures, and {model.name} takes none", "leave it out")
+    if length is not None and given > length:
+        gaps.wrong("image_tokens", given, f"is more than the {length} tokens of a sequence", "give a longer seq_len")
+    return given
 
 
 def _context_parallel(gaps: Gaps, mesh: Mesh) -> ContextParallel | None:

@@ -7,7 +7,7 @@ NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdi
 
 PLAN_FLAGS = [
     "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
-    "--engine-version", "--ep", "--etp", "--expandable-segments", "--global-batch", "--kv-dtype", "--layers-per-stage", "--lora-rank",
+    "--engine-version", "--ep", "--etp", "--expandable-segments", "--global-batch", "--image-tokens", "--kv-dtype", "--layers-per-stage", "--lora-rank",
     "--lora-targets", "--loss", "--max-batched-tokens", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
     "--no-cuda-graphs", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
@@ -27,6 +27,7 @@ SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
+    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--method", "--top"]),
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),

@@ -22,7 +22,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def record(folder: Path, *, device: str = "cuda", name: str = "H100-80GB", seconds: float = 0.01, **environment: Any) -> str:
+def record(folder: Path, *, device: str = "cuda", name: str = "H100-80GB", seconds: float = 0.02, **environment: Any) -> str:
     """A record of a processor's step as if a GPU had made it."""
     found = json.loads(gzip.decompress(MEASURED.read_bytes()))
     found["environment"] = {**found["environment"], "device": device, "device_name": name, **environment}
@@ -50,7 +50,7 @@ def test_a_record_is_kept_for_its_device_and_engine(capsys: pytest.CaptureFixtur
 
 def test_a_slower_step_asks_for_a_lower_share(capsys: pytest.CaptureFixture[str], home: Path) -> None:
     shares = []
-    for seconds in (0.005, 0.01):
+    for seconds in (0.02, 0.04):
         assert ask(capsys, "--from", record(home, seconds=seconds))[0] == 0
         found = efficiency_of("H100-80GB", "transformers")
         assert found is not None

@@ -19,8 +19,8 @@ from memsheet.errors import InputError
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.search.grid import SAFE_BYTES, Grid, grid, one_plan, results
+from memsheet.search.lattice import Tally, lattice
 from memsheet.search.space import Space, divisors, space_of
-from memsheet.search.strata import Tally, lattice
 from memsheet.spec.device import Cluster, cluster_of
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
@@ -50,7 +50,7 @@ def problem(seed: int) -> Space:
     draw = random.Random(seed)
     engine = draw.choice(("megatron", "megatron", "fsdp2", "deepspeed", "transformers"))
     request: dict[str, Any] = {"engine": engine, "seq_len": draw.choice((64, 100)), "global_batch": draw.choice((4, 6, 8))}
-    request |= {key: draw.choice(values) for key, values in PINS[engine].items() if key == "loss" or draw.random() < 0.7}
+    request |= {key: draw.choice(values) for key, values in PINS[engine].items() if key == "loss" or draw.random() < 0.85}
     if request.get("mesh.pp") == 4:
         request["global_batch"] = 8
     count = draw.choice((1, 2, 4, 8)) if engine != "megatron" else max(request.get("mesh.pp", 1), draw.choice((2, 4)))
@@ -158,9 +158,25 @@ def test_a_batch_or_length_is_needed() -> None:
 
 
 def test_more_than_int64_counts_is_refused() -> None:
-    space = space_of(model("llama-3.1-70b"), cluster(8), {"engine": "fsdp2", "seq_len": 2**20, "global_batch": 2**30, "microbatch": 1})
+    space = space_of(model("llama-3.1-70b"), cluster(8), {"engine": "fsdp2", "seq_len": 2**20, "global_batch": 2**23, "microbatch": 2**20})
     with pytest.raises(OverflowError, match=str(SAFE_BYTES)):
         grid(space)
+
+
+def test_layers_that_no_stages_divide_are_dealt_out() -> None:
+    request = {
+        "engine": "megatron",
+        "seq_len": 512,
+        "global_batch": 64,
+        "recompute.mode": "full",
+        "mesh.tp": 1,
+        "mesh.ep": 8,
+        "mesh.etp": 1,
+    }
+    found = grid(space_of(model("deepseek-v3"), cluster(64), {**request, "mesh.pp": 8, "mesh.cp": 1, "microbatch": 1}))
+    assert found.plans
+    assert {plan.layers_per_stage for plan in planned(found)} == {(7, 7, 8, 8, 8, 8, 8, 7)}
+    compare(found)
 
 
 def test_pinned_options_stay() -> None:

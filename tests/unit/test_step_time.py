@@ -119,6 +119,13 @@ def test_offloaded_states_take_time() -> None:
     assert offloaded.value > plain.value
 
 
+def test_small_steps_take_the_host_its_time() -> None:
+    """Twice the tokens of next to nothing are no slower, and a captured or compiled step starts fewer operations."""
+    one, other = (time_of("llama-3.2-1b", engine="fsdp2", seq_len=length) for length in (16, 32))
+    assert other.value == pytest.approx(one.value, rel=0.05)
+    assert one.high > 1.5 * one.low
+
+
 # books ------------------------------------------------------------------------------------------------------------------
 
 

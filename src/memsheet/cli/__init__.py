@@ -20,6 +20,7 @@ Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."""
 COMMANDS = {
     "train": "Does this training job fit, and what takes the room?",
     "infer": "Does this model fit for inference, and how much cache is left?",
+    "plan": "The fastest plans that fit, of every legal one, and why the others do not.",
     "solve": "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
     "trace": "What does the real code allocate? Run on fake tensors, no GPU.",
     "measure": "What does a real step allocate on this machine?",

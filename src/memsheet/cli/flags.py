@@ -36,6 +36,7 @@ HELP: dict[str, tuple[Group, str, str]] = {
     "schedule": (MESH, "NAME", "Order of microbatches in the pipeline: gpipe, 1f1b, interleaved …"),
     "layers_per_stage": (MESH, "N,N,…", "Layers of each stage where they are uneven: 10,11,11."),
     "seq_len": (STEP, "TOKENS", "Tokens of one sequence."),
+    "image_tokens": (STEP, "TOKENS", "Tokens of each sequence that pictures take."),
     "microbatch": (STEP, "N", "Sequences per forward of a rank."),
     "global_batch": (STEP, "N", "Sequences per optimizer step over all ranks."),
     "moe_dispatch": (STEP, "KIND", "How tokens reach their experts: alltoall, deepep, hybridep."),

@@ -22,6 +22,7 @@ VERIFIED: dict[str, frozenset[AttentionKind]] = {
     "qwen": frozenset({AttentionKind.FLASH}),  # read, not compared: no library has its code
     **dict.fromkeys(("bloom", "mpt", "gemma2", "gpt_neo", "gptj", "gpt_oss", "mamba", "mamba2", "falcon_mamba"), _EAGER),
     **dict.fromkeys(("mixtral", "qwen3_moe", "olmoe", "qwen2_moe", "granitemoe", "deepseek_v2", "deepseek_v3", "jamba", "phimoe", "glm4_moe", "ernie4_5_moe", "bamba"), _BOTH),
+    "qwen3_next": _BOTH,
 }  # fmt: skip
 
 OF_PICTURES: dict[str, frozenset[AttentionKind]] = {"vit": _BOTH - {AttentionKind.FLASH}}

@@ -21,7 +21,6 @@ from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec
 from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
-
 _last: tuple[Plan, Engine, Numerics] | None = None
 
 

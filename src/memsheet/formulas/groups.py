@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from memsheet.arith import Count
-from memsheet.formulas.activations import block_part, end_parts, numerics, stack_prefix
+from memsheet.formulas.activations import block_part, end_parts, numerics
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states.held import Held, held
+from memsheet.formulas.states.params import JOIN, START, stack_prefix
 from memsheet.formulas.tapes.evaluate import Bag, Part, Release, merge
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
@@ -44,13 +45,16 @@ class Layers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
-    """A stage in order of execution. ``tied``: the head computes with the embedding table."""
+    """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the first run of layers that words
+    pass through; those before it are a tower's.
+    """
 
     embeddings: Group | None
     layers: tuple[Layers, ...]
     head: Group | None
     loss: Part | None
     tied: bool
+    entry: int = 0
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -105,24 +109,26 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
     made = _made(plan, engine)
-    layers = list[Layers]()
+    layers, entry = list[Layers](), 0
     frozen = ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE
     for each in spec.stacks:
         own = list[Layers]()
         for pattern, count in _cut_at_recompute(each, plan):
             for block, recomputed in pattern:
                 if (each.path, block, recomputed, release) not in made:
-                    made[each.path, block, recomputed, release] = _layer(block, each, _as_run(plan, recomputed=recomputed), engine, release=release)
+                    how = _as_run(plan, recomputed=recomputed)
+                    made[each.path, block, recomputed, release] = _layer(block, each, how, engine, release=release)
             own.append(Layers(tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count))
         if each.role == BRIDGE:
             own[-1] = _passed(own[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
         elif own and frozen:
             own = _entered(each, own, partial(_layer, stack=each, plan=plan, engine=engine, release=release, input_grad=False))
         layers += own
+        entry = len(layers) if each.role == JOIN else entry
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     start = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
-    return Walk(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied)
+    return Walk(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied, entry=entry)
 
 
 def _passed(bridge: Layers, gone: Bag) -> Layers:
@@ -156,7 +162,7 @@ def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[Flagged, int]]
     if plan.recompute.by_layers:
         yield from _every_so_many(stack, plan.recompute.every)
         return
-    for pattern, count, recomputed in _first_so_many(stack, plan) if stack.role != BRIDGE else [(stack.runs[0].pattern, 1, False)]:
+    for pattern, count, recomputed in _first_so_many(stack, plan) if stack.role not in (BRIDGE, START, JOIN) else [(stack.runs[0].pattern, 1, False)]:
         yield tuple((block, recomputed) for block in pattern), count
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
+from memsheet.formulas.model_code.transformers.picture_towers import has_pictures, pixel_bytes
 from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
 from memsheet.formulas.tapes.evaluate import Bag
 from memsheet.references import TRANSFORMERS, formula
@@ -18,6 +19,10 @@ def inputs(model: ModelSpec, plan: Plan) -> Bag:
     tokens, sequences = INT64.nbytes(plan.microbatch * plan.seq_len), INT64.nbytes(plan.microbatch)
     if of_pictures(model.embeddings):
         return _named({"pixel_values": picture_bytes(model, plan), "labels": sequences})
+    if has_pictures(model):
+        grid = INT64.nbytes(3 * plan.microbatch)  # one picture a sequence: frames, rows and columns of patches
+        seen = {"pixel_values": pixel_bytes(model, plan), "image_grid_thw": grid, "mm_token_type_ids": tokens}
+        return _named({"input_ids": tokens, "labels": tokens, **seen})
     whole = model.head.kind == "classification" and any("pooler" in w.path or "classifier.dense" in w.path for w in model.head.weights)
     labels = sequences if whole else tokens
     pair = {"decoder_input_ids": tokens} if _is_pair(model.stacks) else {}

@@ -111,7 +111,9 @@ def stage_model(spec: ModelSpec, plan: Plan, stage: int) -> ModelSpec:
         return chunks[0]
     first, last = chunks[0], chunks[-1]
     stacks = tuple(
-        replace(own, runs=_joined(run for chunk in chunks for run in chunk.stacks[number].runs), final_norms=last.stacks[number].final_norms)
+        replace(
+            own, runs=_joined(run for chunk in chunks for run in chunk.stacks[number].runs), final_norms=last.stacks[number].final_norms
+        )
         for number, own in enumerate(first.stacks)
     )
     return replace(first, stacks=stacks, head=last.head)

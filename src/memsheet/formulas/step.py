@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import islice
 
-from memsheet.arith import Count, agreed, distinct, each
+from memsheet.arith import Count, agreed, distinct, looked_up
 from memsheet.engines.torch_versions import gradients_stay, older
 from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
@@ -134,13 +135,15 @@ def _kept_beside(plan: Plan, stage: int, kinds: tuple[int, ...]) -> Beside:
     if all(order == first for order in orders.values()):
         return first
 
-    def at(place: tuple[int, bool], moment: int, kind: int) -> Count:
-        return each(lambda number: orders[number][place][min(moment, len(orders[number][place]) - 1)][kind], plan.accumulation)
+    moments = {place: max(len(order[place]) for order in orders.values()) for place in first}
+    flat = {number: [n for place in first for one in _padded(order[place], moments[place]) for n in one] for number, order in orders.items()}
+    numbers = iter(looked_up(flat, plan.accumulation))
+    kept = len(dict.fromkeys(kinds))
+    return {place: [tuple(islice(numbers, kept)) for _ in range(moments[place])] for place in first}
 
-    return {
-        place: [tuple(at(place, moment, kind) for kind in range(len(counts[0]))) for moment in range(max(len(order[place]) for order in orders.values()))]
-        for place, counts in first.items()
-    }  # fmt: skip
+
+def _padded(counts: list[tuple[Count, ...]], length: int) -> list[tuple[Count, ...]]:
+    return [*counts, *([counts[-1]] * (length - len(counts)))]
 
 
 @lru_cache(maxsize=4096)
@@ -156,7 +159,7 @@ def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: 
     how, code, model = numerics(plan, engine), model_code(engine.code), rank.chunks[number]
     return Step(
         walk=chunk, around=kept.around, states=kept.states, resident_gradients=kept.resident, shared=code.shared(model, plan, how),
-        masks=code.masks(model, plan, how), named=code.named(model, plan, how), plan=plan, stretches=stretches(chunk, plan), keeps_masks=code.keeps_masks(model, plan),
+        masks=code.masks(model, plan, how), named=code.named(model, plan, how), beside=code.beside(model, plan, how), plan=plan, stretches=stretches(chunk, plan), keeps_masks=code.keeps_masks(model, plan),
     )  # fmt: skip
 
 

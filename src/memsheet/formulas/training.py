@@ -32,6 +32,7 @@ class Step:
     stretches: Stretches | None = None  # layers that are recomputed together
     others: Bag = EMPTY  # what other micro-batches keep for their backward, in a pipeline
     named: Bag = EMPTY  # what the training loop still names from the loss to the end of the step
+    beside: tuple[Bag, Bag] = (EMPTY, EMPTY)  # what forward names since pictures joined the words, and of it what may be saved
 
     @property
     def accumulates(self) -> bool:
@@ -75,7 +76,7 @@ def _forward(step: Step) -> Iterator[Moment]:
         before, _ = walk.around(run, repetition, place)
         sofar = together([
             (1, step.shared), (1, step.masks), *_before(step, run, repetition, place), *_cached(walk, run, repetition, place),
-            *_embedding_output(step, run, repetition, place), *_entered(step, run, repetition, place),
+            *_embedding_output(step, run, repetition, place), *_beside(step, run), *_entered(step, run, repetition, place),
         ])  # fmt: skip
         yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
         yield [*sofar, (1, group.part.arriving), (1, around.entering(before, group))]
@@ -98,7 +99,8 @@ def _inside_forward(step: Step) -> Moment:
     if step.plan.loss is Loss.PLAIN or not step.walk.layers:
         return []
     named = [kept for kept, still in ((step.masks, step.kept_masks), (step.shared, step.kept_tables)) if still is EMPTY]
-    return [*((1, kept) for kept in named), *_embedding_output(step, len(step.walk.layers) - 1, 1, 0)]
+    last = len(step.walk.layers) - 1
+    return [*((1, kept) for kept in named), *_embedding_output(step, last, 1, 0), *_beside(step, last)]
 
 
 def _last(walk: Walk) -> Group | None:
@@ -117,7 +119,10 @@ def _backward(step: Step) -> Iterator[Moment]:
         yield [*kept, (1, walk.head.part.arriving), (1, around.leaving(_last(walk), walk.head))]
     for group, run, repetition, place in walk.visits(_stops(step)):
         before, after = walk.around(run, repetition, place)
-        kept = together([(1, step.kept_tables), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place)])
+        kept = together([
+            (1, step.kept_tables), (1, step.kept_masks), *_before(step, run, repetition, place), *_left(step, run, repetition, place),
+            *_waiting(step, run),
+        ])  # fmt: skip
         index = _index(step, run, repetition, place)
         for body in _passing(step, index, group):
             yield [*kept, *body, (1, around.backward(before, group, after)), (1, around.during(run, repetition))]
@@ -246,11 +251,36 @@ def _cached(walk: Walk, run: int, repetition: int, place: int) -> list[tuple[Cou
 def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
     """The model's forward holds on to the embeddings' output; for the first layer it is that layer's input."""
     walk = step.walk
-    if walk.embeddings is None or run + repetition + place == 0 or walk.layers[0].pattern[0].part.keeps_input:
+    first = walk.entry if run >= walk.entry else 0
+    if walk.embeddings is None or run - first + repetition + place == 0 or walk.layers[first].pattern[0].part.keeps_input:
         return []
     return [
         (1, Bag.of([((Component.TEMPORARIES, f"{module_of(walk.embeddings.parameters[0].path)}/output"), walk.embeddings.part.output)]))
     ]
+
+
+def _beside(step: Step, run: int) -> Moment:
+    """What goes by a name while the layers run that come after the pictures' tower."""
+    if not step.walk.entry or run < step.walk.entry:
+        return []
+    features, states = step.beside
+    saved = step.walk.layers[step.walk.entry - 1].pattern[-1].part.keeps_input
+    return [(1, features)] if saved else [(1, features), (1, states)]
+
+
+def _waiting(step: Step, run: int) -> Moment:
+    """While backward passes through a pictures' tower: what the layers of the words shared is gone, and the gradient of their embeddings,
+    which are looked up before the tower runs, is there.
+    """
+    if run >= step.walk.entry or step.walk.embeddings is None:
+        return []
+    own = step.walk.layers[0].pattern[0].name.removesuffix("*")
+    kept = [*step.kept_tables.held.items(), *step.kept_masks.held.items()]
+    gone = Bag.of((key, -size) for key, size in kept if not key[1].startswith(own))
+    if run == step.walk.entry - 1:  # which makes that gradient
+        return [(1, gone)]
+    path = f"{module_of(step.walk.embeddings.parameters[0].path)}/gradient"
+    return [(1, gone), (1, Bag.of([((Component.TEMPORARIES, path), step.walk.embeddings.part.output)]))]
 
 
 def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:

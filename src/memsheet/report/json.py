@@ -73,6 +73,7 @@ def _switches(plan: Plan) -> dict[str, Any]:
     routing, fp8 = plan.routing, plan.fp8
     held = {
         "sequence_parallel": plan.sequence_parallel or None, "compile": plan.compile or None, "async_tp": plan.async_tp or None,
+        "image_tokens": int(plan.image_tokens) or None,
         "seq_len_kind": "maximum" if plan.varied else None,
         "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
         "cuda_graphs": list(plan.cuda_graphs) or None,

@@ -99,6 +99,7 @@ _WORDS: dict[str, tuple[str, Reference | None]] = {
     "offload": ("Keep states or activations in host memory and move them to the device when they are needed; slow over PCIe.", r.DEEPSPEED),
     "microbatch": ("Sequences that a rank takes through one forward. Saved activations and logits grow with it.", None),
     "global_batch": ("Sequences of one optimizer step over all ranks; more than microbatch · data-parallel ranks means accumulation.", None),
+    "image_tokens": ("Tokens of each sequence that pictures take; a vision tower makes them of four patches each (Qwen2-VL).", None),
     "mesh": ("The degrees of parallelism: dp_replicate · dp_shard · cp · tp · pp is the number of GPUs.", None),
     "dp_replicate": ("Data-parallel ranks that each keep everything whole.", r.TORCH_DDP),
     "dp_shard": ("Data-parallel ranks that split the states according to zero.", r.ZERO),

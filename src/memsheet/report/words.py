@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memsheet.budget import Answer, Fix
 from memsheet.engines import engine_of
 from memsheet.errors import printable
@@ -149,10 +151,14 @@ def _cache(plan: Plan) -> str:
 
 def flags_of(fix: Fix) -> str:
     """What to add to the command line to get a fix: ``--recompute full --offload optimizer,parameters``."""
+    return flags_for({key: after for change in fix.changes for key, _, after in ((change.key, change.before, change.after), *change.also)})
+
+
+def flags_for(values: Mapping[str, object]) -> str:
+    """Keys of a request as flags of the command line."""
     short = {key: name for name, key in SHORT.items()}
-    values = {key: after for change in fix.changes for key, _, after in ((change.key, change.before, change.after), *change.also)}
-    moved = ",".join(key.removeprefix("offload.") for key in values if key.startswith("offload."))
-    given = [_flag(short.get(key, key), after) for key, after in values.items() if not key.startswith("offload.")]
+    moved = ",".join(key.removeprefix("offload.") for key, value in values.items() if key.startswith("offload.") and value)
+    given = [_flag(short.get(key, key), value) for key, value in values.items() if not key.startswith("offload.")]
     return " ".join([*given, *([f"--offload {moved}"] if moved else [])])
 
 

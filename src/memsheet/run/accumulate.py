@@ -25,8 +25,14 @@ def micro_batches(batch: Batch, plan: Plan, micro: int) -> Iterator[tuple[Batch,
     for count in sizes:
         if start + count > rows:
             start = 0
-        yield {name: tensor[start : start + count] for name, tensor in batch.items()}, count / sum(sizes)
+        yield {name: _cut(tensor, rows, start, count) for name, tensor in batch.items()}, count / sum(sizes)
         start += count
+
+
+def _cut(tensor: Tensor, rows: int, start: int, count: int) -> Tensor:
+    """What belongs to ``count`` rows; a picture's patches are several of a tensor's for each row of tokens."""
+    each = tensor.shape[0] // rows
+    return tensor[start * each : (start + count) * each]
 
 
 def _rows(batch: Batch) -> int:

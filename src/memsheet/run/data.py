@@ -52,6 +52,8 @@ def _of_text(config: Any, plan: Plan, device: str, text: bytes, at: int) -> dict
     vocabulary = getattr(config.get_text_config(), "vocab_size", None)
     if vocabulary is None or config.is_encoder_decoder:
         raise refuse("data", None, f"is text, which {config.model_type} alone is not trained on", "leave it out: random inputs are made")
+    if plan.image_tokens:
+        raise refuse("data", None, "is text, and the plan asks for pictures", "leave it out: random inputs are made")
     rows, length = int(plan.microbatch), int(plan.seq_len)
     start = at % len(text)
     taken = (text[start:] + text * (rows * length // len(text) + 1))[: rows * length]

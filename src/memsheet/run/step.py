@@ -14,6 +14,7 @@ from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.model import layers_of
 from memsheet.run.offload import offloading
+from memsheet.run.pictures import with_pictures
 from memsheet.run.scaler import build_scaler
 from memsheet.sheet import Instant
 from memsheet.spec.plan import Plan
@@ -31,6 +32,8 @@ def tokens(config: Any, plan: Plan, device: str) -> dict[str, torch.Tensor]:
     if getattr(text, "vocab_size", None) is None:
         return _pictures(config, plan, device)
     ids = torch.randint(0, text.vocab_size, (batch, int(plan.seq_len)), device=device)
+    if plan.image_tokens:
+        return with_pictures(ids, config, plan)
     if "ForSequenceClassification" in str(config.architectures):  # one kind a sequence
         return {"input_ids": ids, "labels": torch.randint(0, config.num_labels, (batch,), device=device)}
     if not config.is_encoder_decoder:

@@ -18,13 +18,12 @@ from memsheet.account import Totals, rank_of, totals
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step import Rank
+from memsheet.search.lattice import Array, Tally, taken
 from memsheet.search.space import AXES, Space
-from memsheet.search.strata import Array, Stratum, Tally, reason_of, strata, taken, with_counts
+from memsheet.search.strata import CHUNK, Stratum, reason_of, strata, with_counts
 from memsheet.sheet import Bytes
 from memsheet.spec.plan import Offload, Plan, Recompute, Schedule
 
-CHUNK = 1 << 13
-"""Plans accounted at once: their arrays stay in a core's own cache."""
 SAFE_BYTES = 2**62 // 2**8
 """What no plan may hold: on the way sizes are counted in bits, and slack is a share of up to 200 per mille, and 2**62 has to hold those."""
 BY_ROW = frozenset({"internevo"})
@@ -146,6 +145,14 @@ def _halves(stratum: Stratum) -> Iterator[Stratum]:
             return
 
 
+def account_stratum(stratum: Stratum) -> Graded:
+    """The plans of a stratum with their bytes, all at once.
+
+    Raises InputError where they cannot be accounted, ValueError where they do not share every choice.
+    """
+    return _accounted(stratum, worst_ranks(stratum.space, stratum.plan))
+
+
 def _accounted(stratum: Stratum, ranks: tuple[Rank, ...]) -> Graded:
     space, rows = stratum.space, len(stratum)
     plan = one_plan(stratum, 0) if rows == 1 else stratum.plan
@@ -181,7 +188,8 @@ def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
     )  # fmt: skip
     rank = rank_of(space.model, whole)
     one, two, three = (
-        max(int(size.high) for size in totals(rank, replace(whole, microbatch=number), space.cluster).device.values()) for number in (1, 2, 3)
+        max(int(size.high) for size in totals(rank, replace(whole, microbatch=number), space.cluster).device.values())
+        for number in (1, 2, 3)
     )
     return one, max(two - one, three - two)
 

@@ -88,7 +88,9 @@ def _stages(engine: Engine) -> tuple[int, ...]:
 
 def _losses(engine: Engine) -> tuple[Loss, ...]:
     """The engine's first. Where that is the plain one, the fused one too, which needs a library of its own."""
-    return tuple(loss for loss in (Loss.PLAIN, Loss.FUSED) if loss in engine.losses) if engine.losses[0] is Loss.PLAIN else engine.losses[:1]
+    return (
+        tuple(loss for loss in (Loss.PLAIN, Loss.FUSED) if loss in engine.losses) if engine.losses[0] is Loss.PLAIN else engine.losses[:1]
+    )
 
 
 def _values(fixed: Request, key: str, values: Any) -> list[Request]:
@@ -135,12 +137,20 @@ def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluste
     layers = sum(stack.layers for stack in model.stacks)
     stages = divisors(cluster.count) if "pp" in engine.axes else (1,)
     chunks = tuple(n for n in divisors(layers) if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
+    odd = engine.stages is None and "layers_per_stage" not in fixed and all(layers % pp for pp in stages if pp > 1)
     for pp, vpp in product(_given(fixed, "mesh.pp", stages), _given(fixed, "mesh.vpp", chunks)):
         if pp == 1 and vpp == 1:
             yield {"mesh.pp": 1, "mesh.vpp": 1}
         for schedule in _schedules(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
             if fixed.get("schedule") in (None, schedule.value):
-                yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value}
+                yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value, **(dealt(layers, pp * vpp) if odd and vpp == 1 else {})}
+
+
+def dealt(layers: int, parts: int) -> Request:
+    """Layers of each stage where no number of stages divides them: those next to embeddings and head get one less before the others do."""
+    each, more = divmod(layers, parts)
+    inner = sorted(range(parts), key=lambda part: (-min(part, parts - 1 - part), part))[:more]
+    return {"layers_per_stage": tuple(each + (part in inner) for part in range(parts))}
 
 
 def _schedules(engine: Engine, vpp: int) -> tuple[Schedule, ...]:

@@ -51,7 +51,7 @@ RULES: dict[str, Rule] = {
     "context_parallel_comm": _choice("ring", "all_gather", "all_to_all"),
     "schedule": _choice("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"), "layers_per_stage": _COUNTS,
     "async_tp": _FLAG, "megatron_fsdp": _FLAG,
-    "microbatch": _count(0), "global_batch": _count(0, 2**30), "seq_len": _count(0, 2**26),
+    "microbatch": _count(0), "global_batch": _count(0, 2**30), "seq_len": _count(0, 2**26), "image_tokens": _count(0, 2**26),
     "seq_len_kind": _choice("exact", "maximum", "minimum"), "vocab_multiple": _count(1, 2**16),
     "precision.parameters": _DTYPE, "precision.compute": _DTYPE, "precision.gradients": _DTYPE, "precision.reduce": _DTYPE,
     "precision.master_weights": _DTYPE, "precision.moments": _DTYPE, "precision.name": _choice(*PRECISIONS),

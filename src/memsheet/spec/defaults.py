@@ -52,7 +52,7 @@ LORA_TARGETS = {
 }  # fmt: skip
 # the keys of a plan that change memory and are not accounted yet; any value but these is refused
 UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
+    "image_tokens": (0,), "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
     "context_parallel_comm": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
@@ -83,7 +83,7 @@ NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quanti
 
 # keys that only the other task reads; any value but these is refused rather than ignored
 _OF_TRAINING: dict[str, tuple[Any, ...]] = {
-    "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
+    "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "image_tokens": (0,), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
     "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "recompute.modules": (),
     "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
     "offload.activations": (False,),

@@ -271,6 +271,7 @@ class Plan:
     routing: Routing | None = None
     fp8: Fp8 | None = None
     cuda_graphs: tuple[str, ...] = ()
+    image_tokens: Count = 0  # of each sequence, that pictures take
     varied: bool = False  # seq_len is the longest of lengths that differ from step to step
 
     @property

@@ -19,7 +19,7 @@ from memsheet.timeline import Timeline
 from memsheet.trace.fake_distributed import among_others, distributed
 from memsheet.trace.fold import Depth, NotUniformError, deepen
 from memsheet.trace.gloo import watch_gloo
-from memsheet.trace.job import MICRO, STEPS, How, recording, shallow, timeline
+from memsheet.trace.job import MICRO, STEPS, How, recording, refuse_pictures, shallow, timeline
 from memsheet.trace.recorder import Recorder
 from memsheet.trace.resting import resting
 from memsheet.trace.watched import watch_of
@@ -32,6 +32,8 @@ def trace_rank(config: Mapping[str, Any], plan: Plan, how: How, rank: int, depth
     Raises InputError for what cannot be run: see ``run.ranks``.
     """
     check(plan)
+    if how.fake:
+        refuse_pictures(plan)
     folds = _folds(plan, rank, depth)
     if folds is not None:
         with suppress(NotUniformError):

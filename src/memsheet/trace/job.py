@@ -12,6 +12,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from memsheet.errors import refuse
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.data import batches
 from memsheet.run.loss import apply_loss
@@ -72,7 +73,15 @@ def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth
     return timeline(_recorded(config, plan, how, None))
 
 
+def refuse_pictures(plan: Plan) -> None:
+    """Raises InputError for pictures: where they lie among the words is a question of values, which fake tensors have none of."""
+    if plan.image_tokens:
+        raise refuse("image_tokens", plan.image_tokens, "is not traced: pictures are put among words by value", "`memsheet measure` runs it")
+
+
 def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None) -> Recorder:
+    if how.fake:
+        refuse_pictures(plan)
     with recording(how) as recorder:
         settings = build_config(config, plan)
         if depth is not None:

@@ -32,7 +32,7 @@ def replayed(
     elif plan.varied:
         varied = _varied(items, model, plan, engine, cluster, allocated)
         found = Reserved(varied, False) if varied else None
-    elif not model.towers and not engine.varies:  # lengths that are all alike are an exception there
+    elif not model.towers and not plan.image_tokens and not engine.varies:  # lengths that are all alike are an exception there
         found = _alike(items, model, plan, engine, cluster)
     if found is None:
         return items, ()

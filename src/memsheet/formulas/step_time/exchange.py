@@ -35,7 +35,7 @@ def exchanges(shop: Shop, block: Block, operators: tuple[Operator, ...], shardin
     return Exchange(tp=_tensor(shop, block, operators, sharding), cp=_context(shop, block, operators), ep=_routed(shop, block, operators))
 
 
-def regions(block: Block) -> int:
+def _regions(block: Block) -> int:
     """Pairs of a product cut by columns and one cut by rows."""
     ff = block.feed_forward
     return len(block.mixers[:1]) + (ff is not None and (not isinstance(ff, Moe) or ff.shared is not None))
@@ -48,7 +48,7 @@ def regions(block: Block) -> int:
 @formula(cites=MEGATRON_TP, at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient")
 def _tensor(shop: Shop, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
     payload, ranks = shop.tokens * BF16_BYTES * 1.0 * block.hidden, shop.tp
-    count = regions(block)
+    count = _regions(block)
     if shop.plan.sequence_parallel:
         return _sequence(shop, payload, count, operators, sharding)
     one = count * collective_s("all_reduce", payload, ranks, 1, shop.rates)

@@ -1,8 +1,9 @@
 """Whose kernels run, and how many bytes their passes over memory take: counted from each code's operations, in 16-bit tensors.
 
-Of an element of a tensor that is read or written once, 2 bytes in bf16 and 4 in fp32. A fused norm reads and writes its input (4) and in backward
-reads two and writes one (6). Written out in fp32 (transformers 5.23 models/llama/modeling_llama.py, LlamaRMSNorm.forward): cast, square, mean,
-product, cast, weight: 36 and as autograd undoes them 60. Rotation written out (rotate_half, two products, a sum): 20. silu(gate) * up fused
+Of an element of a tensor that is read or written once, 2 bytes in bf16 and 4 in fp32. A fused norm reads and writes its input (4) and in
+backward reads two and writes one (6). Written out in fp32 (transformers 5.23 models/llama/modeling_llama.py, LlamaRMSNorm.forward): cast,
+square, mean, product, cast, weight: 36 and as autograd undoes them 60. Rotation written out (rotate_half, two
+products, a sum): 20. silu(gate) * up fused
 reads two and writes one (6), backward reads three and writes two (10); written out 10 and 16.
 """
 
@@ -29,9 +30,10 @@ LOSSES: Mapping[Loss, Passes] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """``accumulated_bytes``: of a weight's gradient added to a buffer inside its product. ``fuses_inputs``: queries, keys and values are one
-    matrix, so are a gate and what it gates. ``quantised_bytes``: of an element that a second, columnwise copy of it takes. ``casts``: autocast makes a low copy of a matrix
-    in every forward and raises its gradient in every backward.
+    """``accumulated_bytes``: of a weight's gradient added to a buffer inside its product. ``fuses_inputs``: queries, keys and values are
+    one matrix, so are a gate and what it gates. ``quantised_bytes``: of an element that a second, columnwise copy of
+    it takes. ``casts``: autocast makes a
+    low copy of a matrix in every forward and raises its gradient in every backward. ``calls``: CALLS of them an operator.
     """
 
     code: Code
@@ -82,7 +84,8 @@ def kernels_of(plan: Plan, engine: Engine) -> Kernels:
     return Kernels(
         code=engine.code,
         calls=0 if plan.cuda_graphs else CALLS["compiled" if plan.compile else "fused" if engine.code in FUSES else "written_out"],
-        casts=engine.autocast and plan.precision.casts and not engine.sharding.gathers, arithmetic=kind, plain=plain, low=compute in LOW, element_bytes=4 if plain in ("fp32", "tf32") else 2,
+        casts=engine.autocast and plan.precision.casts and not engine.sharding.gathers,
+        arithmetic=kind, plain=plain, low=compute in LOW, element_bytes=4 if plain in ("fp32", "tf32") else 2,
         attention="cudnn" if plan.attention is AttentionKind.CUDNN else own, losses=LOSSES,
         accumulated_bytes=8 if engine.sharding is Sharding.MEGATRON else 0, fuses_inputs=engine.code in FUSES,
         quantised_bytes=QUANTISED.get(kind, 0.0), **(FUSED if fused else WRITTEN_OUT),

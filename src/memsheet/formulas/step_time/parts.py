@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from memsheet.formulas.pipeline import layers_of_stage
 from memsheet.formulas.step_time.exchange import Exchange, exchanges
 from memsheet.formulas.step_time.kernels import ROUTING_CALLS
+from memsheet.formulas.step_time.layers import adapted, ends, layer
 from memsheet.formulas.step_time.numbers import Real, larger
-from memsheet.formulas.step_time.operators import Operator, Shop, adapted, ends, layer
+from memsheet.formulas.step_time.operators import Operator, Shop
 from memsheet.references import LORA, formula
 from memsheet.spec.engine import Code, Sharding
 from memsheet.spec.model import Block, ModelSpec, Role, Weight
@@ -82,7 +83,8 @@ def _unit(shop: Shop, block: Block, sharding: Sharding, share: float) -> Unit:
         backward_s=larger(backward + told.backward_s + cast, BACKWARD_CALLS * calls) + again,
         recompute_s=again, exchange_s=told.forward_s + told.backward_s + told_again,
         attention_s=sum((op.forward_s + op.backward_s for op in operators if op.attention), 0.0),
-        flops=sum((op.flops for op in operators), 0.0), dense=dense, experts=experts, trained=trained(shop.plan, block.weights, shop.tp, dense),
+        flops=sum((op.flops for op in operators), 0.0), dense=dense, experts=experts,
+        trained=trained(shop.plan, block.weights, shop.tp, dense),
     )  # fmt: skip
 
 

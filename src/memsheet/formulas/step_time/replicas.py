@@ -9,7 +9,7 @@ from memsheet.formulas.step_time.collectives import broadcasts_s, collective_s
 from memsheet.formulas.step_time.numbers import Real, exposed, larger
 from memsheet.formulas.step_time.parts import Part, Unit
 from memsheet.formulas.step_time.rates import Rates
-from memsheet.references import INTERNEVO, TORCH_DDP, TORCH_FSDP2, ZERO, formula
+from memsheet.references import INTERNEVO, TORCH_FSDP2, ZERO, formula
 from memsheet.spec.engine import Sharding
 from memsheet.spec.plan import Plan
 
@@ -89,7 +89,9 @@ def _sharded(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates
 
 
 SLOWED = 0.146
-"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146; 1.123 on another machine)."""
+"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146;
+1.123 on another machine).
+"""
 
 
 def beside(work: Real, cover: Real, overlap: Overlap) -> Real:
@@ -133,15 +135,15 @@ def _told(group: Group, elements: Real, size: float, rates: Rates) -> Real:
 
 
 BESIDE_BACKWARD = {Sharding.REPLICATED: 1.0, Sharding.INTERNEVO: 1.0, Sharding.MEGATRON: 0.0, Sharding.DEEPSPEED: 0.0}
-"""Whether gradients are reduced beside backward unless one asks otherwise: DistributedDataParallel's buckets and InternEvo's are, Megatron's
-``--overlap-grad-reduce`` and DeepSpeed's ``overlap_comm`` (stages 1 and 2) are off.
+"""Whether gradients are reduced beside backward unless one asks otherwise: DistributedDataParallel's buckets
+(torch c10d/reducer.cpp) and InternEvo's are, Megatron's ``--overlap-grad-reduce`` and DeepSpeed's ``overlap_comm``
+(stages 1 and 2) are off.
 """
 
 
 @formula(
     cites=ZERO, at="section 7: gradients reduced once a step (at stage 2 every micro-batch), parameters gathered after the optimizer's step"
 )
-@formula(cites=TORCH_DDP, at="all-reduce of buckets beside the last micro-batch's backward")
 def _whole(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     dense, experts = groups_of(plan)
     gradient = plan.precision.reduce.bits / 8

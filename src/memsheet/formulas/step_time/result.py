@@ -16,7 +16,8 @@ HOUR_S = 3600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """Seconds of a step: ``low`` ≤ ``value`` ≤ ``high``; numbers, or arrays of a stratum. ``parts``: seconds of the value by what takes them,
+    """Seconds of a step: ``low`` ≤ ``value`` ≤ ``high``; numbers, or arrays of a stratum. ``parts``: seconds of the
+    value by what takes them,
     ``flops`` of the model in a step on all ``gpus`` (``CONVENTION``), ``dense_flops`` a second of one device.
     """
 

@@ -14,24 +14,28 @@ FILLED = {Schedule.ZERO_BUBBLE: 1 / 3, Schedule.DUALPIPE: 1 / 3}
 """
 
 
+@formula(cites=ZERO_BUBBLE, at="section 2: (p-1)(F+B-2W)")
+def bubble_share(schedule: Schedule | None) -> float:
+    return FILLED.get(schedule, 1.0) if schedule is not None else 1.0
+
+
 @formula(
     cites=PIPELINE_1F1B,
     at="section 2.2: the first and last micro-batch pass all stages, the others the slowest one; 1/v of it with v chunks",
 )
-@formula(cites=ZERO_BUBBLE, at="section 2: (p-1)(F+B-2W)")
 def pipeline_s(stages: Sequence[Real], microbatches: Real, chunks: int, schedule: Schedule | None) -> tuple[Real, Real]:
     """(seconds of the passes, of them the bubble). ``stages``: forward and backward of one micro-batch through all chunks of each stage."""
     slowest, total = stages[0], stages[0]
     for one in stages[1:]:
         slowest, total = larger(slowest, one), total + one
-    share = FILLED.get(schedule, 1.0) if schedule is not None else 1.0
-    bubble = (total - slowest) * share / chunks
+    bubble = (total - slowest) * bubble_share(schedule) / chunks
     return microbatches * slowest + bubble, bubble
 
 
 def hops(stages: int, chunks: int, microbatches: Real, schedule: Schedule | None) -> Real:
     """Sends that nothing runs beside: to the last stage and back for each chunk; without chunks also each way of every micro-batch, as
-    sends and receives of neighbours meet there (Megatron-Core pipeline_parallel/schedules.py, forward_backward_pipelining_without_interleaving).
+    sends and receives of neighbours meet there (Megatron-Core pipeline_parallel/schedules.py,
+    forward_backward_pipelining_without_interleaving).
     """
     if stages == 1:
         return 0

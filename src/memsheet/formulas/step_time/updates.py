@@ -55,7 +55,9 @@ def update_s(elements: Real, plan: Plan, rates: Rates) -> Real:
     at="section 4: 2M bytes of gradients to the host and 2M of parameters back every step, and the update on the processor",
 )
 def offloaded_s(elements: Real, passes_s: Real, microbatches: Real, plan: Plan, rates: Rates, activations: Real) -> Real:
-    """Seconds besides the passes: the optimizer's on the host, and parameters fetched for every pass as far as the passes do not hide them."""
+    """Seconds besides the passes: the optimizer's on the host, and parameters fetched for every pass as far as the
+    passes do not hide them.
+    """
     link = rates.host or DEFAULT_HOST_LINK
     seconds: Real = 0.0
     if plan.offload.optimizer:

@@ -35,8 +35,8 @@ class Band:
 
 UNCALIBRATED = Band(
     fast=1 / 0.88, slow=1 / 1.7,
-    why="rates are those of bursts, which operator tables meet within 12%; sustained training is slower, by up to 1.7 in the report of Llama 3 "
-    "(arXiv:2407.21783: from 38% of the dense rate on H100, where bursts would reach 65%)",
+    why="rates are those of bursts, which operator tables meet within 12%; sustained training is slower, by up to 1.7 in the report of "
+    "Llama 3 (arXiv:2407.21783: from 38% of the dense rate on H100, where bursts would reach 65%)",
 )  # fmt: skip
 CALIBRATED = Band(fast=1.08, slow=1 / 1.12, why="scaled by a measured step; operator tables are met within 12% from shape to shape")
 
@@ -161,6 +161,7 @@ def _named(mine: list[list[Part]], stages: list[list[Passes]], plan: Plan) -> di
     waited = sum((p.waited_s for p in stages[0]), 0.0) * times
     compute = of["forward_s"] + of["backward_s"] - of["exchange_s"]
     return {
-        "compute": compute - of["attention_s"], "attention": of["attention_s"], "recompute": of["recompute_s"], "exchange": of["exchange_s"],
+        "compute": compute - of["attention_s"], "attention": of["attention_s"], "recompute": of["recompute_s"],
+        "exchange": of["exchange_s"],
         "replicas_each": waited,
     }  # fmt: skip

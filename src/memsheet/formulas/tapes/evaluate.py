@@ -30,7 +30,7 @@ class Bag:
         for key, size in pairs:
             before = held.get(key)
             held[key] = size if before is None else before + size
-        return cls(held, added([*held.values()]))
+        return cls(held, _added([*held.values()]))
 
     def part(self, key: Key) -> tuple[Count, Any]:
         """Bytes under one name, and whether there is such a part: a bool, or one for each plan of a stratum."""
@@ -69,10 +69,10 @@ Moment = Sequence[tuple[Count, Bag]]
 
 def weigh(moment: Moment) -> Count:
     """Bytes of a moment."""
-    return added([bag.total if type(times) is int and times == 1 else times * bag.total for times, bag in moment])
+    return _added([bag.total if type(times) is int and times == 1 else times * bag.total for times, bag in moment])
 
 
-def added(sizes: list[Count]) -> Count:
+def _added(sizes: list[Count]) -> Count:
     """The sum, without adding nothing to arrays."""
     total = sum([size for size in sizes if type(size) is int])
     for size in sizes:
@@ -232,7 +232,7 @@ def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int,
 
 def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> Bag:
     points = _points(tape, kind, release=release)
-    totals = [added([sizes[i] for i in point]) for point in points]
+    totals = [_added([sizes[i] for i in point]) for point in points]
     if type(sum(totals)) is int:
         best = points[max(range(len(totals)), key=totals.__getitem__)]
         return Bag.of([(keys[i], sizes[i]) for i in best])

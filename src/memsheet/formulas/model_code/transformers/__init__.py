@@ -15,19 +15,23 @@ from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.attention import table_dtype
 from memsheet.formulas.model_code.transformers.blocks import forward, unmodelled
 from memsheet.formulas.model_code.transformers.cross_attention import is_t5, let_go, named_biases, saved_biases, t5_norm, two_stacks
+from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
 from memsheet.formulas.model_code.transformers.encoders import pooled, unmodelled_head
 from memsheet.formulas.model_code.transformers.ends import HEADS, embed, logits_or_states, loss, loss_input
 from memsheet.formulas.model_code.transformers.families import Joint, habits
 from memsheet.formulas.model_code.transformers.first_qwen import joined
 from memsheet.formulas.model_code.transformers.losses import chunk_of
 from memsheet.formulas.model_code.transformers.mixers import entered, kernel_notes, mixer_axes, other_masks, other_tables, sparse_problems
+from memsheet.formulas.model_code.transformers.picture_towers import (
+    VISION, has_pictures, named_beside, of_tower, picture_problems, table_bytes, tower_axes, tower_numerics, with_pictures,
+)  # fmt: skip
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.tapes.evaluate import Bag, with_products
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import BOOL, FP32
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 FLASH_MAX_HEAD = 256
@@ -43,8 +47,12 @@ TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
 
 def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
+    if of_tower(block.kind):
+        return tower_numerics(block, plan, how)
     how = replace(how, transposed=True) if habits(block.kind).transposed else how
     at = block.mixers[0]
+    if isinstance(at, LinearAttention):
+        return replace(how, options=chunk_options(plan.seq_len))
     if isinstance(at, LatentAttention):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
         return replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
     if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:  # the others copy as eager attention does, by sequences
@@ -93,7 +101,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     hint = "its states and cache are known: --parameters N for states alone, or `memsheet infer`; the trace will run its real code"
     found = [
         Problem(field="model", value=spec.name, reason=f"the activations of {block.kind} blocks are not modelled: {why}", hint=hint)
-        for stack in spec.stacks for run in stack.runs for block in run.pattern if (why := _unmodelled(block, plan))
+        for block in _blocks(spec) if (why := _unmodelled(block, plan))
     ]  # fmt: skip
     if of_pictures(spec.embeddings) and not agreed(plan.seq_len == spec.max_positions):
         reason = f"is not what a picture is here: {spec.max_positions} patches and class tokens"
@@ -103,10 +111,11 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {TOWERS_TRAINED[0]}"))
     if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _blocks(spec) if block.feed_forward}):
         found.append(Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint))
-    if (spec.head.kind not in HEADS and spec.head.kind != "none") or (len(spec.stacks) != 1 and spec.head.kind != "sequence_to_sequence"):
+    if (spec.head.kind not in HEADS and spec.head.kind != "none") or (len(_language(spec)) != 1 and spec.head.kind != "sequence_to_sequence"):
         found.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
     return [
         *found,
+        *picture_problems(spec, plan),
         *_other_heads(spec, plan),
         *_modules(spec, plan),
         *_tensor_parallel(spec, plan),
@@ -209,6 +218,8 @@ def _unmodelled(block: Block, plan: Plan) -> str | None:
 @formula(cites=TRANSFORMERS, at="modeling files: shapes of a layer's tensors; heads and widths divided over tensor-parallel ranks")
 def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Values of the axes that a dense block's tensors are named by."""
+    if of_tower(block.kind):
+        return tower_axes(block, plan)
     at, ff = block.mixers[0], block.feed_forward
     experts = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate} if isinstance(ff, Moe) else {}
     through = ff.shared if isinstance(ff, Moe) else ff
@@ -223,6 +234,7 @@ def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
 def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
     return {
         "a": ceil_div(at.heads, plan.mesh.tp),
+        "2·a·d": 2 * ceil_div(at.heads, plan.mesh.tp) * at.head_dim,
         "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)),
         "d": at.head_dim,
         "s+1": plan.seq_len + 1,
@@ -231,6 +243,8 @@ def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
 
 def on_rank(block: Block, plan: Plan) -> Block:
     """A block as its code sees it on a tensor-parallel rank: one head of keys and values is a special case."""
+    if of_tower(block.kind):
+        return block
     at = block.mixers[0]
     if len(block.mixers) > 1 or not isinstance(at, Attention) or at.heads == at.kv_heads or not agreed(plan.mesh.tp >= at.kv_heads):
         return block
@@ -248,6 +262,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
 def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     """What all layers share and keep for backward: rotary tables, which bucket a distance is in."""
     tables = [("model.rotary_emb", size) for size in _table_sizes(spec, plan, how, copied=False)]
+    tables += [("model.visual.rotary_pos_emb", table_bytes(spec, plan))] if has_pictures(spec) else []
     saved = saved_biases(spec, plan, how) if _two_stacks(spec) and not keeps_masks(spec, plan) else []
     return Bag.of(((Component.SAVED_ACTIVATIONS, path), size) for path, size in (*tables, *saved))
 
@@ -273,6 +288,8 @@ def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with a pooler as a part of the head that takes what it makes, and with projections joined as the plan names them."""
     spec = joined(spec, plan)
     spec = entered(spec)
+    if plan.task == "train" and spec.model_type in VISION and spec.towers and agreed(plan.image_tokens > 0):
+        spec = with_pictures(spec)
     if plan.task == "train" and of_pictures(spec.embeddings) and spec.head.kind == "classification" and spec.head.weights:
         return replace(spec, head=replace(spec.head, kind=CLASSES))
     own = pooled(spec.extras, spec.head)
@@ -283,12 +300,17 @@ def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
 
 
 def _blocks(spec: ModelSpec) -> list[Block]:
-    return [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    """Those of the model itself; a tower's are accounted beside them."""
+    return [block for stack in _language(spec) for run in stack.runs for block in run.pattern]
+
+
+def _language(spec: ModelSpec) -> list[Stack]:
+    """The stacks that are no part of a tower."""
+    return [stack for stack in spec.stacks if not of_tower(stack.runs[0].pattern[0].kind)] if has_pictures(spec) else list(spec.stacks)
 
 
 def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
-    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
-    return [(block.kind, m) for block in blocks for m in block.mixers if isinstance(m, Attention)]
+    return [(block.kind, m) for block in _blocks(spec) for m in block.mixers if isinstance(m, Attention)]
 
 
 def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
@@ -340,7 +362,7 @@ def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
 
 
 CODE = ModelCode(
-    built=built, notes=kernel_notes, let_go=let_go, plan_numerics=plan_numerics,
+    built=built, notes=kernel_notes, beside=named_beside, let_go=let_go, plan_numerics=plan_numerics,
     forward=forward, embed=embed, head=logits_or_states, loss=loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
     axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=masks, keeps_masks=keeps_masks, positions_each=positions_each,
 )  # fmt: skip

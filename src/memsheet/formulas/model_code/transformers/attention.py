@@ -69,18 +69,18 @@ def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], ho
 
 def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")][:3]
-    norms = (*_qk_norms(at), None)
+    norms = (*qk_norms(at), None)
     made: list[Tensor] = []
     for name, heads, norm in zip(names, "akk", norms, strict=True):
         y = project(r, x, weights, name, f"{heads}·d", "h", how)
         if own.scaled_query and not made:
             y = r.scale(y, name + "/scaled")
-        made.append(_into_heads(r, y, heads, norm, at, how))
+        made.append(into_heads(r, y, heads, norm, at, how))
         del y
     return made
 
 
-def _qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
+def qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
     """The norm of queries and that of keys: half of the weights each."""
     if at.qk_norm is None:
         return None, None
@@ -91,7 +91,7 @@ def _qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
     )
 
 
-def _into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: Numerics) -> Tensor:
+def into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: Numerics) -> Tensor:
     """``(b, s, heads·d)`` → ``(b, heads, s, d)``, normalised before or after it is cut into heads."""
     if norm is not None and norm.size != at.head_dim:
         y = normalise(r, y, norm, how)

@@ -17,6 +17,7 @@ from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, 
 from memsheet.formulas.model_code.transformers.mixers import mix as mix_otherwise
 from memsheet.formulas.model_code.transformers.mixers import mixed_alone, mixer_problem, plain
 from memsheet.formulas.model_code.transformers.norms import normalise
+from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_block
 from memsheet.formulas.numerics import AttentionKernel, Numerics, checkpointed
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
@@ -27,6 +28,8 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     """One dense decoder block. Eager attention's probabilities stay to its end."""
     if is_t5(block.kind):
         return t5_block(r, x, block, how)
+    if of_tower(block.kind):
+        return tower_block(r, x, block, how)
     kept: list[Tensor | None] = []
     if habits(block.kind).named_outputs and how.attention is AttentionKernel.EAGER and (r.offloads or not r.saves):
         kept.append(r.tensor("/previous_probabilities", ("b", "a", "s", "s"), scores_dtype(how, habits(block.kind))))

@@ -68,6 +68,7 @@ HABITS: dict[str, Habits] = {
     "glm": Habits(own_tables=True, rest=Rest.IN_TURN),
     "glm4": Habits(own_tables=True, rest=Rest.IN_TURN),
     "glm4_moe": Habits(rest=Rest.IN_TURN),
+    "qwen3_next": Habits(rest=Rest.IN_TURN),
     "bamba": Habits(rest=Rest.IN_TURN),
     "llama4_text": Habits(table_buffer=True, wide_softmax=False, named_mix=True),
     "ernie4_5_moe": Habits(own_tables=True, wide_tables=True, wide_rotary=True),

@@ -31,6 +31,11 @@ def _fused(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(x, path, saves="input")
 
 
+def _quick_gelu(r: Recorder, x: Tensor, path: str) -> Tensor:
+    """x * sigmoid(1.702 * x), operation by operation (activations.py, QuickGELUActivation)."""
+    return r.mul(x, r.unary(r.scale(x, path), path + "/sigmoid", saves="output"), path)
+
+
 def _relu(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(x, path, saves="output")
 
@@ -49,6 +54,7 @@ def _power(r: Recorder, x: Tensor, path: str) -> Tensor:
 ACTIVATIONS: dict[str, Activation] = {
     "silu": _fused, "swish": _fused, "gelu": _fused, "gelu_pytorch_tanh": _fused, "gelu_python_tanh": _gelu_new,
     "gelu_new": _gelu_new, "relu": _relu, "relu2": _relu2, "bloom_gelu": bloom_gelu,
+    "quick_gelu": _quick_gelu,
 }  # fmt: skip
 
 

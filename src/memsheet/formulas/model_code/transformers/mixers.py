@@ -8,7 +8,11 @@ from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
+from memsheet.formulas.model_code.transformers.delta import KIND as DELTA
+from memsheet.formulas.model_code.transformers.delta import delta_axes, delta_net
+from memsheet.formulas.model_code.transformers.families import habits
 from memsheet.formulas.model_code.transformers.fused_scan import fused
+from memsheet.formulas.model_code.transformers.gated_attention import gated_attention
 from memsheet.formulas.model_code.transformers.latent import latent_attention, latent_axes, latent_problem, latent_table
 from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
 from memsheet.formulas.model_code.transformers.llama4 import llama4_attention, rotary_table
@@ -21,7 +25,7 @@ from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import Attention, Block, LatentAttention, Mixer, ModelSpec, Moe, Run, StateSpace
+from memsheet.spec.model import Attention, Block, LatentAttention, LinearAttention, Mixer, ModelSpec, Moe, Run, StateSpace
 from memsheet.spec.plan import Plan
 
 FUSED = frozenset({"mamba", "falcon_mamba"})
@@ -36,6 +40,10 @@ def mix(r: Recorder, x: Tensor, mixer: Mixer, how: Numerics, kind: str) -> tuple
     """What a mixer says, and its probabilities where it has any."""
     if isinstance(mixer, StateSpace):
         return (fused if kind in FUSED else split_scan if kind in SPLIT else scanned)(r, x, mixer, how), None
+    if isinstance(mixer, LinearAttention):
+        return delta_net(r, x, mixer, how), None
+    if isinstance(mixer, Attention) and mixer.gated_output:
+        return gated_attention(r, x, mixer, how, habits(kind))
     if isinstance(mixer, Attention):
         return llama4_attention(r, x, mixer, how) if kind == LLAMA4 else sink_attention(r, x, mixer, how)
     assert isinstance(mixer, LatentAttention)
@@ -67,7 +75,7 @@ def _entered(runs: tuple[Run, ...]) -> tuple[Run, ...]:
 
 def plain(mixer: Mixer, kind: str) -> bool:
     """Whether ``attention.py`` runs it."""
-    return isinstance(mixer, Attention) and not mixer.sinks and kind != LLAMA4
+    return isinstance(mixer, Attention) and not (mixer.sinks or mixer.gated_output) and kind != LLAMA4
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: shapes of the mixer's tensors")
@@ -75,6 +83,8 @@ def mixer_axes(mixer: Mixer, seq_len: Count) -> dict[str, Count]:
     """Values of the axes that a mixer's tensors are named by."""
     if isinstance(mixer, StateSpace):
         return split_axes(mixer, seq_len) if mixer.kind == "mamba2" else state_space_axes(mixer, seq_len)
+    if isinstance(mixer, LinearAttention):
+        return delta_axes(mixer, seq_len)
     assert isinstance(mixer, LatentAttention)
     return latent_axes(mixer)
 
@@ -135,6 +145,8 @@ def mixer_problem(mixer: Mixer) -> str | None:
     """Why a mixer cannot be recorded, or None when it can."""
     if isinstance(mixer, StateSpace):
         return f"the kernels of a {mixer.kind} mixer are not" if mixer.kind not in ("mamba", "mamba2") else None
+    if isinstance(mixer, LinearAttention) and mixer.kind == DELTA:
+        return None
     if isinstance(mixer, Attention):
-        return "its attention has gates or biases" if mixer.gated_output or mixer.position_bias else None
+        return "its attention has biases" if mixer.position_bias else None
     return latent_problem(mixer) if isinstance(mixer, LatentAttention) else f"its mixer is {type(mixer).__name__}"

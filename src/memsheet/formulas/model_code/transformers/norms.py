@@ -16,8 +16,8 @@ def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Te
     """Root-mean-square norm in fp32; where the weight is applied and the result cast back depends on the family."""
     weight, dtype = parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
-    mean = _mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
-    x = r.mul(x, _reciprocal_root(r, mean, path), path + "/normalized")
+    mean = row_mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
+    x = r.mul(x, reciprocal_root(r, mean, path), path + "/normalized")
     if norm.kind is NormKind.RMS:
         return r.mul(r.cast(x, dtype, path + "/normalized"), weight, path + "/output")
     if norm.kind is NormKind.RMS_OFFSET:
@@ -25,14 +25,14 @@ def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Te
     return r.cast(r.mul(x, weight, path + "/scaled"), dtype, path + "/output")
 
 
-def _mean(r: Recorder, x: Tensor, path: str) -> Tensor:
+def row_mean(r: Recorder, x: Tensor, path: str) -> Tensor:
     """The mean over the last dimension; its gradient is spread over a full-size tensor."""
     back, dtype = x.shape, x.dtype
     line: Shape = (*back[:-1], 1)
     return r.apply(r.tensor(path + "/mean", line, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _reciprocal_root(r: Recorder, x: Tensor, path: str) -> Tensor:
+def reciprocal_root(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(r.unary(x, path + "/eps", saves="nothing"), path + "/rsqrt", saves="output", temporaries=2)
 
 
@@ -40,13 +40,15 @@ def l2_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Ten
     """A root-mean-square norm without weights in fp32 (llama4)."""
     dtype = x.dtype
     x = r.cast(x, FP32, path + "/fp32")
-    mean = _mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
-    return r.cast(r.mul(x, _reciprocal_root(r, mean, path), path + "/normalized"), dtype, path + "/output")
+    mean = row_mean(r, r.unary(x, path + "/pow", saves="input", temporaries=2), path)
+    return r.cast(r.mul(x, reciprocal_root(r, mean, path), path + "/normalized"), dtype, path + "/output")
 
 
 def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
-    """Torch's fused layer norm: saves its input, its weights and two fp32 statistics a position. Autocast runs it in fp32."""
-    if r.compute is not None:
+    """Torch's fused layer norm: saves its input, its weights and two fp32 statistics a position. Autocast runs it in fp32, but on a CPU as it
+    is (ATen/autocast_mode.h, the lists of fp32 operations).
+    """
+    if r.widens:
         x = r.cast(x, FP32, path + "/input")
     return fused_layer_norm(r, x, tuple(parameter(r, w, how, path) for w in norm.weights), path)
 
@@ -76,9 +78,9 @@ def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numer
     """Layer norm written out in fp32 elementwise operations (cohere)."""
     weight, dtype = parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
-    mean = _mean(r, x, path)
-    variance = _mean(r, r.unary(r.add(x, mean, path + "/centred"), path + "/pow", saves="input", temporaries=2), path)
-    x = r.mul(r.add(x, mean, path + "/numerator"), _reciprocal_root(r, variance, path), path + "/normalized")
+    mean = row_mean(r, x, path)
+    variance = row_mean(r, r.unary(r.add(x, mean, path + "/centred"), path + "/pow", saves="input", temporaries=2), path)
+    x = r.mul(r.add(x, mean, path + "/numerator"), reciprocal_root(r, variance, path), path + "/normalized")
     x = r.mul(x, r.cast(weight, FP32, path + "/weight"), path + "/scaled")
     return r.cast(x, dtype, path + "/output")
 
@@ -87,7 +89,7 @@ def uncast_rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics
     """The input as it is times the reciprocal root of its squares' mean, which is fp32; lowered where the weight is low (T5LayerNorm)."""
     weight = parameter(r, norm.weights[0], how, path)
     wide = r.cast(x, FP32, path + "/fp32")
-    root = _reciprocal_root(r, _mean(r, r.unary(wide, path + "/pow", saves="input", temporaries=2), path), path)
+    root = reciprocal_root(r, row_mean(r, r.unary(wide, path + "/pow", saves="input", temporaries=2), path), path)
     del wide
     x = r.cast(r.mul(x, root, path + "/normalized"), how.parameters, path + "/normalized")
     return r.mul(x, weight, path + "/output")

@@ -32,8 +32,12 @@ VISION = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision"}
 """Families whose tower was compared with a step of the real code, and the kind of its layers."""
 WINDOWED = "qwen2_5_vl_vision"
 """The kind whose patches are sorted into windows first and back again after the merger (modeling_qwen2_5_vl.py:455, :480)."""
+MERGED_PATCHES = 4
+"""Patches of one token: spatial_merge_size squared, 2 x 2 in every released model of these families."""
 _START, _JOIN = "_start", "_join"
 STREAM: Shape = ("b", "s", "h")
+HEAD_ALIGNMENT = 8
+"""Flash pads heads to a multiple (torch sdp_utils.cpp)."""
 PIXELS = FP32
 """Image processors hand out fp32 (image_processing_backends.py, rescale_and_normalize)."""
 
@@ -46,17 +50,15 @@ def with_pictures(spec: ModelSpec) -> ModelSpec:
     """The model with its tower as the first of its layers: what cuts pictures into patches, the tower's layers, what joins the words."""
     (tower,) = spec.towers
     block = tower.stack.runs[0].pattern[0]
-    start = replace(block, kind=block.kind + _START, hidden=spec.hidden, norms=(), extras=_own(tower, tower.embeddings), **_BARE)
     norms, rest = _merger(tower, block.norms[0])
-    join = replace(block, kind=block.kind + _JOIN, norms=norms, extras=rest, **_BARE)
+    other = Arrangement.OTHER
+    start = Block(kind=block.kind + _START, hidden=spec.hidden, arrangement=other, extras=_own(tower, tower.embeddings))
+    join = Block(kind=block.kind + _JOIN, hidden=block.hidden, arrangement=other, norms=norms, extras=rest)
     first, last = (
         Stack(path=tower.path, hidden=tower.stack.hidden, runs=(Run(pattern=(one,), count=1),), role=role)
         for one, role in ((start, START), (join, JOIN))
     )
     return replace(spec, stacks=(first, tower.stack, last, *spec.stacks), towers=())
-
-
-_BARE = {"arrangement": Arrangement.OTHER, "mixers": (), "feed_forward": None}
 
 
 def _own(tower: Tower, weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
@@ -98,7 +100,7 @@ def has_pictures(spec: ModelSpec) -> bool:
 def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Of a layer of the tower or of its ends. A merge of 2 x 2 patches is all that these families' released models have."""
     seen = plan.microbatch * plan.image_tokens
-    rows = seen * _FOUR
+    rows = seen * MERGED_PATCHES
     own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.microbatch, "S": plan.seq_len}
     if block.kind.endswith(_START):
         return {**own, "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden}
@@ -107,9 +109,6 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     if not isinstance(at, Attention) or not isinstance(ff, Dense):
         return own
     return with_products({**own, "a": at.heads, "k": at.heads, "d": at.head_dim, "f": ff.intermediate, "r": 0})
-
-
-_FOUR = 4
 
 
 def pixel_bytes(spec: ModelSpec, plan: Plan) -> Count:
@@ -125,7 +124,9 @@ def table_bytes(spec: ModelSpec, plan: Plan) -> Count:
     return 2 * FP32.nbytes(patches(spec, plan) * at.head_dim)
 
 
-@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:1197-1245: the tower's outputs and the joined ones go by names while the layers run")
+@formula(
+    cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:1197-1245: the tower's outputs and the joined ones go by names while the layers run"
+)
 def named_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> tuple[Bag, Bag]:
     """What the model's forward names from where pictures have joined the words on: the tower's last states (by themselves, for layers may
     have saved them), what the merger made, and that once more in the words' dtype.
@@ -153,8 +154,8 @@ def tower_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     if (how.autocast or how.parameters) is FP32:
         return replace(how, attention=AttentionKernel.EFFICIENT)
     at = block.mixers[0] if block.mixers else None
-    short = at.head_dim % 8 if isinstance(at, Attention) else 0
-    return replace(how, padded_head=at.head_dim + 8 - short) if short and isinstance(at, Attention) else how
+    short = at.head_dim % HEAD_ALIGNMENT if isinstance(at, Attention) else 0
+    return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short and isinstance(at, Attention) else how
 
 
 def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
@@ -174,7 +175,7 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         ("quantization.weights", "", "beside pictures is not modelled", plan.quantization is not None, alone),
         ("loss", plan.loss.value, "beside pictures is not modelled", plan.loss is not Loss.PLAIN, "plain"),
         ("dropout", plan.dropout, "beside pictures is not modelled", plan.dropout > 0, alone),
-        ("model", spec.name, f"merges {merged(spec)} patches; modelled: {_FOUR}", merged(spec) != _FOUR, "spatial_merge_size 2"),
+        ("model", spec.name, f"merges {merged(spec)} patches; modelled: {MERGED_PATCHES}", merged(spec) != MERGED_PATCHES, "spatial_merge_size 2"),
     ]  # fmt: skip
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
 
@@ -196,7 +197,7 @@ def tower_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 
 
 def _start(r: Recorder, block: Block, how: Numerics) -> Tensor:
-    """A convolution whose stride is its kernel, then the patches of each window next to one another."""
+    """A convolution whose stride is its kernel, which saves its weight as well as the patches, then those of each window next to one another."""
     kernel = block.extras[0]
     values = prod(kernel.shape[1:])
     name = kernel.path.removesuffix(".weight")
@@ -208,7 +209,7 @@ def _start(r: Recorder, block: Block, how: Numerics) -> Tensor:
     def backward(_: object) -> list[Grad | None]:
         return [None, r.grad((kernel.shape[0], values), weight.dtype)]
 
-    x = r.apply(r.tensor(f"{name}/output", out, weight.dtype), (given, weight), (given,), backward)
+    x = r.apply(r.tensor(f"{name}/output", out, weight.dtype), (given, weight), (given, weight), backward)
     return _sorted(r, x, out, f"{name}/sorted") if block.kind.startswith(WINDOWED) else x
 
 
@@ -269,12 +270,12 @@ def _join(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     y = project(r, y, weights, last, width, inner, how)
     seen: Shape = ("q", width)
     made = _sorted(r, y, seen, "merger/sorted") if block.kind.startswith(WINDOWED) else y
-    pieces = _sorted_back(r, made, seen)
+    pieces = _pieces(r, made, seen)
     features = r.cast(r.cat((pieces,), seen, "merger/joined"), how.parameters, "merger/features")
     return _scattered(r, features, seen, width, how)
 
 
-def _sorted_back(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+def _pieces(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
     """Views, one for each picture, whose gradients are joined."""
     dtype = x.dtype
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])

@@ -177,7 +177,7 @@ def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed
 
 
 ROUTERS: dict[str, Route] = {
-    "mixtral": _wide_softmax, "qwen3_moe": _softmax, "olmoe": _softmax, "qwen2_moe": _softmax, "granitemoe": _chosen_first,
+    "mixtral": _wide_softmax, "qwen3_moe": _softmax, "qwen3_next": _softmax, "olmoe": _softmax, "qwen2_moe": _softmax, "granitemoe": _chosen_first,
     "deepseek_v3": _sigmoid, "glm4_moe": _sigmoid, "deepseek_v2": _limited_softmax, "jamba": _softmax_as_tokens, "gpt_oss": _few_softmax,
     "phimoe": _sampled, "ernie4_5_moe": _corrected_softmax,
 }  # fmt: skip

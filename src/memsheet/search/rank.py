@@ -1,0 +1,283 @@
+"""The best of what fits: every legal plan weighed as arrays, the fastest accounted and timed again one by one.
+
+Memory comes before time: only plans whose whole range fits are timed. The exact accounting replays the step's allocations, so a plan that
+fitted by shares may fall out; the next one takes its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from heapq import nsmallest
+from typing import Any
+
+import numpy as np
+
+from memsheet.account import account
+from memsheet.budget import Result, Verdict, budget_of, host_shortage, judge
+from memsheet.errors import InputError
+from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
+from memsheet.resolve import resolve
+from memsheet.search.grid import Graded, Grid, grid, results
+from memsheet.search.space import Request, Space, space_of
+from memsheet.search.strata import Stratum, reason_of, with_counts
+from memsheet.sheet import Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+LOOKED_AT = 8
+"""Plans that are accounted again for each one that is shown."""
+APART = 0.03
+"""Plans whose times differ by less are told as equals: what a calibrated step time tells apart."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan that was accounted and timed: what was asked for it, its sheets and verdict. ``time`` is None where a step is not timed."""
+
+    request: Request
+    plan: Plan
+    assumed: tuple[str, ...]
+    sheets: tuple[Sheet, ...]
+    verdict: Verdict
+    time: StepTime | None
+
+    @property
+    def host_bytes(self) -> int:
+        return max(sheet.host_bytes for sheet in self.sheets)
+
+    @property
+    def seconds(self) -> float:
+        return float(self.time.value) if self.time is not None else float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Plans of one engine that share how they save memory: how many there are and fit, the fastest that fits, and by how many bytes the
+    nearest misses where none does.
+    """
+
+    engine: str
+    choice: Request
+    plans: int
+    fit: int
+    seconds: float | None
+    missing_bytes: int
+    stage: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A plan on the front of memory against time: none takes less of both."""
+
+    seconds: float
+    device_bytes: int
+    engine: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does, the plan that needs least. ``looked_at``: plans by their verdict."""
+
+    model: ModelSpec
+    cluster: Cluster
+    engines: tuple[str, ...]
+    plans: tuple[Planned, ...]
+    least: Planned | None
+    families: tuple[Family, ...]
+    front: tuple[Point, ...]
+    looked_at: Mapping[Result, int]
+    refused: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def legal(self) -> int:
+        return sum(self.looked_at.values())
+
+    def equals(self, planned: Planned) -> bool:
+        """Whether its time cannot be told from the fastest one's."""
+        return planned.seconds <= min(plan.seconds for plan in self.plans) * (1 + APART)
+
+
+Scaled = Callable[[str], Efficiency | None]
+"""What a measured step said of the rates under an engine; None where none was measured."""
+
+
+def ranked(
+    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], *, top: int, scaled: Scaled = lambda _: None
+) -> Ranking:  # fmt: skip
+    """Every legal plan of some engines, the ``top`` fastest that fit.
+
+    Raises InputError where no engine can be asked at all: with the first one's problems.
+    """
+    grids, notes = dict[str, Grid](), list[str]()
+    problems: InputError | None = None
+    for engine in engines:
+        try:
+            found = grid(space_of(model, cluster, {**request, "engine": engine}))
+        except InputError as error:
+            problems, reason = problems or error, reason_of(error)
+            notes.append(f"{engine}: {reason}")
+            continue
+        if found.plans:
+            grids[engine] = found
+        else:
+            notes.append(f"{engine}: no legal plan ({_commonest(found)})")
+    if not grids and problems is not None:
+        raise problems
+    timed = [_Timed.of(engine, one, found.space, scaled(engine)) for engine, found in grids.items() for one in found.graded]
+    seen: Counter[Result] = Counter()
+    for found in grids.values():
+        seen.update(found.counts())
+    plans = tuple(_fastest(timed, cluster, top))
+    return Ranking(
+        model=model, cluster=cluster, engines=tuple(grids), plans=plans, least=None if plans else _least(timed, cluster),
+        families=tuple(_families(timed)), front=tuple(_front(timed)), looked_at=seen,
+        refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=tuple(notes),
+    )  # fmt: skip
+
+
+def _commonest(found: Grid) -> str:
+    return next((reason for reason, _ in found.refused.most_common(1)), "nothing to combine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Timed:
+    """A graded stratum with the rows that fit and their seconds; infinite where a step is not timed."""
+
+    engine: str
+    graded: Graded
+    space: Space
+    fit: Any
+    seconds: Any
+    efficiency: Efficiency | None
+
+    @classmethod
+    def of(cls, engine: str, graded: Graded, space: Space, efficiency: Efficiency | None) -> _Timed:
+        fit = np.flatnonzero(results(graded, space)[Result.FITS])
+        seconds = _seconds(graded.stratum, fit, space, efficiency)
+        return cls(engine=engine, graded=graded, space=space, fit=fit, seconds=seconds, efficiency=efficiency)
+
+    def planned(self, cluster: Cluster, row: int) -> Planned:
+        return planned_of(self.space.model, cluster, self.request(row), self.efficiency)
+
+    @property
+    def stratum(self) -> Stratum:
+        return self.graded.stratum
+
+    def request(self, row: int) -> Request:
+        return self.stratum.request_of(row)
+
+    def counts(self, row: int) -> Mapping[str, int]:
+        return {name: int(column[row]) for name, column in self.stratum.rows.items()}
+
+    @property
+    def high(self) -> Any:
+        """The high end of every plan's bytes."""
+        return np.asarray(self.graded.device.high)
+
+
+def _seconds(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency | None) -> Any:
+    if not len(rows):
+        return np.zeros(0)
+    plan = with_counts(space, stratum.plan, {name: column[rows] for name, column in stratum.rows.items()})
+    try:
+        found = quick_s(space.model, plan, space.cluster, efficiency=efficiency)
+    except InputError:
+        found = np.inf
+    return np.broadcast_to(np.asarray(found, dtype=float), (len(rows),))
+
+
+def _fastest(timed: list[_Timed], cluster: Cluster, top: int) -> Iterator[Planned]:
+    """The fastest plans that fit when they are accounted by themselves; of those whose times cannot be told apart, the simplest first."""
+    best = min((float(one.seconds.min()) for one in timed if len(one.seconds)), default=0.0)
+    pairs = (
+        (s > best * (1 + APART), effort(one.stratum.request, one.counts(row)) if s <= best * (1 + APART) else (), float(s), n, int(row))
+        for n, one in enumerate(timed) for s, row in zip(one.seconds.tolist(), one.fit.tolist(), strict=True)
+    )  # fmt: skip
+    found = 0
+    for *_, number, row in nsmallest(top * LOOKED_AT, pairs):
+        planned = timed[number].planned(cluster, row)
+        if planned.verdict.result is Result.FITS:
+            found += 1
+            yield planned
+        if found == top:
+            return
+
+
+def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
+    """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks that share a layer, recompute,
+    a loss from another library, states in parts.
+    """
+    shared = sum(counts[axis] > 1 for axis in ("tp", "cp", "ep")) + (choice.get("mesh.pp", 1) > 1)
+    return (
+        sum(bool(choice.get(key)) for key in ("offload.optimizer", "offload.parameters", "offload.activations")),
+        choice.get("optimizer.name") != "adamw", shared, choice.get("recompute.mode") != "none", choice.get("loss") != "plain",
+        int(choice.get("zero") or 0), counts["dp_replicate"] > 1 and counts["dp_shard"] > 1,
+    )  # fmt: skip
+
+
+def planned_of(model: ModelSpec, cluster: Cluster, request: Request, efficiency: Efficiency | None = None) -> Planned:
+    """A request resolved, accounted with its step replayed, judged and timed."""
+    resolved = resolve(request, model, cluster)
+    plan = resolved.plan
+    sheets = tuple(account(model, plan, cluster, stage, replays=True) for stage in range(plan.mesh.pp))
+    verdict = judge(sheets, budget_of(cluster))
+    if short := host_shortage(sheets, cluster):
+        verdict = replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short)
+    try:
+        time = step_time(model, plan, cluster, efficiency=efficiency)
+    except InputError:
+        time = None
+    return Planned(request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, time=time)
+
+
+def _least(timed: list[_Timed], cluster: Cluster) -> Planned | None:
+    """The plan whose high end is lowest."""
+    pairs = [(int(one.high.min()), n) for n, one in enumerate(timed)]
+    if not pairs:
+        return None
+    one = timed[min(pairs)[1]]
+    return one.planned(cluster, int(np.argmin(one.high)))
+
+
+FAMILY = ("zero", "recompute.mode", "optimizer.name", "loss", "offload.optimizer", "offload.parameters", "offload.activations")
+"""How plans save memory besides dividing it."""
+
+
+def _families(timed: list[_Timed]) -> Iterator[Family]:
+    grouped: dict[tuple[Any, ...], list[_Timed]] = {}
+    for one in timed:
+        asked = one.stratum.request
+        grouped.setdefault((one.engine, *((key, asked[key]) for key in FAMILY if asked.get(key))), []).append(one)
+    for (engine, *choice), members in grouped.items():
+        budget = budget_of(members[0].space.cluster)
+        missing, stage = min(_missing(one, budget.low_bytes) for one in members)
+        times = [float(one.seconds.min()) for one in members if len(one.seconds)]
+        yield Family(
+            engine=engine, choice=dict(choice), plans=sum(len(one.graded) for one in members), fit=sum(len(one.fit) for one in members),
+            seconds=min(times, default=None), missing_bytes=max(0, missing), stage=stage,
+        )  # fmt: skip
+
+
+def _missing(one: _Timed, capacity: int) -> tuple[int, int]:
+    """Bytes that the nearest plan's high end lacks, and on which stage."""
+    row = int(np.argmin(one.high))
+    return int(one.high[row]) - capacity, int(one.graded.stage[row])
+
+
+def _front(timed: list[_Timed]) -> Iterator[Point]:
+    """Plans that fit and that none beats in both memory and time, fastest first."""
+    lowest = np.inf
+    pairs = sorted(
+        (float(s), int(np.asarray(one.graded.device.value)[row]), n, int(row))
+        for n, one in enumerate(timed)
+        for s, row in zip(one.seconds, one.fit, strict=True)
+    )
+    for seconds, size, number, row in pairs:
+        if size < lowest and np.isfinite(seconds):
+            lowest = size
+            yield Point(seconds=seconds, device_bytes=size, engine=timed[number].engine, request=timed[number].request(row))

@@ -1,0 +1,127 @@
+"""The search for the best plan: the same as asking every plan by itself, and every plan it names can be asked again."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from memsheet.api import catalogued
+from memsheet.budget import Result
+from memsheet.catalog import find_device, model_names
+from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.formulas.step_time import quick_s
+from memsheet.readers.model import read_model
+from memsheet.report.bars import Look
+from memsheet.report.plans import command, plans_document, render_plans
+from memsheet.search.grid import grid, results
+from memsheet.search.rank import APART, effort, planned_of, ranked
+from memsheet.search.space import space_of
+from memsheet.spec.device import cluster_of
+
+TINY = read_model("llama-tiny", catalog=catalogued, names=model_names())
+FOUR = cluster_of(find_device("A100-80GB"), 4)
+ASKED = {"seq_len": 512, "global_batch": 8}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return ranked(TINY, FOUR, ASKED, ("fsdp2", "megatron"), top=6)
+
+
+def test_the_first_is_as_fast_as_any_plan_that_fits(tiny):
+    fastest = []
+    for engine in ("fsdp2", "megatron"):
+        found = grid(space_of(TINY, FOUR, {**ASKED, "engine": engine}))
+        for one in found.graded:
+            rows = np.flatnonzero(results(one, found.space)[Result.FITS]).tolist()
+            fastest += [float(quick_s(TINY, one.stratum.plan_of(row), FOUR)) for row in rows]
+    assert min(fastest) <= tiny.plans[0].seconds <= min(fastest) * (1 + APART) * (1 + 1e-9)
+    assert len(fastest) == tiny.looked_at[Result.FITS]
+
+
+def test_every_plan_shown_fits_and_is_what_it_is_when_asked_by_itself(tiny):
+    assert len(tiny.plans) == 6
+    for planned in tiny.plans:
+        again = planned_of(TINY, FOUR, planned.request)
+        assert again.verdict == planned.verdict
+        assert planned.verdict.result is Result.FITS
+
+
+def test_families_hold_every_legal_plan_once(tiny):
+    assert sum(family.plans for family in tiny.families) == tiny.legal
+    assert sum(family.fit for family in tiny.families) == tiny.looked_at[Result.FITS]
+    assert all((family.seconds is None) == (family.fit == 0) for family in tiny.families)
+
+
+def test_the_front_trades_memory_for_time(tiny):
+    times, sizes = [point.seconds for point in tiny.front], [point.device_bytes for point in tiny.front]
+    assert times == sorted(times)
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == len(sizes)
+
+
+def test_of_equals_the_simplest_comes_first():
+    counts = {"tp": 1, "cp": 1, "ep": 1, "dp_replicate": 1, "dp_shard": 4}
+    plain = {"optimizer.name": "adamw", "recompute.mode": "none", "loss": "plain", "zero": 2}
+    worse = [
+        {"offload.optimizer": 1},
+        {"optimizer.name": "adamw_8bit"},
+        {"mesh.pp": 2},
+        {"recompute.mode": "full"},
+        {"loss": "fused"},
+        {"zero": 3},
+    ]
+    efforts = [effort({**plain, **change}, counts) for change in worse]
+    assert efforts == sorted(efforts, reverse=True)
+    assert all(each > effort(plain, counts) for each in efforts)
+
+
+def test_where_nothing_fits_the_plan_that_needs_least_is_told():
+    large = read_model("llama-3-70b", catalog=catalogued, names=model_names())
+    found = ranked(large, cluster_of(find_device("RTX4090"), 1), {"seq_len": 2048, "global_batch": 1}, ("transformers",), top=3)
+    assert found.plans == ()
+    assert found.least is not None
+    assert found.least.verdict.result is Result.DOES_NOT_FIT
+    assert all(family.missing_bytes > 0 for family in found.families)
+    assert "NOTHING FITS" in render_plans(found, Look(width=80, decimal=False, full=False, colour=False, ascii=False))
+
+
+def test_an_engine_that_cannot_be_asked_is_a_note_beside_others_and_an_error_alone():
+    beside = ranked(TINY, FOUR, ASKED, ("internevo", "fsdp2"), top=1)
+    assert beside.plans
+    with pytest.raises(InputError):
+        ranked(TINY, FOUR, {"seq_len": 512}, ("fsdp2",), top=1)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_screen_keeps_its_width_and_says_the_verdict_first(tiny, width):
+    text = render_plans(tiny, Look(width=width, decimal=False, full=True, colour=False, ascii=False))
+    assert text.startswith("BEST PLAN")
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_document_says_what_the_screen_says(tiny):
+    document = plans_document(tiny)
+    assert json.loads(json.dumps(document)) == document
+    assert [plan["command"] for plan in document["plans"]] == [command(tiny, planned) for planned in tiny.plans]
+
+
+def test_the_command_that_is_shown_asks_for_that_plan(tiny, capsys):
+    for planned in tiny.plans[:2]:
+        assert main([*command(tiny, planned).split()[1:], "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["verdict"]["result"] == "fits"
+        assert shown["plan"]["mesh"] == {axis: int(getattr(planned.plan.mesh, axis)) for axis in shown["plan"]["mesh"]}
+
+
+def test_the_command_line(capsys):
+    asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
+    assert main([*asked, "--top", "2", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["plans"]) == 2
+    assert main([*asked, "--method", "nonsense"]) == 2
+    assert main(["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512"]) == 2
+    assert "global_batch" in capsys.readouterr().err
+    assert main(["plan", "infer", "llama-tiny", "--gpus", "4xA100-80GB"]) == 2
