@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from memsheet.arith import Count, maximum, minimum, where
+from memsheet.arith import Count, is_array, maximum, minimum, where
 from memsheet.engines import engine_of
 from memsheet.errors import refuse
 from memsheet.formulas.around.kept import Host
@@ -24,7 +24,7 @@ from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import LatentAttention, ModelSpec, StateSpace
+from memsheet.spec.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
 from memsheet.spec.plan import AttentionKind, Plan
 
 EVIDENCE: dict[Component, Evidence] = {
@@ -131,6 +131,9 @@ def _check_processor(model: ModelSpec, plan: Plan) -> None:
     mixers = [mixer for stack in model.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers]
     if plan.task == "train" and any(isinstance(mixer, StateSpace) for mixer in mixers):
         raise refuse("device", "cpu", "has no kernel for a selective scan, and Python over the tokens takes too long", "--device cuda")
+    if plan.task == "train" and any(isinstance(mixer, LinearAttention) for mixer in mixers):
+        why = "convolves and multiplies linear attention otherwise than a GPU, which is not modelled"
+        raise refuse("device", "cpu", why, "--device cuda; `memsheet trace --device cpu` runs it")
     if plan.attention is AttentionKind.SDPA and any(isinstance(mixer, LatentAttention) for mixer in mixers):
         why = "has no kernel on a processor for heads of two sizes, and its plain operations are not modelled"
         raise refuse("attention", "sdpa", why, "eager; `memsheet trace --device cpu` runs it")
@@ -189,7 +192,7 @@ def _between(step: Trained, engine: Engine) -> list[Item]:
         for instant, bag in step.bags.items():
             least, most = ends or (low[instant].held.get(key, 0), high[instant].held.get(key, 0))
             size = _ranged(bag.held.get(key, 0), least, most)
-            if size != NOTHING:
+            if is_array(size.value) or is_array(size.high) or size != NOTHING:
                 at[instant] = size
         items.append(Item(*key, at, evidence[key[0]]))
     return items

@@ -24,7 +24,7 @@ CLOSE = 1e-3
 KNOWN = {
     # under recompute we hold a mask for each kind of attention to the end of backward, torch only until the last layer of that kind;
     # the small gemma3 has sliding layers only and makes both masks
-    **dict.fromkeys(("gemma2", "gemma3_text", "cohere2", "exaone4", "gpt_oss", "llama4_text", "bamba"), 1e-2),
+    **dict.fromkeys(("gemma2", "gemma3_text", "cohere2", "exaone4", "gpt_oss", "llama4_text", "bamba", "qwen3_next"), 1e-2),
     "qwen2_moe": 5e-3,  # its model makes a mask that no layer takes
     "gptj": 4e-3,  # each layer's forward copies its whole table of positions, which lives beside the scores
 }

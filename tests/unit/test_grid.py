@@ -21,6 +21,7 @@ from memsheet.resolve import resolve
 from memsheet.search.grid import SAFE_BYTES, Grid, grid, one_plan, results
 from memsheet.search.lattice import Tally, lattice
 from memsheet.search.space import Space, divisors, space_of
+from memsheet.sheet import Instant
 from memsheet.spec.device import Cluster, cluster_of
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
@@ -175,8 +176,24 @@ def test_layers_that_no_stages_divide_are_dealt_out() -> None:
     }
     found = grid(space_of(model("deepseek-v3"), cluster(64), {**request, "mesh.pp": 8, "mesh.cp": 1, "microbatch": 1}))
     assert found.plans
-    assert {plan.layers_per_stage for plan in planned(found)} == {(7, 7, 8, 8, 8, 8, 8, 7)}
+    assert {plan.layers_per_stage for plan in planned(found)} == {(7, 8, 8, 8, 8, 8, 7, 7)}
     compare(found)
+
+
+def interleaved(**more: Any) -> Plan:
+    request = {"task": "train", "engine": "megatron", "seq_len": 64, "mesh.pp": 2, "mesh.vpp": 2, "schedule": "interleaved", **more}
+    return resolve(request, model(), cluster(2)).plan
+
+
+def test_as_many_microbatches_as_stages_still_run_backward() -> None:
+    """All forwards of the first stage are warming up then."""
+    for stage in (0, 1):
+        assert Instant.BACKWARD in account(model(), interleaved(global_batch=2), cluster(2), stage).instants
+
+
+def test_chunks_take_turns_in_whole_groups() -> None:
+    with pytest.raises(InputError, match="no multiple of 2 stages"):
+        account(model(), interleaved(global_batch=3), cluster(2))
 
 
 def test_pinned_options_stay() -> None:

@@ -1,6 +1,7 @@
 """Batches with pictures: against real steps of the library's code on a processor (transformers 5.23, torch 2.13), and laws."""
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ def test_longer_pictures_in_several_micro_batches_have_them_too() -> None:
 @pytest.mark.parametrize("asked", [CAST, WIDE, {**CAST, **AGAIN}])
 def test_more_pictures_are_never_less(name: str, device: str, asked: Request) -> None:
     found = [sheet(name, {**asked, "image_tokens": tokens}, device=device) for tokens in (64, 128, 256, 320)]
-    for less, more in zip(found, found[1:], strict=False):
+    for less, more in pairwise(found):
         for instant in (Instant.FORWARD, Instant.LOSS, Instant.BACKWARD):
             assert less.at(instant).value < more.at(instant).value
 

@@ -112,16 +112,18 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     layers, entry = list[Layers](), 0
     frozen = ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE
     for each in spec.stacks:
-        own = list[Layers]()
+        own, seen = list[Layers](), entry == 0 and any(stack.role == JOIN for stack in spec.stacks)
         for pattern, count in _cut_at_recompute(each, plan):
             for block, recomputed in pattern:
                 if (each.path, block, recomputed, release) not in made:
                     how = _as_run(plan, recomputed=recomputed)
-                    made[each.path, block, recomputed, release] = _layer(block, each, how, engine, release=release)
+                    made[each.path, block, recomputed, release] = _layer(
+                        block, each, how, engine, release=release, input_grad=not (seen and frozen)
+                    )
             own.append(Layers(tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count))
         if each.role == BRIDGE:
             own[-1] = _passed(own[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
-        elif own and frozen:
+        elif own and frozen and not seen:
             own = _entered(each, own, partial(_layer, stack=each, plan=plan, engine=engine, release=release, input_grad=False))
         layers += own
         entry = len(layers) if each.role == JOIN else entry
@@ -162,7 +164,9 @@ def _cut_at_recompute(stack: Stack, plan: Plan) -> Iterator[tuple[Flagged, int]]
     if plan.recompute.by_layers:
         yield from _every_so_many(stack, plan.recompute.every)
         return
-    for pattern, count, recomputed in _first_so_many(stack, plan) if stack.role not in (BRIDGE, START, JOIN) else [(stack.runs[0].pattern, 1, False)]:
+    for pattern, count, recomputed in (
+        _first_so_many(stack, plan) if stack.role not in (BRIDGE, START, JOIN) else [(stack.runs[0].pattern, 1, False)]
+    ):
         yield tuple((block, recomputed) for block in pattern), count
 
 

@@ -136,7 +136,9 @@ def _kept_beside(plan: Plan, stage: int, kinds: tuple[int, ...]) -> Beside:
         return first
 
     moments = {place: max(len(order[place]) for order in orders.values()) for place in first}
-    flat = {number: [n for place in first for one in _padded(order[place], moments[place]) for n in one] for number, order in orders.items()}
+    flat = {
+        number: [n for place in first for one in _padded(order[place], moments[place]) for n in one] for number, order in orders.items()
+    }
     numbers = iter(looked_up(flat, plan.accumulation))
     kept = len(dict.fromkeys(kinds))
     return {place: [tuple(islice(numbers, kept)) for _ in range(moments[place])] for place in first}

@@ -11,7 +11,7 @@ from memsheet.formulas.groups import Group, Layers, Walk
 from memsheet.formulas.states.held import Held, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.stretches import Stretches
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Moment, together
+from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside, Moment, together
 from memsheet.references import MEGATRON_MASTER, formula
 from memsheet.sheet import Component, Instant
 from memsheet.spec.plan import Loss, Plan
@@ -32,7 +32,7 @@ class Step:
     stretches: Stretches | None = None  # layers that are recomputed together
     others: Bag = EMPTY  # what other micro-batches keep for their backward, in a pipeline
     named: Bag = EMPTY  # what the training loop still names from the loss to the end of the step
-    beside: tuple[Bag, Bag] = (EMPTY, EMPTY)  # what forward names since pictures joined the words, and of it what may be saved
+    beside: Beside = NOTHING  # what forward names of a tower that pictures pass through
 
     @property
     def accumulates(self) -> bool:
@@ -260,12 +260,13 @@ def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list
 
 
 def _beside(step: Step, run: int) -> Moment:
-    """What goes by a name while the layers run that come after the pictures' tower."""
-    if not step.walk.entry or run < step.walk.entry:
+    """What goes by a name while the layers of a pictures' tower run, and those that come after it."""
+    if run < step.walk.entry:
+        return [(1, step.beside.inside)] if run else []
+    if not step.walk.entry:
         return []
-    features, states = step.beside
     saved = step.walk.layers[step.walk.entry - 1].pattern[-1].part.keeps_input
-    return [(1, features)] if saved else [(1, features), (1, states)]
+    return [(1, step.beside.features), *([] if saved else [(1, step.beside.states)])]
 
 
 def _waiting(step: Step, run: int) -> Moment:
@@ -274,13 +275,13 @@ def _waiting(step: Step, run: int) -> Moment:
     """
     if run >= step.walk.entry or step.walk.embeddings is None:
         return []
-    own = step.walk.layers[0].pattern[0].name.removesuffix("*")
+    words = module_of(step.walk.embeddings.parameters[0].path)
+    own = (step.walk.layers[0].pattern[0].name.removesuffix("*"), words)
     kept = [*step.kept_tables.held.items(), *step.kept_masks.held.items()]
     gone = Bag.of((key, -size) for key, size in kept if not key[1].startswith(own))
     if run == step.walk.entry - 1:  # which makes that gradient
         return [(1, gone)]
-    path = f"{module_of(step.walk.embeddings.parameters[0].path)}/gradient"
-    return [(1, gone), (1, Bag.of([((Component.TEMPORARIES, path), step.walk.embeddings.part.output)]))]
+    return [(1, gone), (1, Bag.of([((Component.TEMPORARIES, f"{words}/gradient"), step.walk.embeddings.part.output)]))]
 
 
 def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:

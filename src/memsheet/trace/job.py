@@ -76,7 +76,9 @@ def trace_training(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth
 def refuse_pictures(plan: Plan) -> None:
     """Raises InputError for pictures: where they lie among the words is a question of values, which fake tensors have none of."""
     if plan.image_tokens:
-        raise refuse("image_tokens", plan.image_tokens, "is not traced: pictures are put among words by value", "`memsheet measure` runs it")
+        raise refuse(
+            "image_tokens", plan.image_tokens, "is not traced: pictures are put among words by value", "`memsheet measure` runs it"
+        )
 
 
 def _recorded(config: Mapping[str, Any], plan: Plan, how: How, depth: Depth | None) -> Recorder:

@@ -13,7 +13,7 @@ from importlib import import_module
 from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -31,8 +31,8 @@ def _nothing_shared(*_: object) -> Bag:
     return EMPTY
 
 
-def _nothing_beside(*_: object) -> tuple[Bag, Bag]:
-    return EMPTY, EMPTY
+def _nothing_beside(*_: object) -> Beside:
+    return NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,7 @@ class ModelCode:
     ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward has passed what lies between
     two stacks. ``stream``: what blocks hand on.
     ``named``: what the training loop names from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
-    ``beside``: what the model's forward names from where pictures have joined the words on, and what of it the merger may have saved.
+    ``beside``: what the model's forward names of a tower that pictures pass through.
     ``notes``: what a reader should know of the model's kernels.
     """
 
@@ -71,7 +71,7 @@ class ModelCode:
     named: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
     at_ends: Callable[[Numerics], Numerics] = lambda how: how
-    beside: Callable[[ModelSpec, Plan, Numerics], tuple[Bag, Bag]] = _nothing_beside
+    beside: Callable[[ModelSpec, Plan, Numerics], Beside] = _nothing_beside
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
     stream: Shape = ("b", "s", "h")
 

@@ -165,6 +165,20 @@ def with_products(axes: dict[str, Count]) -> dict[str, Count]:
     return {**axes, "a·d": a * d, "k·d": k * d, "(a+2k)·d": (a + 2 * k) * d, "d/2": d // 2, "2·f": 2 * f}
 
 
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Beside:
+    """What a model's forward names of a tower that pictures pass through: ``inside`` while its layers run; from where its tokens have joined
+    the words on, ``features`` (those tokens) and ``states`` (of its last layer, unless what comes after has saved them).
+    """
+
+    inside: Bag
+    features: Bag
+    states: Bag
+
+
+NOTHING = Beside(inside=EMPTY, features=EMPTY, states=EMPTY)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
     """One recorded part of the model with its sizes."""

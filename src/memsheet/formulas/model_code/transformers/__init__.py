@@ -23,7 +23,15 @@ from memsheet.formulas.model_code.transformers.first_qwen import joined
 from memsheet.formulas.model_code.transformers.losses import chunk_of
 from memsheet.formulas.model_code.transformers.mixers import entered, kernel_notes, mixer_axes, other_masks, other_tables, sparse_problems
 from memsheet.formulas.model_code.transformers.picture_towers import (
-    VISION, has_pictures, named_beside, of_tower, picture_problems, table_bytes, tower_axes, tower_numerics, with_pictures,
+    VISION,
+    has_pictures,
+    kept_beside,
+    named_beside,
+    of_tower,
+    picture_problems,
+    tower_axes,
+    tower_numerics,
+    with_pictures,
 )  # fmt: skip
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.numerics import AttentionKernel, Numerics
@@ -111,7 +119,9 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {TOWERS_TRAINED[0]}"))
     if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _blocks(spec) if block.feed_forward}):
         found.append(Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint))
-    if (spec.head.kind not in HEADS and spec.head.kind != "none") or (len(_language(spec)) != 1 and spec.head.kind != "sequence_to_sequence"):
+    if (spec.head.kind not in HEADS and spec.head.kind != "none") or (
+        len(_language(spec)) != 1 and spec.head.kind != "sequence_to_sequence"
+    ):
         found.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
     return [
         *found,
@@ -262,7 +272,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
 def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     """What all layers share and keep for backward: rotary tables, which bucket a distance is in."""
     tables = [("model.rotary_emb", size) for size in _table_sizes(spec, plan, how, copied=False)]
-    tables += [("model.visual.rotary_pos_emb", table_bytes(spec, plan))] if has_pictures(spec) else []
+    tables += kept_beside(spec, plan, how)
     saved = saved_biases(spec, plan, how) if _two_stacks(spec) and not keeps_masks(spec, plan) else []
     return Bag.of(((Component.SAVED_ACTIVATIONS, path), size) for path, size in (*tables, *saved))
 
@@ -289,7 +299,7 @@ def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
     spec = joined(spec, plan)
     spec = entered(spec)
     if plan.task == "train" and spec.model_type in VISION and spec.towers and agreed(plan.image_tokens > 0):
-        spec = with_pictures(spec)
+        spec = with_pictures(spec, plan)
     if plan.task == "train" and of_pictures(spec.embeddings) and spec.head.kind == "classification" and spec.head.weights:
         return replace(spec, head=replace(spec.head, kind=CLASSES))
     own = pooled(spec.extras, spec.head)

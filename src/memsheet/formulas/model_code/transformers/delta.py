@@ -93,13 +93,13 @@ def _convolved(r: Recorder, x: Tensor, mixer: LinearAttention, how: Numerics) ->
     weight = r.autocast(weight, path)
     x = r.autocast(wide, path + "/input")
     metas = [(t.shape, t.dtype, t.needs_grad) for t in (x, weight)]
-    saved = ([x] if weight.needs_grad else []) + ([weight] if x.needs_grad else [])
 
     def backward(_: Grad) -> list[Grad | None]:
         return [r.grad(s, d) if need else None for s, d, need in metas]
 
-    out = r.apply(r.tensor(mixer.path + "/convolution", ("b", "K", "s+k"), x.dtype), (x, weight), saved, backward)
-    del wide, x
+    made = r.tensor(mixer.path + "/convolution", ("b", "K", "s+k"), x.dtype)
+    out = r.apply(made, (x, weight), (x, weight), backward)  # both are kept, frozen or not
+    del wide, x, made
     return r.cast(r.unary(r.slice(out, CHANNELS), mixer.path + "/convolved", saves="input"), dtype, mixer.path + "/convolved")
 
 

@@ -51,7 +51,8 @@ def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor,
     if q.shape != repeated:
         q, k = (_repeated(r, t, repeated, f"{path}/{name}_repeated") for t, name in ((q, "q"), (k, "k")))
     q, k, v, beta = (
-        r.cast(r.view(t, shape), FP32, f"{path}/{name}_fp32") for t, shape, name in ((q, KEY, "q"), (k, KEY, "k"), (v, VALUE, "v"), (beta, NUMBER, "beta"))
+        r.cast(r.view(t, shape), FP32, f"{path}/{name}_fp32")
+        for t, shape, name in ((q, KEY, "q"), (k, KEY, "k"), (v, VALUE, "v"), (beta, NUMBER, "beta"))
     )
     decay = r.view(decay, NUMBER)
     q, k = _unit(r, q, path + "/q"), _unit(r, k, path + "/k")
@@ -89,7 +90,7 @@ def _repeated(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
 
 
 def _unit(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """x over the root of its squares' sum, whose gradient is spread as a view (l2norm, :366-370)."""
+    """Each row over the root of its squares' sum, whose gradient is spread as a view (l2norm, :366-370)."""
     squares, line = r.mul(x, x, path + "/squares"), (*x.shape[:-1], 1)
     back = squares.shape
     total = r.apply(r.tensor(path + "/sum", line, FP32), (squares,), (), lambda g: [Grad(g.storage, back, FP32)])
@@ -188,7 +189,9 @@ def _chunk(r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: st
     inter = r.product(r.slice(q, (*one, "p")), state, (*one, "w"), path + "/inter")
     out = _written(r, out, r.add(inter, r.product(r.slice(attn, (*one, "Q")), v, (*one, "w"), path + "/intra"), path + "/sum"))
     state = r.add(
-        r.mul(state, r.slice(whole, ("b", "H", 1, 1)), path + "/left"), r.product(r.slice(k, (*one, "p")), v, STATE, path + "/update"), path + "/state"
+        r.mul(state, r.slice(whole, ("b", "H", 1, 1)), path + "/left"),
+        r.product(r.slice(k, (*one, "p")), v, STATE, path + "/update"),
+        path + "/state",
     )
     return out, state, v, inter
 

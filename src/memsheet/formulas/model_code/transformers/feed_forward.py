@@ -32,7 +32,7 @@ def _fused(r: Recorder, x: Tensor, path: str) -> Tensor:
 
 
 def _quick_gelu(r: Recorder, x: Tensor, path: str) -> Tensor:
-    """x * sigmoid(1.702 * x), operation by operation (activations.py, QuickGELUActivation)."""
+    """The input times sigmoid(1.702 * input), operation by operation (activations.py, QuickGELUActivation)."""
     return r.mul(x, r.unary(r.scale(x, path), path + "/sigmoid", saves="output"), path)
 
 

@@ -35,6 +35,11 @@ SPLIT = frozenset({"mamba2", "bamba"})
 TAKEN_APART = ("dt_proj", "x_proj", "out_proj")
 """Matrices that are read from their modules: all by a mixer that is a single operation (Mamba 2 has the last alone), else the first."""
 
+PLAIN_DELTA = (
+    "linear attention runs in torch's plain operations, as without the flash-linear-attention and causal-conv1d packages; with them its "
+    "kernels keep less, which is not modelled"
+)
+
 
 def mix(r: Recorder, x: Tensor, mixer: Mixer, how: Numerics, kind: str) -> tuple[Tensor, Tensor | None]:
     """What a mixer says, and its probabilities where it has any."""
@@ -128,12 +133,31 @@ def sparse_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     if scanned & FUSED and plan.engine in ("fsdp1", "fsdp2"):
         inside = "shards each mixer apart from its layer (_no_split_modules names both), which is not modelled"
         found.append(Problem(field="engine", value=plan.engine, reason=inside, hint="transformers or deepspeed; `memsheet trace` runs it"))
+    found += _delta_problems(blocks, plan)
     return [*found, *(Problem(field="adapter.targets", value=name, reason=reason, hint="name the others") for name in unused)]
+
+
+def _delta_problems(blocks: list[Block], plan: Plan) -> list[Problem]:
+    """In fp32 nothing is cast, so that heads stay views of positions and products copy them; on the way to the host every chunk's tensors
+    would be copies of their own.
+    """
+    if not any(isinstance(mixer, LinearAttention) for block in blocks for mixer in block.mixers):
+        return []
+    found = []
+    if plan.precision.parameters is FP32 and not plan.precision.casts:
+        reason = "keeps other copies in linear attention, which are not modelled"
+        found.append(Problem(field="precision", value="fp32", reason=reason, hint="bf16-pure or bf16-autocast; `memsheet trace` runs it"))
+    if plan.offload.activations:
+        reason = "takes linear attention's chunks to the host one by one, which is not modelled"
+        found.append(Problem(field="offload.activations", value=True, reason=reason, hint="leave it out; `memsheet trace` runs it"))
+    return found
 
 
 def kernel_notes(spec: ModelSpec) -> tuple[str, ...]:
     """Which packages the layers are taken to run with."""
-    mixers = (mixer for stack in spec.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
+    mixers = [mixer for stack in spec.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers]
+    if any(isinstance(mixer, LinearAttention) for mixer in mixers):
+        return (PLAIN_DELTA,)
     if not any(isinstance(mixer, StateSpace) for mixer in mixers):
         return ()
     return (

@@ -17,15 +17,16 @@ from memsheet.formulas.model_code.transformers.families import LLAMA
 from memsheet.formulas.model_code.transformers.feed_forward import dense
 from memsheet.formulas.model_code.transformers.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.params import JOIN, START
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, with_products
+from memsheet.formulas.tapes.evaluate import NOTHING, Bag, Beside, with_products
 from memsheet.formulas.tapes.graph import Grad, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, NormKind, Role, Run, Stack, Tower, Weight
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 VISION = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision"}
@@ -34,7 +35,8 @@ WINDOWED = "qwen2_5_vl_vision"
 """The kind whose patches are sorted into windows first and back again after the merger (modeling_qwen2_5_vl.py:455, :480)."""
 MERGED_PATCHES = 4
 """Patches of one token: spatial_merge_size squared, 2 x 2 in every released model of these families."""
-_START, _JOIN = "_start", "_join"
+_START, _JOIN, _ASKED = "_start", "_join", "_asked"
+"""Ends of kinds: of the two ends of a tower, and where adapters under checkpoints ask embeddings for a gradient."""
 STREAM: Shape = ("b", "s", "h")
 HEAD_ALIGNMENT = 8
 """Flash pads heads to a multiple (torch sdp_utils.cpp)."""
@@ -43,17 +45,18 @@ PIXELS = FP32
 
 
 def of_tower(kind: str) -> bool:
-    return kind.removesuffix(_START).removesuffix(_JOIN) in VISION.values()
+    return kind.removesuffix(_ASKED).removesuffix(_START).removesuffix(_JOIN) in VISION.values()
 
 
-def with_pictures(spec: ModelSpec) -> ModelSpec:
+def with_pictures(spec: ModelSpec, plan: Plan) -> ModelSpec:
     """The model with its tower as the first of its layers: what cuts pictures into patches, the tower's layers, what joins the words."""
     (tower,) = spec.towers
     block = tower.stack.runs[0].pattern[0]
     norms, rest = _merger(tower, block.norms[0])
     other = Arrangement.OTHER
-    start = Block(kind=block.kind + _START, hidden=spec.hidden, arrangement=other, extras=_own(tower, tower.embeddings))
-    join = Block(kind=block.kind + _JOIN, hidden=block.hidden, arrangement=other, norms=norms, extras=rest)
+    asked = _ASKED if plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL else ""
+    start = Block(kind=block.kind + _START + asked, hidden=spec.hidden, arrangement=other, extras=_own(tower, tower.embeddings))
+    join = Block(kind=block.kind + _JOIN + asked, hidden=block.hidden, arrangement=other, norms=norms, extras=rest)
     first, last = (
         Stack(path=tower.path, hidden=tower.stack.hidden, runs=(Run(pattern=(one,), count=1),), role=role)
         for one, role in ((start, START), (join, JOIN))
@@ -79,10 +82,10 @@ def _merger(tower: Tower, like: Norm) -> tuple[tuple[Norm, ...], tuple[Weight, .
 @formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py: spatial_merge_size squared patches of a tower are one token of the language model")
 def patches(spec: ModelSpec, plan: Plan) -> Count:
     """Patches of all pictures of a micro-batch."""
-    return plan.microbatch * plan.image_tokens * merged(spec)
+    return plan.microbatch * plan.image_tokens * _merged(spec)
 
 
-def merged(spec: ModelSpec) -> int:
+def _merged(spec: ModelSpec) -> int:
     """Patches of one token, by the merger's first linear layer."""
     join = _joining(spec)
     first = next(w for w in join.extras if len(w.shape) > 1)
@@ -97,12 +100,13 @@ def has_pictures(spec: ModelSpec) -> bool:
     return any(stack.role == JOIN for stack in spec.stacks)
 
 
+@formula(cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py: all patches of a micro-batch are one sequence of the tower")
 def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     """Of a layer of the tower or of its ends. A merge of 2 x 2 patches is all that these families' released models have."""
     seen = plan.microbatch * plan.image_tokens
     rows = seen * MERGED_PATCHES
     own: dict[str, Count] = {"p": rows, "q": seen, "B": plan.microbatch, "S": plan.seq_len}
-    if block.kind.endswith(_START):
+    if _START in block.kind:
         return {**own, "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden}
     own |= {"b": 1, "s": rows, "h": block.hidden, "s32": -(-rows // 32) * 32}
     at, ff = block.mixers[0] if block.mixers else None, block.feed_forward
@@ -111,6 +115,7 @@ def tower_axes(block: Block, plan: Plan) -> dict[str, Count]:
     return with_products({**own, "a": at.heads, "k": at.heads, "d": at.head_dim, "f": ff.intermediate, "r": 0})
 
 
+@formula(cites=TRANSFORMERS, at="image_processing_backends.py, rescale_and_normalize: values in fp32, a row for every patch")
 def pixel_bytes(spec: ModelSpec, plan: Plan) -> Count:
     """Of the patches' values, as an image processor makes them."""
     start = next(stack.runs[0].pattern[0] for stack in spec.stacks if stack.role == START)
@@ -127,18 +132,33 @@ def table_bytes(spec: ModelSpec, plan: Plan) -> Count:
 @formula(
     cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:1197-1245: the tower's outputs and the joined ones go by names while the layers run"
 )
-def named_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> tuple[Bag, Bag]:
-    """What the model's forward names from where pictures have joined the words on: the tower's last states (by themselves, for layers may
-    have saved them), what the merger made, and that once more in the words' dtype.
-    """
+def named_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> Beside:
+    """What the model's forward names of the tower."""
     if not has_pictures(spec):
-        return EMPTY, EMPTY
+        return NOTHING
     low, seen = tower_stream(how), plan.microbatch * plan.image_tokens
-    path = f"{next(stack.path for stack in spec.stacks if stack.role == JOIN)}.merger"
+    path, kept = next(stack.path for stack in spec.stacks if stack.role == JOIN), Component.TEMPORARIES
     states = low.nbytes(patches(spec, plan) * _joining(spec).hidden)
-    features = (low.nbytes(seen * spec.hidden), how.stream.nbytes(seen * spec.hidden))
-    kept = Component.TEMPORARIES
-    return Bag.of([((kept, f"{path}/features"), sum(features))]), Bag.of([((kept, f"{path}/states"), states)])
+    features = low.nbytes(seen * spec.hidden) + how.stream.nbytes(seen * spec.hidden)
+    lowered = 0 if how.trains or how.parameters is PIXELS else pixel_bytes(spec, plan) // PIXELS.nbytes(1) * how.parameters.nbytes(1)
+    tables = 0 if kept_beside(spec, plan, how) else table_bytes(spec, plan)
+    return Beside(
+        features=Bag.of([((kept, f"{path}.merger/features"), features)]), states=Bag.of([((kept, f"{path}.merger/states"), states)]),
+        inside=Bag.of([((kept, f"{path}/pixel_values"), lowered), ((kept, f"{path}.rotary_pos_emb"), tables)]),
+    )  # fmt: skip
+
+
+@formula(
+    cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:458, :1214; modeling_utils.py:2137: what is asked for a gradient stays in the graph"
+)
+def kept_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> list[tuple[str, Count]]:
+    """What the whole graph keeps: the tower's tables, and the words' embeddings where adapters under checkpoints ask for their gradient."""
+    if not has_pictures(spec) or not (how.trains or how.asks_grad):
+        return []
+    path = next(stack.path for stack in spec.stacks if stack.role == JOIN)
+    words = module_of(spec.embeddings.weights[0].path)
+    asked = how.stream.nbytes(plan.microbatch * plan.seq_len * spec.hidden) if how.asks_grad else 0
+    return [(f"{path}.rotary_pos_emb", table_bytes(spec, plan)), (f"{words}/output", asked)]
 
 
 def tower_stream(how: Numerics) -> DType:
@@ -148,7 +168,8 @@ def tower_stream(how: Numerics) -> DType:
 
 def tower_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     """Flash takes windows and whole pictures in two bytes an element; four go to the memory-efficient kernel."""
-    how = how if block.kind.endswith(_START) else replace(how, stream=tower_stream(how))
+    how = replace(how, asks_grad=block.kind.endswith(_ASKED))
+    how = how if _START in block.kind else replace(how, stream=tower_stream(how))
     if how.processor:
         return replace(how, attention=AttentionKernel.PROCESSOR)
     if (how.autocast or how.parameters) is FP32:
@@ -166,18 +187,27 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     if not has_pictures(spec):
         reason = f"pictures in a batch are not modelled for {spec.model_type}; modelled for {', '.join(VISION)}"
         return [Problem(field="image_tokens", value=plan.image_tokens, reason=reason, hint="image_tokens 0: the tower without a picture")]
+    reached = sorted(_tower_names(spec) & set(plan.adapter.targets)) if plan.adapter else []
+    full = list(plan.adapter.full_modules) if plan.adapter else []
     whole = again.mode is not RecomputeMode.SELECTIVE and not again.stretched and again.layers is None and not again.by_layers
     reasons = [
         ("attention", plan.attention.value, "beside pictures is not modelled", plan.attention is not AttentionKind.SDPA, "sdpa"),
         ("recompute.mode", again.mode.value, "of some layers or modules is not modelled beside pictures", not whole, "none or full"),
-        ("adapter.rank", plan.adapter and plan.adapter.rank, "beside pictures is not modelled", plan.adapter is not None, alone),
+        ("adapter.targets", reached, "are in the tower too, which is not modelled beside pictures", bool(reached), "the language model's alone"),
+        ("adapter.full_modules", full, "beside pictures is not modelled", bool(full), alone),
         ("offload.activations", True, "beside pictures is not modelled", plan.offload.activations, alone),
         ("quantization.weights", "", "beside pictures is not modelled", plan.quantization is not None, alone),
         ("loss", plan.loss.value, "beside pictures is not modelled", plan.loss is not Loss.PLAIN, "plain"),
         ("dropout", plan.dropout, "beside pictures is not modelled", plan.dropout > 0, alone),
-        ("model", spec.name, f"merges {merged(spec)} patches; modelled: {MERGED_PATCHES}", merged(spec) != MERGED_PATCHES, "spatial_merge_size 2"),
+        ("model", spec.name, f"merges {_merged(spec)} patches; modelled: {MERGED_PATCHES}", _merged(spec) != MERGED_PATCHES, "spatial_merge_size 2"),
     ]  # fmt: skip
     return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
+
+
+def _tower_names(spec: ModelSpec) -> set[str]:
+    """The last names of what adapters would find in the tower."""
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern if of_tower(block.kind)]
+    return {weight.path.split(".")[-2] for block in blocks for weight in block.weights}
 
 
 # ---- operations ----------------------------------------------------------------------------------------------------------------
@@ -185,9 +215,9 @@ def picture_problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
 
 def tower_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     """A layer of the tower, or one of its ends."""
-    if block.kind.endswith(_START):
+    if _START in block.kind:
         return _start(r, block, how)
-    if block.kind.endswith(_JOIN):
+    if _JOIN in block.kind:
         return _join(r, x, block, how)
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
@@ -210,13 +240,17 @@ def _start(r: Recorder, block: Block, how: Numerics) -> Tensor:
         return [None, r.grad((kernel.shape[0], values), weight.dtype)]
 
     x = r.apply(r.tensor(f"{name}/output", out, weight.dtype), (given, weight), (given, weight), backward)
-    return _sorted(r, x, out, f"{name}/sorted") if block.kind.startswith(WINDOWED) else x
+    if how.asks_grad and r.saves:  # of the patches' embeddings too (modeling_utils.py:2137, _input_embed_layer)
+        x.node = Node(0, "", (), [], [], lambda _: [])
+    return _sorted(r, x, out, f"{name}/sorted", kept=(x,) if how.asks_grad else ()) if block.kind.startswith(WINDOWED) else x
 
 
-def _sorted(r: Recorder, x: Tensor, shape: Shape, path: str) -> Tensor:
-    """Rows picked by a list of indices: a copy, and its gradient is put into zeros."""
+def _sorted(r: Recorder, x: Tensor, shape: Shape, path: str, *, kept: tuple[Tensor, ...] = ()) -> Tensor:
+    """Rows picked by a list of indices: a copy, and its gradient is put into zeros. ``kept``: what was asked for a gradient, which the graph
+    holds on to.
+    """
     dtype = x.dtype
-    return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
+    return r.apply(r.tensor(path, shape, dtype), (x,), kept, lambda _: [r.grad(shape, dtype)])
 
 
 def _attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
@@ -284,9 +318,10 @@ def _pieces(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
 def _scattered(r: Recorder, features: Tensor, seen: Shape, width: Axis, how: Numerics) -> Tensor:
     """The words' states with the pictures' in place of some: a copy. Backward makes both gradients; the words' waits for the tower's."""
     shape, dtype = ("B", "S", width), how.parameters
-    words = Tensor(None, shape, dtype, Node(0, "", (), [], [], lambda _: []) if how.trains else None)
+    needed = how.trains or how.asks_grad
+    words = Tensor(None, shape, dtype, Node(0, "", (), [], [], lambda _: []) if needed else None)
 
     def backward(_: object) -> list[Grad | None]:
-        return [r.grad(shape, dtype) if words.needs_grad else None, r.grad(seen, dtype)]
+        return [r.grad(shape, dtype) if needed else None, r.grad(seen, dtype)]
 
     return r.apply(r.tensor("merger/scattered", shape, dtype), (words, features), (), backward)
