@@ -59,6 +59,32 @@ def test_a_step_with_pictures_has_the_high_water_marks_of_a_real_one(
         assert found.at(instant).value == pytest.approx(real, rel=CLOSE)
 
 
+LORA: Request = {"adapter.rank": 8, "adapter.targets": ["q_proj", "v_proj"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "loss", "backward"),
+    [
+        ("qwen2_5_vl", {**CAST, **LORA}, 74_583_000, 76_469_192), ("qwen2_5_vl", {**CAST, **LORA, **AGAIN}, 55_650_608, 57_487_648),
+        ("qwen2_vl", {**PURE, **LORA, **AGAIN, "image_tokens": 300, "optimizer.implementation": "fused"}, 42_189_284, 44_411_348),
+    ],
+)  # fmt: skip
+def test_adapters_beside_a_frozen_tower_have_the_high_water_marks_of_a_real_step(
+    name: str, asked: Request, loss: int, backward: int
+) -> None:
+    found = sheet(name, asked)
+    for instant, real in ((Instant.LOSS, loss), (Instant.BACKWARD, backward)):
+        assert found.at(instant).value == pytest.approx(real, rel=CLOSE)
+
+
+def test_a_frozen_tower_leaves_nothing_for_backward() -> None:
+    """Unless checkpoints ask for a gradient of the patches' embeddings."""
+    for asked, leaves in (({**CAST, **LORA}, False), ({**CAST, **LORA, **AGAIN}, True), (CAST, True)):
+        saved = [item for item in sheet("qwen2_5_vl", asked).items if item.component is Component.SAVED_ACTIVATIONS]
+        own = sum(item.at[Instant.LOSS].value for item in saved if item.path.startswith("model.visual") and Instant.LOSS in item.at)
+        assert (own > 0) is leaves
+
+
 def test_longer_pictures_in_several_micro_batches_have_them_too() -> None:
     found = sheet(
         "qwen2_5_vl",
@@ -119,7 +145,7 @@ def test_windows_cost_what_whole_pictures_do_in_kernels_that_keep_no_scores() ->
     ("asked", "field"),
     [
         ({"image_tokens": 321}, "image_tokens"), ({"attention": "eager"}, "attention"), ({"recompute.mode": "full", "recompute.every": 2}, "recompute.mode"),
-        ({"adapter.rank": 8, "adapter.targets": ["q_proj"]}, "adapter.rank"), ({"loss": "fused"}, "loss"),
+        ({"adapter.rank": 8, "adapter.targets": ["q_proj", "gate_proj"]}, "adapter.targets"), ({"loss": "fused"}, "loss"),
         ({"engine": "fsdp2", "mesh.dp_shard": 2}, "image_tokens"), ({"offload.activations": True}, "offload.activations"),
     ],
 )  # fmt: skip

@@ -96,6 +96,15 @@ def test_an_engine_that_cannot_be_asked_is_a_note_beside_others_and_an_error_alo
         ranked(TINY, FOUR, {"seq_len": 512}, ("fsdp2",), top=1)
 
 
+def test_a_model_whose_steps_are_not_timed_is_still_searched(capsys):
+    asked = ["plan", "train", "qwen2.5-vl-3b", "--gpus", "8xA100-80GB", "--seq-len", "1024", "--global-batch", "8", "--engine", "fsdp2"]
+    assert main(asked) == 0
+    assert "inf" not in (text := capsys.readouterr().out)
+    assert "not timed" in text
+    assert main([*asked, "--json"]) == 0
+    assert "Infinity" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_screen_keeps_its_width_and_says_the_verdict_first(tiny, width):
     text = render_plans(tiny, Look(width=width, decimal=False, full=True, colour=False, ascii=False))

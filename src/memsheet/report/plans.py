@@ -162,6 +162,8 @@ def _order(family: Family) -> tuple[float, int]:
 def _came(family: Family, look: Look) -> str:
     if family.seconds is not None:
         return seconds(family.seconds)
+    if family.fit:
+        return "fits, not timed"
     return f"{look.need(family.missing_bytes)} too much" if family.missing_bytes else "fits with luck"
 
 

@@ -56,7 +56,7 @@ class Planned:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Plans of one engine that share how they save memory: how many there are and fit, the fastest that fits, and by how many bytes the
-    nearest misses where none does.
+    nearest misses where none does. ``seconds``: None too where a step is not timed.
     """
 
     engine: str
@@ -256,7 +256,7 @@ def _families(timed: list[_Timed]) -> Iterator[Family]:
     for (engine, *choice), members in grouped.items():
         budget = budget_of(members[0].space.cluster)
         missing, stage = min(_missing(one, budget.low_bytes) for one in members)
-        times = [float(one.seconds.min()) for one in members if len(one.seconds)]
+        times = [float(one.seconds.min()) for one in members if len(one.seconds) and np.isfinite(one.seconds.min())]
         yield Family(
             engine=engine, choice=dict(choice), plans=sum(len(one.graded) for one in members), fit=sum(len(one.fit) for one in members),
             seconds=min(times, default=None), missing_bytes=max(0, missing), stage=stage,

@@ -68,13 +68,12 @@ def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor,
     attn = r.mul(r.product(q, k, PAIRS, path + "/intra"), pairwise, path + "/intra_attn")
     decayed = r.mul(k_beta, _grown(r, total, path), path + "/decayed_k_beta")
     new, k_cum = _solved(r, system, v_beta, path + "/new_values"), _solved(r, system, decayed, path + "/k_cumdecay")
-    state = r.tensor(path + "/state", STATE, FP32)
     out = r.tensor(path + "/core", VALUE_CHUNKS, FP32)
     q = r.mul(q, _grown(r, total, path), path + "/q_decayed")
     left = r.unary(r.add(total, total, path + "/rest"), path + "/rest_exp", saves="output")
     k = r.mul(k, r.view(left, (*CHUNKS, 1)), path + "/k_decayed")
     whole = r.unary(r.slice(total, ("b", "H", "m", 1)), path + "/chunk_decay", saves="output")
-    out, *_named = _through(r, (new, k_cum, q, attn, k, whole), state, out, path, how)
+    out, *_named = _through(r, (new, k_cum, q, attn, k, whole), out, path, how)
     out = r.copy(out, ("b", "H", "N", "w"), path + "/context")
     out = r.slice(out, VALUE) if PADDED in how.options else r.view(out, VALUE)
     return r.cast(r.view(out, ("b", "s", "H", "w")), dtype, path + "/context")
@@ -150,9 +149,11 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """New values, decayed keys that read the state, queries, what is inside chunks, keys that write it, decay of chunks."""
 
 
-def _through(r: Recorder, operands: Operands, state: Tensor, out: Tensor, path: str, how: Numerics) -> tuple[Tensor, ...]:
+def _through(r: Recorder, operands: Operands, out: Tensor, path: str, how: Numerics) -> tuple[Tensor, ...]:
     """The loop; and what it still names when it is through."""
-    if not {ONE, TWO} & how.options:
+    if {ONE, TWO} & how.options:
+        state = r.tensor(path + "/state", STATE, FP32)
+    else:
         state, out = _before(r, operands, out, path, r.compute or FP32)
     named: tuple[Tensor, ...] = ()
     for _ in range(1 if ONE in how.options else 2):
@@ -203,7 +204,7 @@ def _less(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
 
 def _written(r: Recorder, out: Tensor, part: Tensor) -> Tensor:
     """A part of ``out`` written in place: backward copies the whole gradient and the part's, and clears the part in the whole
-    (torch autograd/custom_function and CopySlices).
+    (torch autograd/functions/tensor.cpp, CopySlices::apply).
     """
     whole, shape, dtype, earlier = out.shape, part.shape, part.dtype, out.needs_grad
 
