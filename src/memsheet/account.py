@@ -17,6 +17,7 @@ from memsheet.formulas.around.kept import Host
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.states.held import left_whole
 from memsheet.formulas.states.optimizers import PAGED_STATES
 from memsheet.formulas.step import Rank, Trained, train
 from memsheet.formulas.tapes.evaluate import Bag, Key
@@ -74,6 +75,7 @@ def account(
         items, said = replayed(items, built, plan, engine, cluster, allocated)
         notes = (*notes, *said)
     first, last = _ranks(plan, stage)
+    notes = (*notes, *left_whole(built, plan))
     return Sheet(
         rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
     )  # fmt: skip

@@ -122,3 +122,12 @@ def test_a_layers_tensors_are_listed_once_and_counted_as_often_as_they_occur() -
     assert sum(h.times * h.elements for h in held) == PARAMETERS
     assert {h.dtype for h in held} == {FP32}
     assert len(held) == 12
+
+
+def test_bitsandbytes_leaves_experts_that_are_one_parameter():
+    """transformers 5.23 integrations/bitsandbytes.py:189: modules of the very type torch.nn.Linear."""
+    answer = memsheet.train("mixtral-8x7b", gpus="1xH100-80GB", quantize="nf4", lora_rank=8, seq_len=128, fix=False)
+    experts = 32 * 8 * 3 * 4096 * 14336
+    parameters = answer.sheets[0].of(Component.PARAMETERS, instant=Instant.LOAD).value
+    assert 2 * experts < parameters < 2 * experts * 1.03
+    assert any("bitsandbytes leaves" in note for note in answer.sheets[0].notes)

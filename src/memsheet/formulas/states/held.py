@@ -10,7 +10,7 @@ from memsheet.formulas.states.params import buffers, tensors, tower_tensors
 from memsheet.formulas.states.sharding import dim0_shard, elements_of, flat_shard, held_shape
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP32, INT8, INT8_ADAM, DType, dtype_named
+from memsheet.spec.dtypes import BF16, FP4_BNB, FP4_BNB_DOUBLE, FP32, INT8, INT8_ADAM, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
 from memsheet.spec.plan import AdapterKind, Plan, Quantization
@@ -105,11 +105,29 @@ def _kept_in(weight: Weight, dtype: DType) -> DType:
     return dtype if matrix or dtype.bits >= BF16.bits else BF16
 
 
+OF_LINEAR_LAYERS = (NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, INT8)
+"""What bitsandbytes makes of torch.nn.Linear alone: experts that are one parameter stay as they are (transformers 5.23
+integrations/bitsandbytes.py:189).
+"""
+
+
 def quantized(path: str, weight: Weight, how: Quantization) -> bool:
     """Whether a weight is stored in the quantized format: matrices of linear layers and experts that are not skipped."""
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return False
+    if weight.role is Role.EXPERT and not path.endswith(".weight") and how.weights in OF_LINEAR_LAYERS:
+        return False
     return not any(path.startswith(name) or f".{name}." in f".{path}" for name in how.skip)
+
+
+def left_whole(spec: ModelSpec, plan: Plan) -> tuple[str, ...]:
+    """What is said where a quantized model keeps its experts as they are."""
+    how = plan.quantization
+    if how is None or how.weights not in OF_LINEAR_LAYERS:
+        return ()
+    experts = any(w.role is Role.EXPERT and not path.endswith(".weight") for path, w, _ in tensors(spec))
+    said = f"{how.weights.name} is of linear layers: the experts are one parameter a layer, which bitsandbytes leaves in {plan.precision.parameters.name}"
+    return (said,) if experts else ()
 
 
 def parameter_shard(held: Held, plan: Plan, sharding: Sharding) -> Count:
