@@ -74,7 +74,10 @@ def weigh(moment: Moment) -> Count:
 
 def _added(sizes: list[Count]) -> Count:
     """The sum, without adding nothing to arrays."""
-    total = sum([size for size in sizes if type(size) is int])
+    whole = [size for size in sizes if type(size) is int]
+    total: Count = sum(whole)
+    if len(whole) == len(sizes):
+        return total
     for size in sizes:
         if type(size) is not int:
             total = size if type(total) is int and total == 0 else total + size
