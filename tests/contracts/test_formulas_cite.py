@@ -22,7 +22,7 @@ EXCEPTIONS = {
     "tapes.evaluate.entry_bytes": "the product of a recorded shape; the recording cites its operation",
     "tapes.evaluate.with_products": "names products of axes",
     "serving.kv_cache.cache_bytes": "adds up layers",
-    "model_code.transformers.end_axes": "names the sizes of a plan and a model",
+    "model_code.transformers.code.end_axes": "names the sizes of a plan and a model",
     "serving.kv_cache.bytes_per_token": "adds up layers",
     "model_code.transformers.losses.chunk_of": "picks the formula of the loss",
     "states.params.parameter_count": "counts the tensors that the readers list, checked against the real code",

@@ -11,7 +11,7 @@ from memsheet.engines import find_engine
 from memsheet.engines.transformers import ENGINE as TRANSFORMERS
 from memsheet.errors import InputError
 from memsheet.formulas.activations import check_modelled, numerics
-from memsheet.formulas.model_code.transformers import block_axes, block_numerics
+from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
 from memsheet.formulas.recordings import record
 from memsheet.formulas.tapes.evaluate import entry_bytes
 from memsheet.readers.hf_config import read_hf_config

@@ -79,5 +79,6 @@ class ModelCode:
 @cache
 def model_code(code: Code) -> ModelCode:
     """The way of writing models that goes by a name."""
-    found: ModelCode = import_module(f"memsheet.formulas.model_code.{code.value}").CODE
+    name = "transformers.code" if code is Code.TRANSFORMERS else code.value  # whose other files serve other codes too
+    found: ModelCode = import_module(f"memsheet.formulas.model_code.{name}").CODE
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.formulas.model_code import transformers
+from memsheet.formulas.model_code.transformers import code as transformers
 from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan

@@ -8,8 +8,8 @@ from functools import reduce
 from memsheet.arith import Count, at_least, ceil_div, maximum, where
 from memsheet.engines.verified import TP_LATENT
 from memsheet.formulas.activations import numerics
-from memsheet.formulas.model_code.transformers import block_axes, block_numerics, masks, shared_tables
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
+from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics, masks, shared_tables
 from memsheet.formulas.recordings import record
 from memsheet.formulas.serving.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
 from memsheet.formulas.states.held import Held

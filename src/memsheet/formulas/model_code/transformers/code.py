@@ -1,0 +1,378 @@
+"""The transformers library's model code (5.23): which kernels its blocks run, what its axes are, what its layers share.
+
+The blocks themselves are in ``blocks.py``, embeddings, head and loss in ``ends.py``, both operation by operation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.arith import Count, agreed, ceil_div, maximum
+from memsheet.engines.torch_versions import softmax_keeps_input
+from memsheet.engines.verified import NO_SDPA, OF_PICTURES, TP_TRAINED, VERIFIED
+from memsheet.errors import Problem, refuse
+from memsheet.formulas.model_code import ModelCode
+from memsheet.formulas.model_code.transformers.attention import table_dtype
+from memsheet.formulas.model_code.transformers.blocks import forward, unmodelled
+from memsheet.formulas.model_code.transformers.cross_attention import is_t5, let_go, named_biases, saved_biases, t5_norm, two_stacks
+from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
+from memsheet.formulas.model_code.transformers.encoders import pooled, unmodelled_head
+from memsheet.formulas.model_code.transformers.ends import HEADS, embed, logits_or_states, loss, loss_input
+from memsheet.formulas.model_code.transformers.families import Joint, habits
+from memsheet.formulas.model_code.transformers.first_qwen import joined
+from memsheet.formulas.model_code.transformers.losses import chunk_of
+from memsheet.formulas.model_code.transformers.mixers import entered, kernel_notes, mixer_axes, other_masks, other_tables, sparse_problems
+from memsheet.formulas.model_code.transformers.picture_towers import (
+    VISION,
+    has_pictures,
+    kept_beside,
+    named_beside,
+    of_tower,
+    picture_problems,
+    tower_axes,
+    tower_numerics,
+    with_pictures,
+)  # fmt: skip
+from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
+from memsheet.formulas.numerics import AttentionKernel, Numerics
+from memsheet.formulas.tapes.evaluate import Bag, with_products
+from memsheet.references import TRANSFORMERS, formula
+from memsheet.sheet import Component
+from memsheet.spec.dtypes import BOOL, FP32
+from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
+from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
+
+FLASH_MAX_HEAD = 256
+"""Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""
+HEAD_ALIGNMENT = 8
+TOWERS_TRAINED = ("transformers", "fsdp2")
+"""Engines whose step on text alone, with a tower beside it, was compared with the trace."""
+BOTH = 2
+"""Stacks of an encoder-decoder."""
+TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
+"""Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:549)."""
+
+
+def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+    """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
+    if of_tower(block.kind):
+        return tower_numerics(block, plan, how)
+    how = replace(how, transposed=True) if habits(block.kind).transposed else how
+    at = block.mixers[0]
+    if isinstance(at, LinearAttention):
+        return replace(how, options=chunk_options(plan.seq_len))
+    if isinstance(at, LatentAttention):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
+        return replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
+    if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:  # the others copy as eager attention does, by sequences
+        return replace(how, attention=AttentionKernel.EAGER, stream=FP32 if block.wide_input else how.stream)
+    compute = how.autocast or how.parameters
+    if how.processor:  # its kernel takes every dtype and drops nothing (sdp_utils_cpp.cpp, use_flash_attention_cpp)
+        if is_t5(block.kind):
+            why = "has no kernel on a processor that makes a gradient of a bias, and its plain operations are not modelled"
+            raise refuse("attention", plan.attention.value, why, "eager; `memsheet trace --device cpu` runs it")
+        own = habits(block.kind)
+        plain = (how.dropout and own.drops_scores) or (own.always_masked and _grouped(at, block.kind))
+        kernel = AttentionKernel.MATH if plain else AttentionKernel.PROCESSOR
+        return replace(how, attention=kernel, mask=_needs_mask(at, plan, block.kind))
+    if compute is FP32:
+        return replace(
+            how,
+            attention=AttentionKernel.MATH
+            if _grouped(at, block.kind) and not _needs_mask(at, plan, block.kind)
+            else AttentionKernel.EFFICIENT,
+            mask=_needs_mask(at, plan, block.kind),
+        )
+    if _needs_mask(at, plan, block.kind):
+        unrepeated = _grouped(at, block.kind) and habits(block.kind).always_masked
+        return replace(how, attention=AttentionKernel.MATH if unrepeated else AttentionKernel.EFFICIENT, mask=True)
+    short = at.head_dim % HEAD_ALIGNMENT
+    return replace(how, padded_head=at.head_dim + HEAD_ALIGNMENT - short) if short else how
+
+
+def _grouped(at: Attention, kind: str) -> bool:
+    """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are several."""
+    return at.heads != at.kv_heads and (habits(kind).joint is not Joint.PICKED or at.kv_heads == 1)
+
+
+def _needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
+    """A window that the sequence fills is a mask in sdpa (transformers 5.23, masking_utils.py:302); the flash-attn package takes it as a
+    number.
+    """
+    if plan.attention is AttentionKind.SDPA and habits(kind).always_masked:
+        return True
+    span = at.window or at.chunk
+    return plan.attention is AttentionKind.SDPA and span is not None and agreed(span <= plan.seq_len)
+
+
+def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Everything of a model whose activations are not accounted yet."""
+    hint = "its states and cache are known: --parameters N for states alone, or `memsheet infer`; the trace will run its real code"
+    found = [
+        Problem(field="model", value=spec.name, reason=f"the activations of {block.kind} blocks are not modelled: {why}", hint=hint)
+        for block in _blocks(spec) if (why := _unmodelled(block, plan))
+    ]  # fmt: skip
+    if of_pictures(spec.embeddings) and not agreed(plan.seq_len == spec.max_positions):
+        reason = f"is not what a picture is here: {spec.max_positions} patches and class tokens"
+        found.append(Problem(field="seq_len", value=plan.seq_len, reason=reason, hint=f"--seq-len {spec.max_positions}"))
+    if spec.towers and plan.engine not in TOWERS_TRAINED:
+        reason = f"training a model with a vision tower is not modelled for it; modelled for {' and '.join(TOWERS_TRAINED)}"
+        found.append(Problem(field="engine", value=plan.engine, reason=reason, hint=f"--engine {TOWERS_TRAINED[0]}"))
+    if why := unmodelled_head(spec.head, {block.feed_forward.activation for block in _blocks(spec) if block.feed_forward}):
+        found.append(Problem(field="model", value=spec.name, reason=f"its head is not modelled: {why}", hint=hint))
+    if (spec.head.kind not in HEADS and spec.head.kind != "none") or (
+        len(_language(spec)) != 1 and spec.head.kind != "sequence_to_sequence"
+    ):
+        found.append(Problem(field="model", value=spec.name, reason=f"training a {spec.head.kind} model is not modelled yet", hint=hint))
+    return [
+        *found,
+        *picture_problems(spec, plan),
+        *_other_heads(spec, plan),
+        *_modules(spec, plan),
+        *_tensor_parallel(spec, plan),
+        *_idle_dropout(spec, plan),
+        *sparse_problems(spec, plan),
+    ]
+
+
+def _other_heads(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What a model that is not one row of layers with words at its end was not compared with its real code for."""
+    if spec.head.kind not in ("masked_lm", "classification", "sequence_to_sequence", CLASSES):
+        return []
+    runs, again = "`memsheet trace` runs it", plan.recompute
+    whole = again.mode is not RecomputeMode.SELECTIVE and not again.stretched and again.layers is None
+    reasons = [
+        ("engine", plan.engine, f"training a {spec.head.kind} model was not compared with its real code", plan.engine != "transformers", "transformers"),
+        ("loss", plan.loss.value, "takes the logits of a causal model", plan.loss is not Loss.PLAIN, "plain"),
+        ("recompute.mode", again.mode.value, "of some layers or modules is not modelled over two stacks", _two_stacks(spec) and not whole, runs),
+    ]  # fmt: skip
+    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
+
+
+def _modules(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Modules that are recomputed and have no part of their own in a block's recording."""
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    paths = [norm.path for block in blocks for norm in block.norms]
+    paths += [part.path for block in blocks for part in (block.feed_forward, *block.mixers) if isinstance(part, Dense | Attention)]
+    known = sorted({path.rpartition(".")[2] for path in paths if path})
+    hint = f"modelled: {', '.join(known)}; `memsheet trace` runs any"
+    unknown = [name for name in plan.recompute.modules if name not in known]
+    return [Problem(field="recompute.modules", value=name, reason="is not modelled by itself", hint=hint) for name in unknown]
+
+
+def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """What training over tensor-parallel ranks was not compared with its real code for."""
+    degree = plan.mesh.tp
+    if not agreed(degree > 1):
+        return []
+    blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
+    kinds = {block.kind for block in blocks} - TP_TRAINED
+    heads = {m.kv_heads for block in blocks for m in block.mixers if isinstance(m, Attention)}
+    runs, alone = "`memsheet trace` runs it", "without tp"
+    reasons = [
+        (f"training {', '.join(sorted(kinds))} was not compared with its real code", bool(kinds), runs),
+        ("a tied table has one part of its rows for the embedding and another for the head", spec.head.tied, runs),
+        ("adapters are not modelled over its ranks", plan.adapter is not None, alone),
+        (f"a {plan.loss.value} loss is not modelled over its ranks", plan.loss is not Loss.PLAIN, alone),
+        ("states on the host are not modelled over its ranks", bool(plan.offload.parameters or plan.offload.optimizer), runs),
+        (
+            f"does not divide {min(heads, default=0)} heads of keys and values",
+            any(agreed(count % degree != 0) for count in heads),
+            "a divisor",
+        ),
+    ]
+    return [Problem(field="mesh.tp", value=degree, reason=reason, hint=hint) for reason, holds, hint in reasons if holds]
+
+
+def _idle_dropout(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Dropout keeps bytes where the family drops hidden states, and where attention's probabilities exist to be dropped."""
+    kinds = sorted({block.kind for stack in spec.stacks for run in stack.runs for block in run.pattern})
+    if plan.dropout and any(habits(kind).summed_bias for kind in kinds):
+        reason = f"is no whole number, and the library's config of {', '.join(kinds)} takes none other"
+        return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out")]
+    eager = plan.attention is AttentionKind.EAGER
+    if (
+        not plan.dropout
+        or eager
+        or spec.embeddings.dropout
+        or any(habits(kind).branch_dropout or habits(kind).summed_in_place for kind in kinds)
+    ):
+        return []
+    reason = f"keeps nothing: {', '.join(kinds)} drops no hidden states, and {plan.attention.value} attention drops inside its kernel"
+    return [Problem(field="dropout", value=plan.dropout, reason=reason, hint="leave it out, or --attention eager")]
+
+
+def _unmodelled(block: Block, plan: Plan) -> str | None:
+    if is_t5(block.kind):
+        known = plan.attention in (AttentionKind.EAGER, AttentionKind.SDPA)
+        return None if known else f"{plan.attention.value} attention takes no bias of positions; give --attention sdpa"
+    if why := unmodelled(block):
+        return why
+    if block.kind in NO_SDPA and plan.attention is AttentionKind.SDPA:
+        return "transformers has no sdpa for them; give --attention eager"
+    if plan.attention not in {**VERIFIED, **OF_PICTURES}.get(block.kind, ()):
+        return f"they were not compared with their real code under {plan.attention.value} attention; `memsheet trace` runs it"
+    own, at = habits(block.kind), block.mixers[0]
+    if own.summed_in_place and block.arrangement is Arrangement.PRE:
+        return "their branches follow one another, which was not compared with the real code; `memsheet trace` runs it"
+    broadcast = isinstance(at, Attention) and own.always_masked and _grouped(at, block.kind)
+    if broadcast and plan.attention is AttentionKind.SDPA and plan.engine == "transformers" and plan.precision.casts:
+        return (
+            "torch has no kernel for one head of keys under a mask, and its plain operations under autocast were not compared; "
+            "`memsheet trace` runs them, and --attention eager is modelled"
+        )
+    if isinstance(at, Attention) and at.head_dim > FLASH_MAX_HEAD and plan.attention is not AttentionKind.EAGER:
+        return f"head dim {at.head_dim} exceeds the {FLASH_MAX_HEAD} of flash kernels; give --attention eager"
+    return None
+
+
+@formula(cites=TRANSFORMERS, at="modeling files: shapes of a layer's tensors; heads and widths divided over tensor-parallel ranks")
+def block_axes(block: Block, plan: Plan) -> dict[str, Count]:
+    """Values of the axes that a dense block's tensors are named by."""
+    if of_tower(block.kind):
+        return tower_axes(block, plan)
+    at, ff = block.mixers[0], block.feed_forward
+    experts = {"e": ff.experts, "t": ff.experts_per_token, "i": ff.intermediate, "2·i": 2 * ff.intermediate} if isinstance(ff, Moe) else {}
+    through = ff.shared if isinstance(ff, Moe) else ff
+    width = through.intermediate if through else 0
+    return with_products({
+        **experts, **(_attention_axes(at, plan) if isinstance(at, Attention) else mixer_axes(at, plan.seq_len)),
+        "b": plan.microbatch, "s": plan.seq_len, "h": block.hidden, "f": ceil_div(width, plan.mesh.tp),
+        "r": plan.adapter.rank if plan.adapter else 0, "s32": -(-plan.seq_len // 32) * 32,
+    })  # fmt: skip
+
+
+def _attention_axes(at: Attention, plan: Plan) -> dict[str, Count]:
+    return {
+        "a": ceil_div(at.heads, plan.mesh.tp),
+        "2·a·d": 2 * ceil_div(at.heads, plan.mesh.tp) * at.head_dim,
+        "k": maximum(1, ceil_div(at.kv_heads, plan.mesh.tp)),
+        "d": at.head_dim,
+        "s+1": plan.seq_len + 1,
+    }
+
+
+def on_rank(block: Block, plan: Plan) -> Block:
+    """A block as its code sees it on a tensor-parallel rank: one head of keys and values is a special case."""
+    if of_tower(block.kind):
+        return block
+    at = block.mixers[0]
+    if len(block.mixers) > 1 or not isinstance(at, Attention) or at.heads == at.kv_heads or not agreed(plan.mesh.tp >= at.kv_heads):
+        return block
+    return replace(block, mixers=(replace(at, kv_heads=1),))
+
+
+def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
+    tokens = plan.microbatch * plan.seq_len
+    return {
+        "b": plan.microbatch, "s": plan.seq_len, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab,
+        "n": spec.head.width, "s-1": plan.seq_len - 1, "p": patch_values(spec.embeddings) if of_pictures(spec.embeddings) else 0, "c": chunk_of(plan.loss, tokens, spec.hidden, spec.vocab),
+    }  # fmt: skip
+
+
+def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+    """What all layers share and keep for backward: rotary tables, which bucket a distance is in."""
+    tables = [("model.rotary_emb", size) for size in _table_sizes(spec, plan, how, copied=False)]
+    tables += kept_beside(spec, plan, how)
+    saved = saved_biases(spec, plan, how) if _two_stacks(spec) and not keeps_masks(spec, plan) else []
+    return Bag.of(((Component.SAVED_ACTIVATIONS, path), size) for path, size in (*tables, *saved))
+
+
+def _two_stacks(spec: ModelSpec) -> bool:
+    return any(is_t5(block.kind) for block in _blocks(spec))
+
+
+def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) -> list[Count]:
+    """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
+    kinds = {
+        (at.rotary_dim // (2 if at.sinks else 1), kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)), habits(kind).tables_each)
+        for kind, at in _attentions(spec) if at.rotary_dim and habits(kind).own_tables is copied and not habits(kind).table_buffer
+    }  # fmt: skip
+    tables = [
+        2 * dtype.nbytes((plan.microbatch if each else 1) * plan.seq_len * width)
+        for width, _, dtype, each in sorted(kinds, key=lambda kind: kind[:2])
+    ]
+    return tables if copied else [*tables, *other_tables(_blocks(spec), plan.seq_len, how)]
+
+
+def built(spec: ModelSpec, plan: Plan) -> ModelSpec:
+    """The model with a pooler as a part of the head that takes what it makes, and with projections joined as the plan names them."""
+    spec = joined(spec, plan)
+    spec = entered(spec)
+    if plan.task == "train" and spec.model_type in VISION and spec.towers and agreed(plan.image_tokens > 0):
+        spec = with_pictures(spec, plan)
+    if plan.task == "train" and of_pictures(spec.embeddings) and spec.head.kind == "classification" and spec.head.weights:
+        return replace(spec, head=replace(spec.head, kind=CLASSES))
+    own = pooled(spec.extras, spec.head)
+    if own:
+        return replace(spec, extras=(), head=replace(spec.head, weights=(*own, *spec.head.weights)))
+    trained = plan.task == "train" and spec.head.kind == "sequence_to_sequence" and len(spec.stacks) == BOTH
+    return two_stacks(t5_norm(spec)) if trained else spec
+
+
+def _blocks(spec: ModelSpec) -> list[Block]:
+    """Those of the model itself; a tower's are accounted beside them."""
+    return [block for stack in _language(spec) for run in stack.runs for block in run.pattern]
+
+
+def _language(spec: ModelSpec) -> list[Stack]:
+    """The stacks that are no part of a tower."""
+    return [stack for stack in spec.stacks if not of_tower(stack.runs[0].pattern[0].kind)] if has_pictures(spec) else list(spec.stacks)
+
+
+def _attentions(spec: ModelSpec) -> list[tuple[str, Attention]]:
+    return [(block.kind, m) for block in _blocks(spec) for m in block.mixers if isinstance(m, Attention)]
+
+
+def keeps_masks(spec: ModelSpec, plan: Plan) -> bool:
+    """Whether checkpoints hold on to masks, which are arguments of layers and of attention, until they have run backward."""
+    if _fills(spec) and not plan.offload.activations:
+        return True
+    attentions = {at.path.rpartition(".")[2] for _, at in _attentions(spec)}
+    return plan.recompute.mode is RecomputeMode.FULL or bool(attentions & set(plan.recompute.modules))
+
+
+def _fills(spec: ModelSpec) -> bool:
+    """Whether scores are filled by a mask, which is saved for that."""
+    return any(habits(kind).summed_bias for kind, _ in _attentions(spec))
+
+
+def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+    """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers copy.
+
+    A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
+    """
+    if plan.attention is AttentionKind.EAGER:
+        kinds = {None if habits(kind).own_window else at.window or at.chunk for kind, at in _attentions(spec) if at.causal} | other_masks(
+            _blocks(spec)
+        )
+        mask = (BOOL if _fills(spec) else how.stream).nbytes(plan.microbatch * plan.seq_len * plan.seq_len)
+    else:
+        kinds, mask = (
+            {at.window for kind, at in _attentions(spec) if not at.chunk and _needs_mask(at, plan, kind)},
+            BOOL.nbytes(plan.seq_len * plan.seq_len),
+        )
+    component = Component.SAVED_ACTIVATIONS if keeps_masks(spec, plan) else Component.TEMPORARIES  # a checkpoint's argument
+    tables = [((component, "model.rotary_emb"), size) for size in _table_sizes(spec, plan, how, copied=True)]
+    named = named_biases(spec, plan, how, kept=keeps_masks(spec, plan)) if _two_stacks(spec) else []
+    biases = [((component, "position_bias"), size) for size in named]
+    chunked = any(at.chunk and _needs_mask(at, plan, kind) for kind, at in _attentions(spec))  # one for each sequence
+    tables += [((component, "model/chunked_mask"), BOOL.nbytes(plan.microbatch * plan.seq_len * plan.seq_len))] if chunked else []
+    return Bag.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
+
+
+def positions_each(spec: ModelSpec) -> bool:
+    """Whether learned positions are looked up for each sequence."""
+    return any(habits(kind).positions_each for kind, _ in _attentions(spec))
+
+
+def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+    """What an older torch kept besides, and whether peft asks embeddings for a gradient (enable_input_require_grads)."""
+    asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
+    return replace(how, keeps_scores=softmax_keeps_input(plan.engine_version), asks_grad=asks)
+
+
+CODE = ModelCode(
+    built=built, notes=kernel_notes, beside=named_beside, let_go=let_go, plan_numerics=plan_numerics,
+    forward=forward, embed=embed, head=logits_or_states, loss=loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
+    axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=masks, keeps_masks=keeps_masks, positions_each=positions_each,
+)  # fmt: skip
