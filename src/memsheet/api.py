@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, Result, budget_of, host_shortage, judge
+from memsheet.budget import Answer, Result, answer_of, judge_on
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.errors import Problem, refuse, require
-from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
@@ -71,20 +70,13 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
     resolved = resolve(request, spec, cluster)
     require(unsupported(resolved.plan, cluster) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
-    verdict = judge(sheets, budget_of(cluster)) if cluster else None
-    short = host_shortage(sheets, cluster) if cluster else 0
-    if verdict and short:
-        verdict = replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short)
+    verdict = judge_on(sheets, cluster) if cluster else None
     if verdict and cluster and fix and verdict.result is not Result.FITS:
         from memsheet.fixes import cheapest_fix
 
         verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
-    count = parameter_count(spec)
-    return Answer(
-        model=spec, parameters=count, active_parameters=count - idle_parameter_count(spec), plan=resolved.plan,
-        assumed=resolved.assumed, cluster=cluster, sheets=sheets, verdict=verdict, notes=(*spec.source.notes, *_notes(resolved)),
-        serving=_serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None,
-    )  # fmt: skip
+    serving = _serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
+    return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=(*spec.source.notes, *_notes(resolved)), serving=serving)
 
 
 def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
@@ -112,7 +104,7 @@ def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster |
         name=f"{parameters:,} parameters", model_type="", hidden=0, vocab=0, embeddings=Embeddings(weights=()), stacks=(),
         head=Head(kind="none", width=0),
     )  # fmt: skip
-    verdict = judge((sheet,), budget_of(cluster)) if cluster else None
+    verdict = judge_on((sheet,), cluster) if cluster else None
     if verdict and verdict.result is Result.FITS:  # everything but the states is still to come
         verdict = replace(verdict, result=Result.UNCERTAIN)
     return Answer(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from memsheet.formulas.states.params import idle_parameter_count, parameter_count
+from memsheet.resolve import Resolved
 from memsheet.sheet import Bytes, Component, Instant, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import ModelSpec
@@ -84,6 +86,15 @@ class Answer:
     notes: tuple[str, ...] = ()
 
 
+def answer_of(model: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None) -> Answer:
+    """The answer about a model that has been read."""
+    count = parameter_count(model)
+    return Answer(
+        model=model, parameters=count, active_parameters=count - idle_parameter_count(model), plan=resolved.plan, assumed=resolved.assumed,
+        cluster=cluster, sheets=sheets, verdict=verdict,
+    )  # fmt: skip
+
+
 def budget_of(cluster: Cluster, reserve_bytes: int = 0) -> Budget:
     """The budget of one device of a cluster."""
     device = cluster.device
@@ -111,6 +122,12 @@ def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
         result=result, rank=sheet.rank, instant=sheet.peak_instant, device=device,
         headroom_bytes=budget.capacity_bytes - device.value, largest=largest_components(sheet),
     )  # fmt: skip
+
+
+def judge_on(sheets: tuple[Sheet, ...], cluster: Cluster) -> Verdict:
+    """The verdict on a cluster: what does not fit its nodes' host memory does not fit either."""
+    verdict, short = judge(sheets, budget_of(cluster)), host_shortage(sheets, cluster)
+    return replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short) if short else verdict
 
 
 def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:

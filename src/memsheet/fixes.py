@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Change, Fix, Result, Verdict, budget_of, host_shortage, judge
+from memsheet.budget import Change, Fix, Result, Verdict, judge_on
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.resolve import resolve
@@ -205,7 +205,7 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
         sheets, verdict = _judged(spec, plan, cluster)
     except InputError:
         return None
-    if host_shortage(sheets, cluster):
+    if verdict.host_short_bytes:
         return None
     (key, after), *rest = edits.items()
     change = Change(
@@ -219,7 +219,7 @@ def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[tuple[Sheet,
     """Sheets and verdict of a plan; the step is replayed, as it is for a question, where that could decide."""
     for replays in (False, True):
         sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
-        verdict = judge(sheets, budget_of(cluster))
+        verdict = judge_on(sheets, cluster)
         if verdict.result is Result.DOES_NOT_FIT:
             break
     return sheets, verdict

@@ -9,6 +9,7 @@ from memsheet.budget import Result, budget_of, judge
 from memsheet.report.bars import Look
 from memsheet.report.json import dumps
 from memsheet.report.solve import render_solution, solution_document
+from memsheet.resolve import Resolved
 from memsheet.search.sizes import Curve, Size
 from memsheet.search.solve import Skipped, Solution, Target
 from memsheet.search.trials import Tried
@@ -21,8 +22,8 @@ def tried(value: int, activations: float, *, gpus: str = "8xB200", replayed: boo
     assert made.cluster is not None
     assert made.verdict is not None
     return Tried(
-        value=value, model=made.model, cluster=made.cluster, plan=replace(made.plan, seq_len=value), assumed=made.assumed, replayed=replayed,
-        sheets=made.sheets, verdict=made.verdict,
+        value=value, model=made.model, cluster=made.cluster, replayed=replayed, sheets=made.sheets, verdict=made.verdict,
+        resolved=Resolved(plan=replace(made.plan, seq_len=value), assumed=made.assumed),
     )  # fmt: skip
 
 
@@ -112,9 +113,8 @@ def test_of_several_stages_the_one_that_decides_is_named():
     one = tried(1024, 30)
     other = Sheet(rank=4, stage=1, same_as=(5, 6, 7), items=answers.items(activations=31))
     sheets = (replace(one.sheets[0], same_as=(1, 2, 3)), other)
-    made = replace(
-        one, sheets=sheets, verdict=judge(sheets, budget_of(one.cluster)), plan=replace(one.plan, mesh=replace(one.plan.mesh, pp=2))
-    )
+    staged = replace(one.resolved, plan=replace(one.plan, mesh=replace(one.plan.mesh, pp=2)))
+    made = replace(one, sheets=sheets, verdict=judge(sheets, budget_of(one.cluster)), resolved=staged)
     assert made.stage == 1
     assert "rank 4 of stage 1 of 8" in " ".join(render_solution(solution(found=made), Look()).split())
 

@@ -206,11 +206,11 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
         **_range(verdict.device, "device"), "headroom_bytes": int(verdict.headroom_bytes),
         "host_short_bytes": int(verdict.host_short_bytes),
         "largest": [{"component": component.value, "bytes": int(size.value)} for component, size in verdict.largest],
-        "cheapest_fix": _fix(verdict.cheapest_fix) if verdict.cheapest_fix else None,
+        "cheapest_fix": fix_document(verdict.cheapest_fix) if verdict.cheapest_fix else None,
     }  # fmt: skip
 
 
-def _fix(fix: Fix) -> dict[str, Any]:
+def fix_document(fix: Fix) -> dict[str, Any]:
     changes = [row for change in fix.changes for row in _changes(change)]
     return {"changes": changes, **_range(fix.device, "device"), "host_bytes": int(fix.host_bytes)}
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from memsheet.budget import Answer, Result
-from memsheet.formulas.states.params import idle_parameter_count, parameter_count
+from memsheet.budget import Result
 from memsheet.formulas.step_time import CONVENTION
 from memsheet.report.bars import Look
 from memsheet.report.json import plan_document
-from memsheet.report.layout import flow, one_line, printed, row
-from memsheet.report.table import _asked, _capacity, _headroom, _range
+from memsheet.report.layout import one_line, printed, row
+from memsheet.report.table import asked, capacity, headroom, spread
 from memsheet.report.words import flags_for
 from memsheet.search.rank import Family, Planned, Ranking
 from memsheet.spec.names import SHORT
@@ -37,7 +36,7 @@ def _parts(ranking: Ranking, look: Look) -> Iterator[RenderableType]:
         return
     look = look.fitted(int(best.verdict.device.high))
     yield _headline(ranking, best, look)
-    yield _asked(_answer(ranking, best), look)
+    yield asked(best.tried.answer, look)
     yield row("Run", "bold", (command(ranking, best),), look)
     if len(ranking.plans) > 1:
         yield _table(ranking, look)
@@ -48,8 +47,8 @@ def _parts(ranking: Ranking, look: Look) -> Iterator[RenderableType]:
 
 
 def _headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
-    needs = f"needs {look.need(best.verdict.device.value)} of {_capacity(ranking.cluster.device, look)} per GPU"
-    said = needs, _range(best.verdict.device, look).strip(" ()"), _headroom(best.verdict, look)
+    needs = f"needs {look.need(best.verdict.device.value)} of {capacity(ranking.cluster.device, look)} per GPU"
+    said = needs, spread(best.verdict.device, look).strip(" ()"), headroom(best.verdict, look)
     if not ranking.plans:
         return row("NOTHING FITS", "bold red", (f"the plan that needs least {needs}", *said[1:]), look)
     host = (f"{look.need(best.host_bytes)} of host memory a rank",) if best.host_bytes else ()
@@ -77,14 +76,6 @@ def command(ranking: Ranking, planned: Planned) -> str:
     usual = {"mesh.dp_replicate": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.pp": 1, "mesh.vpp": 1, "mesh.ep": 1, "mesh.etp": 1}
     kept = {key: value for key, value in values.items() if usual.get(key) != value}
     return f"memsheet train {ranking.model.name} --gpus {ranking.cluster.count}x{ranking.cluster.device.name} {flags_for(kept)}"
-
-
-def _answer(ranking: Ranking, planned: Planned) -> Answer:
-    count = parameter_count(ranking.model)
-    return Answer(
-        model=ranking.model, parameters=count, active_parameters=count - idle_parameter_count(ranking.model), plan=planned.plan,
-        assumed=planned.assumed, cluster=ranking.cluster, sheets=planned.sheets, verdict=planned.verdict,
-    )  # fmt: skip
 
 
 def _table(ranking: Ranking, look: Look) -> RenderableType:
@@ -119,7 +110,7 @@ def words(planned: Planned) -> str:
         if getattr(mesh, axis) > 1
     ]
     saved = choice_words({key: planned.request.get(key) for key in (*_CHOICES, "zero")})
-    return flow((plan.engine, *degrees, f"microbatch {plan.microbatch}", *saved), 10_000)
+    return " · ".join((plan.engine, *degrees, f"microbatch {plan.microbatch}", *saved))
 
 
 _CHOICES = ("recompute.mode", "optimizer.name", "loss", "offload.optimizer", "offload.parameters", "offload.activations")
@@ -206,7 +197,7 @@ def plans_document(ranking: Ranking) -> dict[str, Any]:
 def _planned(ranking: Ranking, planned: Planned) -> dict[str, Any]:
     device, time = planned.verdict.device, planned.time
     return {
-        "plan": plan_document(planned.plan, model=ranking.model.name, cluster=ranking.cluster), "assumed": list(planned.assumed),
+        "plan": plan_document(planned.plan, model=ranking.model.name, cluster=ranking.cluster), "assumed": list(planned.tried.assumed),
         "verdict": planned.verdict.result.value, "device_bytes": [int(device.low), int(device.value), int(device.high)],
         "headroom_bytes": int(planned.verdict.headroom_bytes), "host_bytes": int(planned.host_bytes), "command": command(ranking, planned),
         "step_time_s": [float(time.low), float(time.value), float(time.high)] if time else None,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from memsheet.budget import Answer, Result, Verdict
+from memsheet.budget import Result, Verdict
 from memsheet.errors import printable
-from memsheet.formulas.states.params import idle_parameter_count, parameter_count
+from memsheet.formulas.states.params import parameter_count
 from memsheet.report.bars import Look
-from memsheet.report.json import _fix, plan_document
+from memsheet.report.json import fix_document, plan_document
 from memsheet.report.layout import flow, one_line, printed, row
-from memsheet.report.table import _asked, _billions, _capacity, _headroom, _range
+from memsheet.report.table import asked, billions, capacity, headroom, spread
 from memsheet.report.words import INSTANTS, flags_of, spoken
 from memsheet.search.sizes import Curve
 from memsheet.search.solve import Skipped, Solution, Target
@@ -44,7 +44,7 @@ def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterato
     shown = solution.shown
     look = look.fitted(int(shown.verdict.device.high))
     yield _headline(solution, shown, look)
-    yield _asked(_answer(shown), look)
+    yield asked(shown.answer, look)
     yield _table(solution, look)
     yield _decided(solution, shown, look)
     if curves:
@@ -59,14 +59,6 @@ def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterato
         yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
 
 
-def _answer(tried: Tried) -> Answer:
-    count = parameter_count(tried.model)
-    return Answer(
-        model=tried.model, parameters=count, active_parameters=count - idle_parameter_count(tried.model), plan=tried.plan,
-        assumed=tried.assumed, cluster=tried.cluster, sheets=tried.sheets, verdict=tried.verdict,
-    )  # fmt: skip
-
-
 def value_of(solution: Solution, tried: Tried) -> int:
     """What was solved for: of a family's member its parameters, of all else the value itself."""
     return int(parameter_count(tried.model)) if solution.target is Target.PARAMETERS else tried.value
@@ -76,14 +68,14 @@ def _quantity(solution: Solution, tried: Tried) -> str:
     """A value with its unit, for a sentence."""
     value = value_of(solution, tried)
     unit = UNITS[solution.target]
-    number = _billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
+    number = billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
     return f"{number} {unit.removesuffix('s') if value == 1 else unit}"
 
 
 def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
-    needs = f"needs {look.need(verdict.device.value)} of {_capacity(shown.cluster.device, look)} per GPU"
-    said = needs, _range(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
+    needs = f"needs {look.need(verdict.device.value)} of {capacity(shown.cluster.device, look)} per GPU"
+    said = needs, spread(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
     if solution.found is None and solution.expected is None:
         return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {needs}", *said[1:]), look)
     if solution.found is None:
@@ -99,7 +91,7 @@ def _least(solution: Solution) -> str:
 
 def _free(verdict: Verdict, look: Look) -> str:
     lacking = f"host memory lacks {look.need(verdict.host_short_bytes)} a node" if verdict.host_short_bytes else ""
-    return lacking or _headroom(verdict, look)
+    return lacking or headroom(verdict, look)
 
 
 def _where(tried: Tried) -> str:
@@ -129,7 +121,7 @@ def _table(solution: Solution, look: Look) -> RenderableType:
     table.add_column("", no_wrap=True)
     for name, tried in _rows(solution, full=look.full):
         device, value = tried.verdict.device, value_of(solution, tried)
-        number = _billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
+        number = billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
         spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
         table.add_row(name, number, look.cell(device.value), spread, WORDS[tried.verdict.result])
     return table
@@ -206,7 +198,7 @@ def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
             size = curve.points[place].parameters
             label = f"{count:,} GPU{'s' * (count > 1)}" if number == 0 else ""
             bar = "█" * max(1, size * width // most) if size else ""
-            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(f"{bar} {_billions(size) if size else 'none'}\n", "")
+            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(f"{bar} {billions(size) if size else 'none'}\n", "")
     return text[:-1]
 
 
@@ -224,7 +216,7 @@ def solution_document(solution: Solution, curves: tuple[Curve, ...] = ()) -> dic
         "device": _device(shown),
         "search": {"values": solution.values, "accounted": len(solution.tried), "skipped": [_skipped(each) for each in solution.skipped]},
         **({"sizes": [_curve(curve) for curve in curves]} if curves else {}),
-        "cheapest_fix": _fix(solution.fix) if solution.fix else None, "notes": list(solution.notes),
+        "cheapest_fix": fix_document(solution.fix) if solution.fix else None, "notes": list(solution.notes),
     }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
     sheet = worst(answer.sheets)
     look = look.fitted(sheet.device.high)
     yield _headline(answer, sheet, look)
-    yield _asked(answer, look)
+    yield asked(answer, look)
     yield bars(answer, sheet, look)
     yield _ledger(answer, sheet, look)
     yield from over_steps(answer, look)
@@ -62,35 +62,35 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         return died
     if verdict is None or cluster is None:
         peak = sheet.allocated
-        tensors = f"{look.need(peak.value)} of tensors{_range(peak, look)}"
+        tensors = f"{look.need(peak.value)} of tensors{spread(peak, look)}"
         return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet), *speed(answer)), look)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
-    needs = f"needs {look.need(verdict.device.value)} of {_capacity(cluster.device, look)} per GPU"
+    needs = f"needs {look.need(verdict.device.value)} of {capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
-    card = (needs, _range(verdict.device, look).strip(" ()"), _headroom(verdict, look))
+    card = (needs, spread(verdict.device, look).strip(" ()"), headroom(verdict, look))
     return row(word, style, (*host, *card, _which(answer, sheet), _peak(sheet)), look)
 
 
-def _capacity(device: Device, look: Look) -> str:
+def capacity(device: Device, look: Look) -> str:
     """What a framework gets of a card, as a range where nobody has seen it printed."""
     low, high = look.room(device.framework_low_bytes), look.room(device.framework_high_bytes)
-    return low if low == high or device.basis is Basis.REPORTED else _span(low, high)
+    return low if low == high or device.basis is Basis.REPORTED else span(low, high)
 
 
-def _headroom(verdict: Verdict, look: Look) -> str:
+def headroom(verdict: Verdict, look: Look) -> str:
     size = verdict.headroom_bytes
     return f"{look.need(-size)} too much" if size < 0 else f"{look.room(size)} free"
 
 
-def _range(size: Bytes, look: Look) -> str:
+def spread(size: Bytes, look: Look) -> str:
     if size.low == size.high:
         return ""
-    return f" (range {_span(look.need(size.low), look.need(size.high))})"
+    return f" (range {span(look.need(size.low), look.need(size.high))})"
 
 
-def _span(low: str, high: str) -> str:
+def span(low: str, high: str) -> str:
     """Two sizes as a range, the unit once where it is the same."""
     number, unit = low.split(" ")
     return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
@@ -112,14 +112,14 @@ def _peak(sheet: Sheet) -> str:
     return f"peak in {INSTANTS[sheet.peak_instant]}"
 
 
-def _asked(answer: Answer, look: Look) -> Text:
+def asked(answer: Answer, look: Look) -> Text:
     """The question in one line: model, hardware, and every choice that matters."""
     from rich.text import Text
 
     plan, model = answer.plan, answer.model
     if step := step_of(answer):
         return Text.assemble("measure " if measured_of(answer) else "trace ", (step, "bold"))
-    size = f" ({_billions(answer.parameters)} parameters{_active(answer)})"
+    size = f" ({billions(answer.parameters)} parameters{_active(answer)})"
     where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
     named = (printable(model.name), "bold") if model.model_type else ("", "")
     text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
@@ -127,10 +127,10 @@ def _asked(answer: Answer, look: Look) -> Text:
 
 
 def _active(answer: Answer) -> str:
-    return "" if answer.active_parameters == answer.parameters else f", {_billions(answer.active_parameters)} active"
+    return "" if answer.active_parameters == answer.parameters else f", {billions(answer.active_parameters)} active"
 
 
-def _billions(count: int) -> str:
+def billions(count: int) -> str:
     for factor, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
         if count >= factor:
             return f"{count / factor:.2f} {letter}"
@@ -316,7 +316,7 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
         needs = f"needs {change.needs}" if change.needs else ""
         mark = "→" if alone else f"{number}"
         table.add_row(mark, Text(printable(change.words)), f"saves {look.room(change.saves_bytes)}", Text(printable(needs), "dim"))
-    after = f"then {look.need(fix.device.value)} a GPU{_range(fix.device, look)}"
+    after = f"then {look.need(fix.device.value)} a GPU{spread(fix.device, look)}"
     if answer.cluster:
         after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value)} free"
     if fix.host_bytes:

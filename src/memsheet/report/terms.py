@@ -186,9 +186,10 @@ def _formulas() -> dict[str, Term]:
     package = import_module("memsheet.formulas")
     modules = {found.name: import_module(found.name) for found in walk_packages(package.__path__, "memsheet.formulas.")}
     terms = {}
+    plain = _plain()
     for qualified, (reference, at) in FORMULAS.items():
         module, _, name = qualified.rpartition(".")
         key, function = _key(name).lstrip("_"), getattr(modules.get(module), name, None)
-        if key not in _plain():
+        if key not in plain:
             terms[key] = Term(name.lstrip("_"), "formula", " ".join((getdoc(function) or at).split()), _cite(reference, at))
     return terms

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
 import numpy as np
 
-from memsheet.account import account
-from memsheet.budget import Result, Verdict, budget_of, host_shortage, judge
+from memsheet.budget import Result, Verdict, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
-from memsheet.resolve import resolve
 from memsheet.search.grid import Graded, Grid, grid, results
 from memsheet.search.space import Request, Space, space_of
 from memsheet.search.strata import Stratum, reason_of, with_counts
-from memsheet.sheet import Sheet
+from memsheet.search.trials import Question, Tried, attempt
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
@@ -35,18 +33,24 @@ APART = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """A plan that was accounted and timed: what was asked for it, its sheets and verdict. ``time`` is None where a step is not timed."""
+    """A plan that was accounted and timed. ``time`` is None where a step is not timed."""
 
     request: Request
-    plan: Plan
-    assumed: tuple[str, ...]
-    sheets: tuple[Sheet, ...]
-    verdict: Verdict
+    tried: Tried
     time: StepTime | None
 
     @property
+    def plan(self) -> Plan:
+        return self.tried.plan
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.tried.verdict
+
+    @property
     def host_bytes(self) -> int:
-        return max(sheet.host_bytes for sheet in self.sheets)
+        """Host memory of a rank."""
+        return max(sheet.host_bytes for sheet in self.tried.sheets)
 
     @property
     def seconds(self) -> float:
@@ -221,18 +225,13 @@ def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
 
 
 def planned_of(model: ModelSpec, cluster: Cluster, request: Request, efficiency: Efficiency | None = None) -> Planned:
-    """A request resolved, accounted with its step replayed, judged and timed."""
-    resolved = resolve(request, model, cluster)
-    plan = resolved.plan
-    sheets = tuple(account(model, plan, cluster, stage, replays=True) for stage in range(plan.mesh.pp))
-    verdict = judge(sheets, budget_of(cluster))
-    if short := host_shortage(sheets, cluster):
-        verdict = replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short)
+    """A request resolved, accounted with its step replayed, judged and timed. Raises InputError where it is not legal."""
+    tried = attempt(0, Question(model=model, request=request, cluster=cluster), replays=True)
     try:
-        time = step_time(model, plan, cluster, efficiency=efficiency)
+        time = step_time(model, tried.plan, cluster, efficiency=efficiency)
     except InputError:
         time = None
-    return Planned(request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, time=time)
+    return Planned(request=request, tried=tried, time=time)
 
 
 def _least(timed: list[_Timed], cluster: Cluster) -> Planned | None:

@@ -5,13 +5,13 @@ those that fit and those that do not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Result, Verdict, budget_of, host_shortage, judge
+from memsheet.budget import Answer, Verdict, answer_of, budget_of, judge_on
 from memsheet.errors import InputError, Problem, require
-from memsheet.resolve import resolve
+from memsheet.resolve import Resolved, resolve
 from memsheet.sheet import Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import unsupported
@@ -35,11 +35,23 @@ class Tried:
     value: int
     model: ModelSpec
     cluster: Cluster
-    plan: Plan
-    assumed: tuple[str, ...]
+    resolved: Resolved
     replayed: bool
     sheets: tuple[Sheet, ...]
     verdict: Verdict
+
+    @property
+    def plan(self) -> Plan:
+        return self.resolved.plan
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        return self.resolved.assumed
+
+    @property
+    def answer(self) -> Answer:
+        """The same as an answer to the question."""
+        return answer_of(self.model, self.resolved, self.cluster, self.sheets, self.verdict)
 
     @property
     def spare_bytes(self) -> int:
@@ -66,13 +78,9 @@ def attempt(value: int, question: Question, *, replays: bool) -> Tried:
     require(unsupported(resolved.plan, cluster))
     stages = range(resolved.plan.mesh.pp)
     sheets = tuple(account(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
-    verdict, short = judge(sheets, budget_of(cluster)), host_shortage(sheets, cluster)
-    if short:
-        verdict = replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short)
     return Tried(
-        value=value, model=model, cluster=cluster, plan=resolved.plan, assumed=resolved.assumed, replayed=replays, sheets=sheets,
-        verdict=verdict,
-    )  # fmt: skip
+        value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, verdict=judge_on(sheets, cluster)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
