@@ -68,6 +68,8 @@ def tried(space: Space) -> Iterator[Plan]:
     for pipeline, choice, mesh, micro in product(space.pipelines, space.choices, product(*axes), batch):
         if np.prod(mesh) * pipeline["mesh.pp"] != space.cluster.count:
             continue
+        if space.plain_replicas and choice["zero"] == 0 and mesh[0] != space.cluster.count:
+            continue  # stage 1 takes its place
         named = dict(zip(("mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp"), mesh, strict=True))
         request = {**space.request, **choice, **pipeline, **named, "microbatch": micro}
         if mesh[2] == 1:

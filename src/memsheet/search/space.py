@@ -33,6 +33,14 @@ class Space:
     request: Request
     choices: tuple[Request, ...]
     pipelines: tuple[Request, ...]
+    every: bool = False
+
+    @property
+    def plain_replicas(self) -> bool:
+        """Whether stage 0 is looked at for replicas of the whole model alone. Elsewhere stage 1, which divides the optimizer's states and sends as
+        much (ZeRO, section 7.1), takes its place.
+        """
+        return not self.every and "zero" not in self.request and 1 in self.engine.zero
 
     @property
     def experts(self) -> bool:
@@ -62,14 +70,14 @@ def space_of(model: ModelSpec, cluster: Cluster, request: Request, *, every: boo
     fixed = {key: value for key, value in request.items() if value is not None} | {"task": "train", "engine": engine.name}
     return Space(
         model=model, cluster=cluster, engine=engine, request=fixed, choices=tuple(_choices(engine, fixed, every=every)),
-        pipelines=tuple(_pipelines(engine, fixed, model, cluster, every=every)),
+        pipelines=tuple(_pipelines(engine, fixed, model, cluster, every=every)), every=every,
     )  # fmt: skip
 
 
 def _choices(engine: Engine, fixed: Request, *, every: bool) -> Iterator[Request]:
     """All combinations of what is open, each as keys of a request."""
     tables = [
-        _values(fixed, "zero", engine.zero if every else _stages(engine)),
+        _values(fixed, "zero", engine.zero),
         _recompute(engine, fixed),
         _values(fixed, "loss", [loss.value for loss in (engine.losses if every else _losses(engine))]),
         _values(fixed, "optimizer.name", [name.value for name in _optimizers(engine, every=every)]),
@@ -79,11 +87,6 @@ def _choices(engine: Engine, fixed: Request, *, every: bool) -> Iterator[Request
     ]  # fmt: skip
     for combination in product(*tables):
         yield {key: value for part in combination for key, value in part.items()}
-
-
-def _stages(engine: Engine) -> tuple[int, ...]:
-    """Without stage 0 where there is stage 1, which divides the optimizer's states and sends as much (ZeRO, section 7.1)."""
-    return tuple(stage for stage in engine.zero if stage or 1 not in engine.zero)
 
 
 def _losses(engine: Engine) -> tuple[Loss, ...]:

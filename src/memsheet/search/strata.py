@@ -64,7 +64,7 @@ def strata(space: Space, tally: Tally) -> Iterator[Stratum]:
         groups = list(_alike(space, rows))
         for choice in space.choices:
             for group in groups:
-                kept = _chosen(space, choice, group)
+                kept = None if _beaten(space, pipeline, choice) else _chosen(space, choice, group)
                 if kept is not None:
                     yield from _resolved(space, {**pipeline, **kept[0]}, kept[1], tally)
 
@@ -77,6 +77,11 @@ def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
     return f"stages · chunks do not divide {layers} layers"
 
 
+def _beaten(space: Space, pipeline: Request, choice: Request) -> bool:
+    """Whether stage 1 does what a choice does with less."""
+    return space.plain_replicas and choice.get("zero") == 0 and pipeline["mesh.pp"] > 1
+
+
 def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] | None:
     """A choice and the rows that have it. An option of an axis goes with ranks on that axis alone, and is dropped once where there are none."""
     own = dict(choice)
@@ -87,7 +92,8 @@ def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] |
                 return None
             del own[key]
     if own.get("zero") == 0:
-        rows = taken(rows, np.flatnonzero(rows["dp_shard"] == 1))  # replicas of whole states; dp_replicate has them all
+        shared = ("dp_shard", "tp", "cp", "ep") if space.plain_replicas else ("dp_shard",)
+        rows = taken(rows, np.flatnonzero(np.all([rows[axis] == 1 for axis in shared], axis=0)))  # whole states: dp_replicate has them all
     return (own, rows) if len(rows["microbatch"]) else None
 
 
