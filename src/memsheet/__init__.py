@@ -3,25 +3,35 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from memsheet.api import infer, train
-from memsheet.budget import Answer, Verdict
-from memsheet.errors import InputError
-from memsheet.sheet import Component, Instant, Item, Sheet
-
 if TYPE_CHECKING:
+    from memsheet.api import infer, plan, train
+    from memsheet.budget import Answer, Verdict
+    from memsheet.errors import InputError
     from memsheet.measuring import measure_step
+    from memsheet.sheet import Component, Instant, Item, Sheet
     from memsheet.tracing import trace_step
 
-__all__ = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "trace_step", "train"]
+__all__ = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "plan", "trace_step", "train"]
 __version__ = "0.1.0"
 
-_LATER = {
-    "measure_step": "memsheet.measuring",
-    "trace_step": "memsheet.tracing",
-}  # loaded when they are asked for, so that a start stays short
+_HOMES = {
+    "api": ("infer", "plan", "train"),
+    "budget": ("Answer", "Verdict"),
+    "errors": ("InputError",),
+    "measuring": ("measure_step",),
+    "sheet": ("Component", "Instant", "Item", "Sheet"),
+    "tracing": ("trace_step",),
+}
+"""Where each name is from: loaded when it is asked for, so that a start stays short."""
+_HOME = {name: f"memsheet.{home}" for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(import_module(_LATER[name]), name)
+    if name in _HOME:
+        globals()[name] = found = getattr(import_module(_HOME[name]), name)
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, Result, answer_of, judge_on
+from memsheet.budget import Answer, Result, answer_of, judge_on, started
 from memsheet.catalog import find_device, find_model, model_names
+from memsheet.engines import engine_of
 from memsheet.errors import Problem, refuse, require
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
@@ -22,6 +23,9 @@ from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.units import parse_bytes
 
+if TYPE_CHECKING:
+    from memsheet.search.advice import Advice
+
 MAX_PARAMETERS = 10**15
 
 
@@ -29,8 +33,8 @@ def train(model: Any = None, **options: Any) -> Answer:
     """What every GPU holds while ``model`` trains.
 
     ``model``: a bundled name, a path (config.json, folder, .gguf, .safetensors), a hub id or a config as a dict; or ``parameters``
-    for the states of a bare count. ``gpus`` ("8xH100-80GB"), ``nodes``, ``per_node``, ``host_memory`` describe the cluster; ``plan``
-    is a dict or file of ``memsheet/plan/1``; every other keyword is a plan option by its short name (``seq_len``, ``zero``,
+    for the states of a bare count. ``gpus`` ("8xH100-80GB"), ``nodes``, ``per_node``, ``host_memory`` describe the cluster, or all of
+    it is in ``cluster``, a file or dict of ``memsheet/cluster/1``; ``plan`` is a dict or file of ``memsheet/plan/1``; every other keyword is a plan option by its short name (``seq_len``, ``zero``,
     ``lora_rank`` …) and overrides the plan. Raises InputError with every problem of the question.
     """
     return _ask("train", model, options)
@@ -41,12 +45,39 @@ def infer(model: Any = None, **options: Any) -> Answer:
     return _ask("infer", model, options)
 
 
+def plan(model: Any = None, *, task: str = "train", method: str = "full", top: int = 5, **options: Any) -> Advice:
+    """The best plans for a cluster, and why: of every legal combination of what ``options`` leave open.
+
+    Arguments as for ``train``; ``seq_len``, ``global_batch`` and ``gpus`` are needed, and what is given is pinned. ``engine``: one by name;
+    without it (or ``any``) those that train any model from its configuration. ``method``: full, lora or qlora. ``top``: how many plans are accounted one by one.
+    Raises InputError with every problem of the question.
+    """
+    from memsheet.readers.calibration import efficiency_of
+    from memsheet.search.advice import ENGINES, METHODS, advise
+
+    if task != "train":
+        raise refuse("plan", task, "is not searched yet", "memsheet plan train MODEL --gpus … --seq-len … --global-batch …")
+    if method not in METHODS:
+        raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
+    if options.get("parameters") is not None:
+        raise refuse("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
+    name, request, cluster, _ = question(task, model, options)
+    if cluster is None:
+        raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
+    if name is None:
+        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
+    wanted, device = request.pop("engine", None), cluster.device.name
+    engines = ENGINES if wanted in (None, "any") else (str(wanted),)
+    spec = read_model(name, catalog=catalogued, names=model_names())
+    return advise(spec, cluster, request, engines, top=top, method=method, scaled=lambda engine: efficiency_of(device, engine))
+
+
 def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     model, request, cluster, where = question(task, model, options)
     if where["parameters"] is not None:
         if model is not None:
             raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
-        return _answer_bare(_count(where["parameters"]), request, cluster)
+        return _answer_bare(count_of(where["parameters"]), request, cluster)
     if model is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
     spec = read_model(model, catalog=catalogued, names=model_names())
@@ -55,11 +86,11 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
 
 def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
     """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan."""
-    where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "plan", "parameters", "fix")}
+    where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
     document = _document(where["plan"])
     request = {**_overridden(document, given := request_from(options)), **given, "task": task}
     model = model if model is not None else request.pop("model", None)
-    cluster = _cluster(where["gpus"] or request.pop("gpus", None), where)
+    cluster = _cluster(where["gpus"] or request.pop("gpus", None), where) if where["cluster"] is None else _in_file(where)
     for described in ("model", "gpus", "schema"):
         request.pop(described, None)
     return model, request, cluster, where
@@ -70,24 +101,26 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
     resolved = resolve(request, spec, cluster)
     require(unsupported(resolved.plan, cluster) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
+    serving = _serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
     verdict = judge_on(sheets, cluster) if cluster else None
+    if verdict and serving and "short_bytes" in serving:
+        verdict = started(verdict, serving["short_bytes"])
     if verdict and cluster and fix and verdict.result is not Result.FITS:
         from memsheet.fixes import cheapest_fix
 
         verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
-    serving = _serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
     return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=(*spec.source.notes, *_notes(resolved)), serving=serving)
 
 
 def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
-    from memsheet.formulas.serving.serving import serving_facts
+    from memsheet.formulas.serving.servers import server_of
 
-    return serving_facts(spec, resolved.plan, cluster, sheets)
+    return server_of(engine_of(resolved.plan)).facts(spec, resolved.plan, cluster, sheets)
 
 
 def _notes(resolved: Resolved) -> tuple[str, ...]:
     plan = resolved.plan
-    if plan.task == "infer" and plan.phase is None and plan.prompt_tokens is None:
+    if plan.task == "infer" and plan.engine == "transformers" and plan.phase is None and plan.prompt_tokens is None:
         return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
     return ()
 
@@ -158,14 +191,20 @@ def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
     )  # fmt: skip
 
 
-def _count(text: Any) -> int:
+def _in_file(where: Mapping[str, Any]) -> Cluster:
+    from memsheet.readers.cluster_file import described
+
+    return described(where["cluster"], where)
+
+
+def count_of(text: Any, field: str = "parameters") -> int:
     """``7e9`` or 7000000000, exactly."""
     from decimal import Decimal, InvalidOperation
 
     try:
         number = Decimal(str(text).replace("_", "").replace(",", ""))
     except InvalidOperation:
-        raise refuse("parameters", text, "is not a number", "write for example 7e9") from None
+        raise refuse(field, text, "is not a number", "write for example 7e9") from None
     if not number.is_finite() or not 1 <= number <= MAX_PARAMETERS or number != number.to_integral_value():
-        raise refuse("parameters", text, f"is not a whole number from 1 to {MAX_PARAMETERS:,}", "write for example 7e9")
+        raise refuse(field, text, f"is not a whole number from 1 to {MAX_PARAMETERS:,}", "write for example 7e9")
     return int(number)

@@ -3,11 +3,11 @@
 import memsheet
 from memsheet.cli import application
 
-NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "trace_step", "train"]
+NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "plan", "trace_step", "train"]
 
 PLAN_FLAGS = [
     "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
-    "--engine-version", "--ep", "--etp", "--expandable-segments", "--global-batch", "--image-tokens", "--kv-dtype", "--layers-per-stage", "--lora-rank",
+    "--engine-version", "--ep", "--etp", "--expandable-segments", "--global-batch", "--gpu-layers", "--host-experts", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
     "--lora-targets", "--loss", "--max-batched-tokens", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
     "--no-cuda-graphs", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
@@ -15,7 +15,7 @@ PLAN_FLAGS = [
     "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--tp",
     "--vocab-multiple", "--vpp", "--zero",
 ]  # fmt: skip
-JOB_FLAGS = ["--debug", "--full", "--gpus", "--host-memory", "--json", "--nodes", "--parameters", "--per-node", "--plan", "--units"]
+JOB_FLAGS = ["--cluster", "--debug", "--full", "--gpus", "--host-memory", "--json", "--nodes", "--parameters", "--per-node", "--plan", "--units"]
 TRACE_FLAGS = [
     "--all-stages", "--cache", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
     "--time-limit",
@@ -27,7 +27,7 @@ SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
-    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--method", "--top"]),
+    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--method", "--tokens", "--top"]),
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),

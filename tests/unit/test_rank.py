@@ -14,8 +14,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.readers.model import read_model
-from memsheet.report.bars import Look
-from memsheet.report.plans import command, plans_document, render_plans
+from memsheet.report.plan_words import command
 from memsheet.search.grid import grid, results
 from memsheet.search.rank import APART, effort, planned_of, ranked
 from memsheet.search.space import space_of
@@ -53,6 +52,8 @@ def test_every_plan_shown_fits_and_is_what_it_is_when_asked_by_itself(tiny):
 def test_families_hold_every_legal_plan_once(tiny):
     assert sum(family.plans for family in tiny.families) == tiny.legal
     assert sum(family.fit for family in tiny.families) == tiny.looked_at[Result.FITS]
+    for family in tiny.families:
+        assert bool(family.slower) == (family.seconds is not None and family.seconds > tiny.plans[0].seconds * (1 + APART))
     assert all((family.seconds is None) == (family.fit == 0) for family in tiny.families)
 
 
@@ -86,7 +87,6 @@ def test_where_nothing_fits_the_plan_that_needs_least_is_told():
     assert found.least is not None
     assert found.least.verdict.result is Result.DOES_NOT_FIT
     assert all(family.missing_bytes > 0 for family in found.families)
-    assert "NOTHING FITS" in render_plans(found, Look(width=80, decimal=False, full=False, colour=False, ascii=False))
 
 
 def test_an_engine_that_cannot_be_asked_is_a_note_beside_others_and_an_error_alone():
@@ -103,19 +103,6 @@ def test_a_model_whose_steps_are_not_timed_is_still_searched(capsys):
     assert "not timed" in text
     assert main([*asked, "--json"]) == 0
     assert "Infinity" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_screen_keeps_its_width_and_says_the_verdict_first(tiny, width):
-    text = render_plans(tiny, Look(width=width, decimal=False, full=True, colour=False, ascii=False))
-    assert text.startswith("BEST PLAN")
-    assert max(map(len, text.splitlines())) <= width
-
-
-def test_the_document_says_what_the_screen_says(tiny):
-    document = plans_document(tiny)
-    assert json.loads(json.dumps(document)) == document
-    assert [plan["command"] for plan in document["plans"]] == [command(tiny, planned) for planned in tiny.plans]
 
 
 def test_the_command_that_is_shown_asks_for_that_plan(tiny, capsys):

@@ -12,7 +12,20 @@ import pytest
 from memsheet.catalog import find_device, find_model, rates
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
-from memsheet.formulas.step_time import CONVENTION, Efficiency, StepTime, calibrated, fitted, quick_s, rates_of, step_time
+from memsheet.formulas.step_time import (
+    CONVENTION,
+    NAMES,
+    Efficiency,
+    Exchanged,
+    StepTime,
+    calibrated,
+    exchanged,
+    fitted,
+    gpu_hours,
+    quick_s,
+    rates_of,
+    step_time,
+)
 from memsheet.formulas.step_time.calibration import MeasuredStep
 from memsheet.formulas.step_time.collectives import collective_s, inside_s
 from memsheet.formulas.step_time.numbers import Curve
@@ -63,6 +76,15 @@ def test_the_value_lies_within_its_interval(how: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("how", ENGINES, ids=IDS)
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b"])
+def test_the_parts_add_up(how: dict[str, Any], name: str) -> None:
+    found = time_of(name, global_batch=64, **how)
+    assert tuple(found.parts) == tuple(NAMES)
+    assert min(found.parts.values()) >= 0
+    assert sum(found.parts.values()) == pytest.approx(found.value, rel=1e-9)
+
+
+@pytest.mark.parametrize("how", ENGINES, ids=IDS)
 def test_more_tokens_are_never_faster(how: dict[str, Any]) -> None:
     times = [time_of("llama-3.1-8b", global_batch=batch, **how).value for batch in (16, 32, 64)]
     lengths = [time_of("llama-3.1-8b", global_batch=16, **{**how, "seq_len": length}).value for length in (512, 2048, 8192)]
@@ -109,13 +131,63 @@ def test_small_models_are_faster_whole() -> None:
     machines = cluster("A100-40GB")
     whole = time_of("llama-3.2-1b", machines, engine="transformers", global_batch=64)
     shards = time_of("llama-3.2-1b", machines, engine="fsdp2", global_batch=64)
-    assert whole.parts["replicas_once"] + whole.parts["replicas_each"] < shards.parts["replicas_once"] + shards.parts["replicas_each"]
+    told = [one.parts["parameters_gathered"] + one.parts["gradients_reduced"] for one in (whole, shards)]
+    assert told[0] < told[1]
     assert whole.value < shards.value
+
+
+SMALL = {"machines": cluster("A100-40GB"), "name": "llama-3.2-1b", "seq_len": 4096, "global_batch": 64, "microbatch": 2}
+
+
+def exchanged_of(**request: Any) -> tuple[StepTime, Exchanged]:
+    asked = {**SMALL, **request}
+    machines, spec = asked["machines"], spec_of(asked["name"])
+    plan = plan_of(asked.pop("name"), asked.pop("machines"), **asked)
+    return step_time(spec, plan, machines), exchanged(spec, plan, machines)
+
+
+def test_sharding_parameters_costs_what_it_gathers() -> None:
+    """ZeRO (arXiv:1910.02054), section 7.2: parameters are gathered for forward and again for backward, half as much traffic again as summing
+    gradients alone; each difference has a name.
+    """
+    size = 2 * parameter_count(spec_of("llama-3.2-1b"))
+    whole, kept, divided = (exchanged_of(engine=engine, zero=zero) for engine, zero in (("transformers", 0), ("fsdp2", 2), ("fsdp2", 3)))
+    assert (whole[1].gathers, kept[1].gathers, divided[1].gathers) == (0, 4, 8)  # 64 sequences of 8 ranks, two at a time
+    assert divided[1].gathered_bytes == kept[1].gathered_bytes == pytest.approx(size, rel=1e-3)  # but norms
+    assert whole[1].reductions == 1
+    assert divided[1].reductions == 4
+    assert whole[0].value < kept[0].value < divided[0].value
+    more = divided[0].against(kept[0])
+    assert next(iter(more)) == "parameters_gathered"
+    assert more["parameters_gathered"] == pytest.approx(divided[0].value - kept[0].value, rel=0.01)
+    assert sum(more.values()) == pytest.approx(divided[0].value - kept[0].value)
+
+
+@pytest.mark.parametrize("stages", [(0, 1, 2, 3)])
+def test_stages_of_one_engine_are_ordered(stages: tuple[int, ...]) -> None:
+    """Stages 0 and 1 tell one another as much, and stage 1 updates its share alone; each later stage adds exchanges."""
+    found = {zero: exchanged_of(engine="deepspeed", zero=zero) for zero in stages}
+    told = [found[zero][0].parts["parameters_gathered"] + found[zero][0].parts["gradients_reduced"] for zero in stages]
+    assert told == sorted(told)
+    assert found[1][0].value < found[2][0].value < found[3][0].value
+    plain = found[1][0].against(found[0][0])
+    assert plain["optimizer"] < 0 < plain["parameters_gathered"]
+    assert next(iter(found[3][0].against(found[2][0]))) == "parameters_gathered"
+    assert found[1][1].volume_bytes == 2 * found[0][1].volume_bytes  # which counts one all-reduce for two exchanges
+    assert found[3][1].gathers_each == 2
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    machines = cluster("A100-80GB", 1)
+    for engine in ("transformers", "fsdp2", "megatron"):
+        time, found = exchanged_of(machines=machines, engine=engine)
+        assert (found.gathers, found.reductions, found.volume_bytes) == (0, 0, 0)
+        assert time.parts["pipeline_sends"] == time.parts["bubble"] == 0
 
 
 def test_offloaded_states_take_time() -> None:
     plain, offloaded = (time_of("llama-3.1-8b", engine="deepspeed", zero=3, **more) for more in ({}, {"offload__optimizer": 1}))
-    assert offloaded.parts["host"] > plain.parts["optimizer"] > 0 == plain.parts["host"]
+    assert offloaded.parts["offload"] > plain.parts["optimizer"] > 0 == plain.parts["offload"]
     assert offloaded.value > plain.value
 
 
@@ -274,3 +346,7 @@ def test_hours_of_a_token_budget() -> None:
     low, value, high = found.gpu_hours(1e12)
     assert value == pytest.approx(1e12 / found.tokens_per_s_per_gpu / 3600)
     assert low <= value <= high
+    assert gpu_hours(1e12, (found.tokens / found.high, found.tokens_per_s, found.tokens / found.low), 8) == pytest.approx(
+        (low, value, high)
+    )
+    assert gpu_hours(3600.0, (1.0, 2.0, 4.0), 8) == (2.0, 4.0, 8.0)

@@ -65,6 +65,9 @@ HELP: dict[str, tuple[Group, str, str]] = {
     "sequences": (SERVING, "N", "Sequences at once, per replica."),
     "max_batched_tokens": (SERVING, "TOKENS", "Tokens of one forward pass."),
     "kv_dtype": (SERVING, "DTYPE", "Number format of the cache."),
+    "k_dtype": (SERVING, "DTYPE", "Number format of the cache's keys where values have another (llama.cpp)."),
+    "gpu_layers": (SERVING, "N", "Layers on devices, the output counted as one (llama.cpp)."),
+    "host_experts": (SERVING, "N", "Layers whose routed experts lie on the host (llama.cpp)."),
     "page_tokens": (SERVING, "TOKENS", "Tokens of one page of the cache."),
     "memory_fraction": (SERVING, "SHARE", "Share of the device that the engine may take, 0 to 1."),
     "cuda_graphs": (SERVING, "", "Capture CUDA graphs."),
@@ -113,6 +116,7 @@ class JobFlags:
     nodes: Annotated[str | None, _job("Number of nodes.", "N")] = None
     per_node: Annotated[str | None, _job("Devices of one node.", "N")] = None
     host_memory: Annotated[str | None, _job("Host memory of one node: 1TiB.", "SIZE")] = None
+    cluster: Annotated[str | None, _job("A cluster file in place of --gpus: devices, nodes, links (.toml, .yaml).", "FILE")] = None
     plan: Annotated[str | None, _job("A plan (memsheet/plan/1), or - for stdin; flags override it.", "FILE", allow_leading_hyphen=True)] = (
         None
     )

@@ -48,12 +48,12 @@ def question(model: str | None, plan_flags: Any, job: JobFlags) -> dict[str, Any
         plan = {key: value for key, value in plan.items() if key != "model"}
     where = {"nodes": number("nodes", job.nodes), "per_node": number("per_node", job.per_node)}
     machines = {**where, "host_memory": job.host_memory}
-    if job.gpus is None and not (plan and plan.get("gpus")):
+    if job.gpus is None and job.cluster is None and not (plan and plan.get("gpus")):
         require(
             Problem(field=name, value=value, reason="says nothing without GPUs", hint="for example --gpus 8xH100-80GB")
             for name, value in machines.items() if value is not None
         )  # fmt: skip
-    texts = {"gpus": job.gpus, "host_memory": job.host_memory, "parameters": job.parameters}
+    texts = {"gpus": job.gpus, "host_memory": job.host_memory, "cluster": job.cluster, "parameters": job.parameters}
     return {"model": model, "plan": plan, **where, **texts, **values(plan_flags)}
 
 

@@ -34,10 +34,27 @@ def line(what: str) -> Iterator[str]:
             shown.join()
 
 
-def _show(what: str, file: Path, over: threading.Event) -> None:
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """``what`` and how long it has taken, on a terminal, while this process works on it."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    over = threading.Event()
+    shown = threading.Thread(target=_show, args=(what, None, over), daemon=True)
+    shown.start()
+    try:
+        yield
+    finally:
+        over.set()
+        shown.join()
+
+
+def _show(what: str, file: Path | None, over: threading.Event) -> None:
     start, longest = monotonic(), 0
     while not over.is_set():
-        said = f"{what}: {_said(file)} ({monotonic() - start:.0f} s)"[:MOST]
+        far = f": {_said(file)}" if file else ""
+        said = f"{what}{far} ({monotonic() - start:.0f} s)"[:MOST]
         longest = max(longest, len(said))
         sys.stderr.write(f"\r{said.ljust(longest)}")
         sys.stderr.flush()

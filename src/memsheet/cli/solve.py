@@ -24,6 +24,7 @@ from memsheet.spec.model import ModelSpec
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
+    from memsheet.readers.cluster_file import ClusterFile
     from memsheet.search.sizes import Curve
     from memsheet.search.solve import Solution, Target
 
@@ -86,7 +87,7 @@ def _check(what: str, model: str | None, job: JobFlags, flags: SolveFlags) -> No
     """What has no meaning for the question, and whether the picture can be drawn."""
     if job.parameters is not None:
         raise refuse("parameters", job.parameters, "has no activations, so nothing can be solved for it", "name a model")
-    if job.gpus is None and job.plan is None:
+    if job.gpus is None and job.cluster is None and job.plan is None:
         raise refuse("gpus", None, "is missing", "--gpus H100-80GB" if what == "gpus" else "for example --gpus 8xH100-80GB")
     if what == "parameters" and flags.most is not None:
         raise refuse("most", flags.most, "has no meaning for parameters, which end with the family", "leave it out")
@@ -133,15 +134,37 @@ def _fewest(asked: dict[str, Any], most: int | None) -> Solution:
     if asked["nodes"] is not None:
         raise refuse("nodes", asked["nodes"], "is what is solved for", "leave it out; --per-node says how many GPUs a node has")
     plan = dict(asked["plan"] or {})
-    gpus, per_node, host = (asked.pop(key) for key in ("gpus", "per_node", "host_memory"))
-    gpus = gpus or plan.get("gpus")
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
+    machines, most = _machines({key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most)
+    name, request, _, _ = api.question("train", asked.pop("model"), asked)
+    return fewest(
+        _model(name),
+        request,
+        machines.device,
+        per_node=machines.per_node,
+        host_bytes=machines.host_bytes,
+        links=machines.links,
+        most=most,
+        say=_say,
+    )
+
+
+def _machines(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple[ClusterFile, int | None]:
+    """The device, its node and its links, and how many there may be: of a cluster file no more than it has."""
+    from memsheet.readers.cluster_file import ClusterFile, read_cluster
+
+    if asked["cluster"] is not None:
+        extra = next((key for key in ("gpus", "per_node", "host_memory") if asked[key] is not None), None)
+        if extra:
+            raise refuse(extra, asked[extra], "is what the cluster file says", "say it in one place")
+        found = read_cluster(asked["cluster"])
+        return found, most or (found.cluster().count if found.count or found.nodes else None)
+    gpus, host = asked["gpus"] or planned, asked["host_memory"]
     count, device = parse_gpus(str(gpus))
     if count is not None:
         raise refuse("gpus", gpus, "has a count, and the count is what is solved for", f"--gpus {device}")
-    name, request, _, _ = api.question("train", asked.pop("model"), asked)
     host_bytes = parse_bytes(host, "host_memory") if host is not None else None
-    return fewest(_model(name), request, find_device(device), per_node=per_node, host_bytes=host_bytes, most=most, say=_say)
+    return ClusterFile(name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes), most
 
 
 def _largest(name: Any, request: Mapping[str, Any], cluster: Any, picture: str | None) -> tuple[Solution, tuple[Curve, ...]]:

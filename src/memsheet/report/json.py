@@ -138,9 +138,15 @@ def _share(value: float) -> float | int:
 
 
 def _serving(plan: Plan) -> dict[str, Any]:
+    pooled = {
+        "max_batched_tokens": _whole(plan.max_batched_tokens), "page_tokens": plan.page_tokens, "memory_fraction": plan.memory_fraction,
+        "cuda_graphs": plan.captures,
+    } if plan.memory_fraction is not None else {}  # fmt: skip
+    said = {"output_tokens": _whole(plan.output_tokens)} if plan.output_tokens is not None else {}
     return {
         "max_model_len": _whole(plan.max_model_len), "max_sequences": _whole(plan.max_sequences),
         "kv_dtype": plan.kv_dtype.name if plan.kv_dtype else None, "prompt_tokens": _whole(plan.prompt_tokens),
+        **said, **pooled,
     }  # fmt: skip
 
 
@@ -174,7 +180,7 @@ def _range(size: Bytes, name: str) -> dict[str, int]:
 
 
 def _item(item: Item) -> dict[str, Any]:
-    largest = item.largest
+    largest = item.largest.ordered
     return {
         "component": item.component.value, "path": item.path,
         "bytes": int(largest.value), "low_bytes": int(largest.low), "high_bytes": int(largest.high),

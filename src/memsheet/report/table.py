@@ -13,6 +13,7 @@ from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
+from memsheet.report.serving import serving_lines
 from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
@@ -232,6 +233,7 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
 
 def _spread(size: Bytes, look: Look) -> str:
+    size = size.ordered
     return "" if size.low == size.high else f" ({look.cell(size.low)} to {look.cell(size.high)})"
 
 
@@ -250,20 +252,10 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     lines = [*([first] if size.value else []), flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
-    lines += _serving_lines(answer, look)
+    lines += serving_lines(answer, look)
     lines += traced_lines(answer, look)
     lines += measured_lines(answer, look)
     return Text("\n".join(lines))
-
-
-def _serving_lines(answer: Answer, look: Look) -> Iterator[str]:
-    """Cache bytes a token, and how many sequences have room beside the weights, for one replica."""
-    serving = answer.serving or {}
-    if per_token := serving.get("kv_bytes_per_token"):
-        yield f"A token takes {look.need(int(per_token), 2)} of cache in one replica."
-    if fitting := serving.get("max_sequences"):
-        rows = [f"{format_count(int(count))} of {int(length):,} tokens" for length, count in fitting.items()]
-        yield flow(("Sequences that have room beside the weights:", *rows), look.width, between="  ")
 
 
 def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:

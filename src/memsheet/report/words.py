@@ -59,7 +59,8 @@ def why(component: Component, answer: Answer, sheet: Sheet) -> str:
         case Component.UNSHARDED_PARAMETERS:
             return _joined(f"gathered in {plan.precision.compute.name}", mostly(component, sheet))
         case Component.KV_CACHE:
-            return _cache(plan)
+            pooled = plan.memory_fraction is not None and answer.cluster is not None
+            return _joined(plan.kv_dtype.name if plan.kv_dtype else "", f"what {plan.memory_fraction:g} of the card leaves") if pooled else _cache(plan)
         case Component.ALLOCATOR_SLACK:
             return "segments beyond the bytes asked for"
         case Component.CONTEXT:

@@ -7,18 +7,19 @@ the same layers as an earlier one, and no head, keeps fewer micro-batches and no
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 
-from memsheet.account import Totals, rank_of, totals
+from memsheet.account import Totals, check_accounted, rank_of, totals, totals_of
 from memsheet.budget import Budget, Result, budget_of
 from memsheet.errors import InputError
-from memsheet.formulas.step import Rank
+from memsheet.search.fewer import Fewer, fewer, sums_by_fewer
 from memsheet.search.lattice import Array, Tally, taken
+from memsheet.search.pipelines import Placed, alike, gathered, placed_in, together
 from memsheet.search.space import AXES, Space
 from memsheet.search.strata import CHUNK, Stratum, reason_of, strata, with_counts
 from memsheet.sheet import Bytes
@@ -26,6 +27,10 @@ from memsheet.spec.plan import Offload, Plan, Recompute, Schedule
 
 SAFE_BYTES = 2**62 // 2**8
 """What no plan may hold: on the way sizes are counted in bits, and slack is a share of up to 200 per mille, and 2**62 has to hold those."""
+PIPELINES = frozenset({"megatron"})
+"""Engines whose formulas take numbers of layers and stages as arrays, and which gather nothing for a layer."""
+MANY = 1 << 10
+"""Plans of a stratum from which it saves time to find fewer that stand for them."""
 BY_ROW = frozenset({"internevo"})
 """Engines whose formulas deal whole parameters to ranks one by one, which arrays do not do."""
 
@@ -70,13 +75,47 @@ def grid(space: Space) -> Grid:
 
     Raises OverflowError where a plan could hold more than int64 counts.
     """
-    tally, found, stages = Tally(), list[Graded](), dict[tuple[int, int], tuple[Rank, ...]]()
-    alone = None
+    tally, places = Tally(), _Places()
+    alone, pieces = None, list[Piece]()
     for stratum in strata(space, tally):
         alone = alone_bytes(space, one_plan(stratum, 0)) if alone is None else alone
         check_largest(stratum, alone)
-        found += _graded(stratum, tally, stages)
-    return Grid(space=space, graded=tuple(found), refused=tally.refused)
+        try:
+            check_accounted(places.of(stratum)[0].rank, stratum.plan)
+        except InputError as error:
+            tally.refused[reason_of(error)] += len(stratum)
+        except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
+            pieces += _pieces(stratum)
+        else:
+            pieces += _pieces(stratum)
+    graded: dict[int, list[Graded]] = {}
+    for batch in _batches(pieces):
+        graded.update(zip(batch, _graded([pieces[number] for number in batch], places, tally), strict=True))
+    return Grid(space=space, graded=tuple(one for number in sorted(graded) for one in graded[number]), refused=tally.refused)
+
+
+Piece = Stratum | Fewer
+"""Plans that are accounted at once, as they are or by fewer that stand for them."""
+
+
+def _own(piece: Piece) -> Stratum:
+    return piece.stratum if isinstance(piece, Fewer) else piece
+
+
+def _batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
+    """The numbers of pieces that are accounted together: those that are alike but for their pipeline."""
+    kin: dict[Hashable, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        stratum = _own(piece)
+        kin.setdefault((type(piece), alike(stratum)) if stratum.space.engine.name in PIPELINES else number, []).append(number)
+    for numbers in kin.values():
+        batch, rows = list[int](), 0
+        for number in numbers:
+            if batch and rows + len(pieces[number]) > CHUNK:
+                yield batch
+                batch, rows = [], 0
+            batch, rows = [*batch, number], rows + len(pieces[number])
+        yield batch
 
 
 def results(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[Result, Array]:
@@ -93,41 +132,48 @@ def _host_short(one: Graded, space: Space) -> Array:
     return one.host_bytes * space.cluster.per_node > has if has is not None else np.zeros(len(one), dtype=bool)
 
 
-def worst_ranks(space: Space, plan: Plan) -> tuple[Rank, ...]:
-    """Ranks of the stages that can hold most."""
-    kept, seen = list[Rank](), list[Any]()
-    for stage in range(plan.mesh.pp):
-        rank = rank_of(space.model, plan, stage)
-        layers = [chunk.stacks for chunk in rank.chunks]
-        if stage == plan.mesh.pp - 1 or layers not in seen:
-            kept.append(rank)
-            seen.append(layers)
-    return tuple(kept)
+class _Places(dict[Hashable, tuple[Placed, ...]]):
+    """The ranks that are asked about, by pipeline."""
+
+    def of(self, stratum: Stratum) -> tuple[Placed, ...]:
+        key = (stratum.plan.mesh.pp, stratum.plan.mesh.vpp, stratum.plan.layers_per_stage)
+        found = self.get(key)
+        if found is None:
+            found = self[key] = placed_in(stratum.space.model, stratum.plan)
+        return found
 
 
-def _graded(stratum: Stratum, tally: Tally, stages: dict[tuple[int, int], tuple[Rank, ...]]) -> Iterator[Graded]:
-    """A stratum in pieces. Plans that do not agree in a choice after all are taken apart; what cannot be accounted is refused."""
-    mesh = stratum.plan.mesh
-    kept = stages.get((mesh.pp, mesh.vpp)) or stages.setdefault((mesh.pp, mesh.vpp), worst_ranks(stratum.space, stratum.plan))
-    pieces = _pieces(stratum, 1 if stratum.space.engine.name in BY_ROW else CHUNK)
-    for piece in pieces:
-        try:
-            yield _accounted(piece, kept)
-        except InputError as error:
-            tally.refused[reason_of(error)] += len(piece)
-        except ValueError:
-            if len(piece) == 1:
-                raise
-            for part in _halves(piece):
-                yield from _graded(part, tally, stages)
+def _graded(batch: Sequence[Piece], places: _Places, tally: Tally) -> list[list[Graded]]:
+    """The plans of some pieces. Those that do not agree in a choice after all are taken apart; what cannot be accounted is refused."""
+    own = [_own(piece) for piece in batch]
+    try:
+        return [[one] for one in _accounted(batch, [places.of(stratum) for stratum in own])]
+    except InputError as error:
+        if len(batch) == 1:
+            tally.refused[reason_of(error)] += len(own[0])
+            return [[]]
+    except ValueError:
+        if len(batch) == 1 and len(own[0]) == 1:
+            raise
+    if len(batch) > 1:
+        return [_graded([piece], places, tally)[0] for piece in batch]
+    return [[one for part in _halves(own[0]) for one in _graded([part], places, tally)[0]]]
 
 
-def _pieces(stratum: Stratum, size: int) -> Iterator[Stratum]:
-    if len(stratum) <= size:
-        yield stratum
+def _pieces(stratum: Stratum) -> Iterator[Piece]:
+    """A stratum in parts that are no larger than what is accounted at once."""
+    name = stratum.space.engine.name
+    if name in PIPELINES and len(stratum) > MANY:
+        few = fewer(stratum)
+        if len(few) <= CHUNK:
+            yield few
+            return
+        for first in range(0, len(few), CHUNK):
+            yield fewer(_of(stratum, np.flatnonzero((few.steps.which >= first) & (few.steps.which < first + CHUNK))))
         return
+    size = 1 if name in BY_ROW else CHUNK
     for first in range(0, len(stratum), size):
-        yield _of(stratum, np.arange(first, min(first + size, len(stratum))))
+        yield stratum if len(stratum) <= size else _of(stratum, np.arange(first, min(first + size, len(stratum))))
 
 
 def _of(stratum: Stratum, which: Array) -> Stratum:
@@ -150,24 +196,48 @@ def account_stratum(stratum: Stratum) -> Graded:
 
     Raises InputError where they cannot be accounted, ValueError where they do not share every choice.
     """
-    return _accounted(stratum, worst_ranks(stratum.space, stratum.plan))
+    return _accounted([stratum], [_Places().of(stratum)])[0]
 
 
-def _accounted(stratum: Stratum, ranks: tuple[Rank, ...]) -> Graded:
-    space, rows = stratum.space, len(stratum)
-    plan = one_plan(stratum, 0) if rows == 1 else stratum.plan
-    found = {rank.stage: totals(rank, plan, space.cluster) for rank in ranks}
-    peaks = {stage: _peak(each, rows) for stage, each in found.items()}
+def _accounted(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]]) -> list[Graded]:
+    own = [_own(piece) for piece in batch]
+    found: list[dict[int, tuple[Bytes, Array]]] = [{} for _ in batch]
+    for members in gathered(ranks):
+        sums = _totals([batch[number] for number, _ in members], [placed for _, placed in members])
+        rows, start = sum(len(own[number]) for number, _ in members), 0
+        peak, host = _peak(sums, rows), _filled(sums.host_bytes, rows)
+        for number, placed in members:
+            part = slice(start, start := start + len(own[number]))
+            found[number][placed.rank.stage] = _part(peak, part), host[part]
+    return [_worst(stratum, stages) for stratum, stages in zip(own, found, strict=True)]
+
+
+def _totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
+    few, own = [piece for piece in batch if isinstance(piece, Fewer)], [_own(piece) for piece in batch]
+    rank, plan = together(own, ranks)
+    cluster = own[0].space.cluster
+    if few:
+        return totals_of(sums_by_fewer(few, ranks), plan, cluster)
+    return totals(rank, one_plan(own[0], 0) if sum(map(len, own)) == 1 else plan, cluster)
+
+
+def _worst(stratum: Stratum, found: Mapping[int, tuple[Bytes, Array]]) -> Graded:
+    """A stratum by the stage that holds most, plan by plan."""
+    peaks = {stage: found[stage][0] for stage in sorted(found)}
     device = Bytes(*(reduce(np.maximum, [getattr(peak, end) for peak in peaks.values()]) for end in ("low", "value", "high")))
     highest = np.argmax(np.stack([peak.high for peak in peaks.values()]), axis=0)
-    hosts = reduce(np.maximum, [_filled(each.host_bytes, rows) for each in found.values()])
-    return Graded(stratum=stratum, device=device, stage=np.array(list(found))[highest], host_bytes=hosts, stages=peaks)
+    hosts = reduce(np.maximum, [host for _, host in found.values()])
+    return Graded(stratum=stratum, device=device, stage=np.array(list(peaks))[highest], host_bytes=hosts, stages=peaks)
 
 
 def _peak(found: Totals, rows: int) -> Bytes:
     """Each end is the largest over instants, as a sheet's is."""
-    sizes = found.device.values()
+    sizes: Any = found.device.values()
     return Bytes(*(_filled(reduce(np.maximum, [getattr(size, end) for size in sizes]), rows) for end in ("low", "value", "high")))
+
+
+def _part(size: Any, part: slice) -> Bytes:
+    return Bytes(size.low[part], size.value[part], size.high[part])
 
 
 def _filled(value: Any, rows: int) -> Array:

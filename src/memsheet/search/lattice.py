@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -50,6 +50,8 @@ def lattice(space: Space, pipeline: Request, tally: Tally) -> Rows:
     rest = prod(len(values) for values in counts.values())
     for name, values in counts.items():
         rest //= max(1, len(values))
+        if name == "microbatch":
+            return _batched(rows, values, list(_rules(space, pipeline, name, batch)), tally)
         rows = _grown(rows, name, values)
         if name in ("tp", "cp", "dp_shard"):
             taken_ = rows["tp"] * rows["cp"] * rows["dp_shard"]
@@ -72,6 +74,21 @@ def _grown(rows: Rows, name: str, values: tuple[int, ...]) -> Rows:
 Rule = tuple[str, Callable[[Rows], Array]]
 
 
+def _batched(rows: Rows, values: tuple[int, ...], rules: Sequence[Rule], tally: Tally) -> Rows:
+    """Every row with the micro-batches that it may have, which its data-parallel ranks say: asked once for each number of them."""
+    ranks, which = np.unique(rows["dp_replicate"] * rows["dp_shard"], return_inverse=True)
+    alike, sizes = np.bincount(which, minlength=len(ranks)), np.array(values, dtype=np.int64)
+    few = {"dp_replicate": ranks[:, None], "dp_shard": np.ones((1, 1), dtype=np.int64), "microbatch": sizes[None, :]}
+    open_ = np.ones((len(ranks), len(sizes)), dtype=bool)
+    for reason, holds in rules:
+        held = holds(few)
+        if lost := int(np.count_nonzero(open_ & ~held, axis=1) @ alike):
+            tally.refused[reason] += lost
+        open_ &= held
+    row, place = np.nonzero(open_[which])
+    return {**taken(rows, row), "microbatch": sizes[place]}
+
+
 def _rules(space: Space, pipeline: Request, name: str, batch: int) -> Iterator[Rule]:
     """Each rule of ``resolve`` that can be told once a count is known."""
     engine, request, pp = space.engine, space.request, int(pipeline["mesh.pp"])
@@ -84,8 +101,10 @@ def _rules(space: Space, pipeline: Request, name: str, batch: int) -> Iterator[R
             yield f"dp_replicate is not modelled for {engine.name}", lambda rows: rows["dp_replicate"] == 1
         if "mesh.dp_replicate" in request:
             yield "dp_replicate is another", lambda rows: rows["dp_replicate"] == int(request["mesh.dp_replicate"])
-    if name == "etp":
+    if name == "ep":
         yield from _of_experts(space.model)
+    if name == "etp" and space.experts:
+        yield "ep · etp does not divide the ranks of a stage", _experts_divide
     if name == "microbatch":
         each = "microbatch · data-parallel ranks does not divide the global batch"
         yield each, lambda rows: batch % _at_once(rows) == 0
@@ -115,7 +134,6 @@ def _of_experts(model: ModelSpec) -> Iterator[Rule]:
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     for experts in sorted({b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)}):
         yield f"ep does not divide {experts} experts", lambda rows, n=experts: n % rows["ep"] == 0  # type: ignore[misc]
-    yield "ep · etp does not divide the ranks of a stage", _experts_divide
 
 
 def _experts_divide(rows: Rows) -> Array:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Any
 
 import numpy as np
 
+from memsheet.account import account
 from memsheet.budget import Result, Verdict, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
-from memsheet.search.grid import Graded, Grid, grid, results
+from memsheet.search.cloud import cloud
+from memsheet.search.grid import Graded, Grid, grid, one_plan, results
 from memsheet.search.space import Request, Space, space_of
 from memsheet.search.strata import Stratum, reason_of, with_counts
 from memsheet.search.trials import Question, Tried, attempt
+from memsheet.sheet import Instant
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
@@ -59,17 +62,22 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Plans of one engine that share how they save memory: how many there are and fit, the fastest that fits, and by how many bytes the
-    nearest misses where none does. ``seconds``: None too where a step is not timed.
+    """Plans of one engine that share how they save memory: how many there are and fit. Where some do, the fastest one's ``seconds`` (None where a
+    step is not timed) and what takes most of the time that it loses to the best plan; where none does, by how many bytes the nearest
+    misses, on which rank of which stage, when.
     """
 
     engine: str
     choice: Request
     plans: int
     fit: int
-    seconds: float | None
-    missing_bytes: int
-    stage: int
+    seconds: float | None = None
+    slower: str = ""
+    slower_s: float = 0.0
+    missing_bytes: int = 0
+    rank: int = 0
+    stage: int = 0
+    instant: Instant | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,18 +92,25 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does, the plan that needs least. ``looked_at``: plans by their verdict."""
+    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does, the plan that needs least. ``replicas``: whole
+    copies of the model (DDP), the fastest of each engine that fits. ``looked_at``: plans by their verdict.
+    """
 
     model: ModelSpec
     cluster: Cluster
     engines: tuple[str, ...]
     plans: tuple[Planned, ...]
     least: Planned | None
+    replicas: tuple[Planned, ...]
     families: tuple[Family, ...]
     front: tuple[Point, ...]
     looked_at: Mapping[Result, int]
     refused: Mapping[str, int]
     notes: tuple[str, ...]
+    cloud: tuple[tuple[float, int], ...] = ()
+    """Seconds and expected bytes of plans that fit, one of those that a picture could not tell apart."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """The request, which every plan shares."""
 
     @property
     def legal(self) -> int:
@@ -139,7 +154,7 @@ def ranked(
     plans = tuple(_fastest(timed, cluster, top))
     return Ranking(
         model=model, cluster=cluster, engines=tuple(grids), plans=plans, least=None if plans else _least(timed, cluster),
-        families=tuple(_families(timed)), front=tuple(_front(timed)), looked_at=seen,
+        families=tuple(_families(timed, cluster, plans[0] if plans else None)), replicas=tuple(_replicas(timed, cluster)), front=tuple(_front(timed)), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
         refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=tuple(notes),
     )  # fmt: skip
 
@@ -162,11 +177,15 @@ class _Timed:
     @classmethod
     def of(cls, engine: str, graded: Graded, space: Space, efficiency: Efficiency | None) -> _Timed:
         fit = np.flatnonzero(results(graded, space)[Result.FITS])
-        seconds = _seconds(graded.stratum, fit, space, efficiency)
+        seconds = seconds_of(graded.stratum, fit, space, efficiency)
         return cls(engine=engine, graded=graded, space=space, fit=fit, seconds=seconds, efficiency=efficiency)
 
     def planned(self, cluster: Cluster, row: int) -> Planned:
         return planned_of(self.space.model, cluster, self.request(row), self.efficiency)
+
+    def points(self) -> tuple[Any, Any]:
+        """Seconds and expected bytes of the plans that fit."""
+        return self.seconds, np.asarray(self.graded.device.value)[self.fit]
 
     @property
     def stratum(self) -> Stratum:
@@ -184,7 +203,8 @@ class _Timed:
         return np.asarray(self.graded.device.high)
 
 
-def _seconds(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency | None) -> Any:
+def seconds_of(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency | None) -> Any:
+    """Seconds of a step of some rows; infinite where it is not timed."""
     if not len(rows):
         return np.zeros(0)
     plan = with_counts(space, stratum.plan, {name: column[rows] for name, column in stratum.rows.items()})
@@ -210,6 +230,24 @@ def _fastest(timed: list[_Timed], cluster: Cluster, top: int) -> Iterator[Planne
             yield planned
         if found == top:
             return
+
+
+def _replicas(timed: list[_Timed], cluster: Cluster) -> Iterator[Planned]:
+    """The fastest plan of each engine that keeps the whole model, and all states, on every device."""
+    best: dict[str, tuple[float, int, int]] = {}
+    for number, one in enumerate(timed):
+        asked = one.stratum.request
+        if asked.get("zero") or asked["mesh.pp"] > 1 or not len(one.seconds):
+            continue
+        alone = np.flatnonzero(one.stratum.rows["dp_replicate"][one.fit] == cluster.count)
+        if len(alone):
+            place = int(alone[np.argmin(one.seconds[alone])])
+            found = float(one.seconds[place]), number, int(one.fit[place])
+            best[one.engine] = min(best.get(one.engine, found), found)
+    for _, number, row in sorted(best.values()):
+        planned = timed[number].planned(cluster, row)
+        if planned.verdict.result is Result.FITS and planned.time is not None:
+            yield planned
 
 
 def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
@@ -247,25 +285,40 @@ FAMILY = ("zero", "recompute.mode", "optimizer.name", "loss", "offload.optimizer
 """How plans save memory besides dividing it."""
 
 
-def _families(timed: list[_Timed]) -> Iterator[Family]:
+def _families(timed: list[_Timed], cluster: Cluster, best: Planned | None) -> Iterator[Family]:
     grouped: dict[tuple[Any, ...], list[_Timed]] = {}
     for one in timed:
         asked = one.stratum.request
         grouped.setdefault((one.engine, *((key, asked[key]) for key in FAMILY if asked.get(key))), []).append(one)
     for (engine, *choice), members in grouped.items():
-        budget = budget_of(members[0].space.cluster)
-        missing, stage = min(_missing(one, budget.low_bytes) for one in members)
-        times = [float(one.seconds.min()) for one in members if len(one.seconds) and np.isfinite(one.seconds.min())]
-        yield Family(
-            engine=engine, choice=dict(choice), plans=sum(len(one.graded) for one in members), fit=sum(len(one.fit) for one in members),
-            seconds=min(times, default=None), missing_bytes=max(0, missing), stage=stage,
-        )  # fmt: skip
+        fit = sum(len(one.fit) for one in members)
+        told = _beaten(members, best) if fit else _missed(members, cluster)
+        yield Family(engine=engine, choice=dict(choice), plans=sum(len(one.graded) for one in members), fit=fit, **told)
 
 
-def _missing(one: _Timed, capacity: int) -> tuple[int, int]:
-    """Bytes that the nearest plan's high end lacks, and on which stage."""
-    row = int(np.argmin(one.high))
-    return int(one.high[row]) - capacity, int(one.graded.stage[row])
+def _beaten(members: list[_Timed], best: Planned | None) -> dict[str, Any]:
+    """The fastest plan of a family, and what takes most of the time that it loses."""
+    seconds, number, place = min(
+        (float(one.seconds.min()), n, int(np.argmin(one.seconds))) for n, one in enumerate(members) if len(one.seconds)
+    )
+    if not np.isfinite(seconds):
+        return {}
+    one = members[number]
+    if best is None or best.time is None or seconds <= best.seconds * (1 + APART):
+        return {"seconds": seconds}
+    time = step_time(one.space.model, one_plan(one.stratum, int(one.fit[place])), one.space.cluster, efficiency=one.efficiency)
+    part, more = next(iter(time.against(best.time).items()))
+    return {"seconds": seconds, "slower": part, "slower_s": float(more)}
+
+
+def _missed(members: list[_Timed], cluster: Cluster) -> dict[str, Any]:
+    """What the nearest plan of a family lacks, where and when."""
+    _, number, row = min((int(one.high.min()), n, int(np.argmin(one.high))) for n, one in enumerate(members))
+    one = members[number]
+    stage = int(one.graded.stage[row])
+    sheet = account(one.space.model, one_plan(one.stratum, row), cluster, stage)
+    missing = int(one.high[row]) - budget_of(cluster).low_bytes
+    return {"missing_bytes": max(0, missing), "stage": stage, "rank": sheet.rank, "instant": sheet.peak_instant}
 
 
 def _front(timed: list[_Timed]) -> Iterator[Point]:

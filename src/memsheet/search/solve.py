@@ -19,7 +19,7 @@ from memsheet.fixes import cheapest_fix
 from memsheet.resolve import resolve
 from memsheet.search.family import MOST_LAYERS
 from memsheet.search.trials import Question, Trials, Tried, confirmed, edge
-from memsheet.spec.device import MAX_DEVICES, ONE_NODE, Cluster, Device
+from memsheet.spec.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import SHORT
 
@@ -153,12 +153,12 @@ def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster
 
 def fewest(
     model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
-    most: int | None = None, say: Say = silent,
+    links: Links = UNSAID, most: int | None = None, say: Say = silent,
 ) -> Solution:  # fmt: skip
     """The smallest cluster: powers of two within a node, then whole nodes."""
     size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
     counts = cluster_sizes(size, top)
-    node = Cluster(device=device, per_node=size, links=device.links, host_bytes=host_bytes)
+    node = Cluster(device=device, per_node=size, links=links.over(device.links), host_bytes=host_bytes)
     trials = Trials(values=counts[::-1], asks=lambda count: Question(model=model, request=request, cluster=resized(node, count)), say=say)
     return _solved(Target.GPUS, trials, f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
 

@@ -86,7 +86,9 @@ def _choices(engine: Engine, fixed: Request, *, every: bool) -> Iterator[Request
         _switched(engine, fixed, "context_parallel_comm", "cp", [c.value for c in ContextParallel] if every else [ContextParallel.RING.value]),
     ]  # fmt: skip
     for combination in product(*tables):
-        yield {key: value for part in combination for key, value in part.items()}
+        choice = {key: value for part in combination for key, value in part.items()}
+        if every or not (choice.get("offload.optimizer") and choice.get("optimizer.name") == OptimizerName.ADAMW_8BIT.value):
+            yield choice  # states on the host save nothing there by having 8 bits, and its kernels are the device's
 
 
 def _losses(engine: Engine) -> tuple[Loss, ...]:
@@ -139,14 +141,24 @@ def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluste
     """Stages, chunks of each and the schedule. One that leaves layers over is refused later, by reason."""
     layers = sum(stack.layers for stack in model.stacks)
     stages = divisors(cluster.count) if "pp" in engine.axes else (1,)
-    chunks = tuple(n for n in divisors(layers) if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
-    odd = engine.stages is None and "layers_per_stage" not in fixed and all(layers % pp for pp in stages if pp > 1)
+    parts = sorted({*divisors(layers), *divisors(layers + ENDS)})
+    chunks = tuple(n for n in parts if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
+    deals = engine.stages is None and "layers_per_stage" not in fixed
+    odd = all(layers % pp for pp in stages if pp > 1)
     for pp, vpp in product(_given(fixed, "mesh.pp", stages), _given(fixed, "mesh.vpp", chunks)):
         if pp == 1 and vpp == 1:
             yield {"mesh.pp": 1, "mesh.vpp": 1}
         for schedule in _schedules(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
             if fixed.get("schedule") in (None, schedule.value):
-                yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value, **(dealt(layers, pp * vpp) if odd and vpp == 1 else {})}
+                uneven = deals and layers % (pp * vpp) and ((odd and vpp == 1) or (layers + ENDS) % (pp * vpp) == 0)
+                yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value, **(dealt(layers, pp * vpp) if uneven else {})}
+
+
+ENDS = 2
+"""Embeddings and head, each of which may count as a layer where a pipeline is cut, so that the first and the last part have one less: of 126
+layers 128 parts (Megatron-Core, transformer/transformer_block.py, get_num_layers_to_build, account_for_embedding_in_pipeline_split and
+account_for_loss_in_pipeline_split; Llama 3, arXiv:2407.21783, section 3.3.2).
+"""
 
 
 def dealt(layers: int, parts: int) -> Request:

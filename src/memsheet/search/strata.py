@@ -23,12 +23,13 @@ CHUNK = 1 << 13
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Stratum:
-    """Plans that share ``request``'s choices. ``plan`` has their counts as arrays."""
+    """Plans that share ``request``'s choices. ``plan`` has their counts as arrays; ``traits`` are what follows from these and is no number."""
 
     space: Space
     request: Request
     rows: Rows
     plan: Plan
+    traits: int = 0
 
     def __len__(self) -> int:
         return len(self.rows["microbatch"])
@@ -63,10 +64,10 @@ def strata(space: Space, tally: Tally) -> Iterator[Stratum]:
             continue
         groups = list(_alike(space, rows))
         for choice in space.choices:
-            for group in groups:
+            for traits, group in groups:
                 kept = None if _beaten(space, pipeline, choice) else _chosen(space, choice, group)
                 if kept is not None:
-                    yield from _resolved(space, {**pipeline, **kept[0]}, kept[1], tally)
+                    yield from _resolved(space, {**pipeline, **kept[0]}, kept[1], traits, tally)
 
 
 def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
@@ -97,7 +98,7 @@ def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] |
     return (own, rows) if len(rows["microbatch"]) else None
 
 
-def _resolved(space: Space, request: Request, rows: Rows, tally: Tally) -> Iterator[Stratum]:
+def _resolved(space: Space, request: Request, rows: Rows, traits: int, tally: Tally) -> Iterator[Stratum]:
     """The stratum of some rows, its first plan resolved for what all of them share."""
     counts = {name: int(column[0]) for name, column in rows.items()}
     try:
@@ -109,7 +110,7 @@ def _resolved(space: Space, request: Request, rows: Rows, tally: Tally) -> Itera
     if problems:
         tally.refused[f"{problems[0].field} {problems[0].reason}"] += len(rows["microbatch"])
         return
-    yield Stratum(space=space, request=request, rows=rows, plan=with_counts(space, plan, rows))
+    yield Stratum(space=space, request=request, rows=rows, plan=with_counts(space, plan, rows), traits=traits)
 
 
 def reason_of(error: InputError) -> str:
@@ -126,15 +127,14 @@ def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
     return replace(plan, mesh=mesh, microbatch=rows["microbatch"], vocab_multiple=own)
 
 
-def _alike(space: Space, rows: Rows) -> Iterator[Rows]:
-    """Rows by what follows from their counts and is no number: whether an axis is split at all, whether gradients accumulate."""
+def _alike(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
+    """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at all, whether gradients accumulate."""
     if not len(rows["microbatch"]):
         return
-    signature = np.stack([np.asarray(column, dtype=np.int64) for column in _traits(space, rows)])
-    _, group = np.unique(signature, axis=1, return_inverse=True)
-    order = np.argsort(group.ravel(), kind="stable")
-    for part in np.split(order, np.flatnonzero(np.diff(group.ravel()[order])) + 1):
-        yield taken(rows, part)
+    traits = sum(np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_traits(space, rows)))
+    order = np.argsort(traits, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(traits[order])) + 1):
+        yield int(traits[part[0]]), taken(rows, part)
 
 
 def _traits(space: Space, rows: Rows) -> Iterator[Array]:

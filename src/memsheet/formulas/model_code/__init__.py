@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
@@ -17,6 +16,7 @@ from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import DType
 from memsheet.spec.engine import Code
 from memsheet.spec.model import Block, Embeddings, Head, ModelSpec, Norm

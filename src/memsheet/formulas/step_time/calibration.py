@@ -19,6 +19,10 @@ TOLD_APART = 0.1
 """Of a step: two whose shares differ by less would ask for any ratio at all within the errors of the rest."""
 
 
+TOLD = ("tensor_parallel", "context_parallel", "expert_parallel", "parameters_gathered", "gradients_reduced")
+"""Parts of a step that are ranks' exchanges."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
     spec: ModelSpec
@@ -60,8 +64,7 @@ def fitted(steps: Sequence[MeasuredStep], *, source: str | None = None) -> Effic
         return calibrated(steps[0], source=source)
     first, second = steps[:2]
     apart = {
-        name: abs(first.share(parts) - second.share(parts))
-        for name, parts in (("attention", ("attention",)), ("communication", ("exchange", "replicas_each", "replicas_once")))
+        name: abs(first.share(parts) - second.share(parts)) for name, parts in (("attention", ("attention",)), ("communication", TOLD))
     }
     name = max(apart, key=lambda key: apart[key])
     if apart[name] < TOLD_APART:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from memsheet.formulas.step_time.collectives import across_s, collective_s, send_s
 from memsheet.formulas.step_time.numbers import Real, exposed, larger
 from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, Shop
-from memsheet.formulas.step_time.rates import Rates
-from memsheet.references import DEEPEP, MEGATRON_SP, MEGATRON_TP, formula
+from memsheet.formulas.step_time.rates import SLOWED, Rates
+from memsheet.references import DEEPEP, MEGATRON_SP, MEGATRON_TP, TORCH_SYMMETRIC, formula
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import Attention, Block, LatentAttention, Moe
 from memsheet.spec.plan import ContextParallel
@@ -69,9 +69,28 @@ def _sequence(shop: Shop, payload: Real, count: int, operators: tuple[Operator, 
         backward = gather + exposed(gather + scatter, cover if shop.hides else 0.0)
     else:
         backward = gather + scatter
-    if shop.plan.async_tp:  # cut into one chunk a rank, of which the first and last have nothing beside them
-        return forward / shop.tp, backward / shop.tp
+    if shop.plan.async_tp:
+        return tuple(_beside_products(shop, payload, operators, name) for name in ("forward_s", "backward_s"))
     return forward, backward
+
+
+@formula(
+    cites=TORCH_SYMMETRIC,
+    at="_fused_all_gather_matmul, _fused_matmul_reduce_scatter: a chunk a rank; each travels beside the product of another",
+)
+def _beside_products(shop: Shop, payload: Real, operators: tuple[Operator, ...], which: str) -> Real:
+    """Every gather beside the products that read it, every scatter beside the one that makes it: what sticks out of the chunks but one, that one,
+    and what the products lose. Backward's gradient of the input is half of it.
+    """
+    told: Real = 0.0
+    for part in sorted({op.part for op in operators if op.gathers}):
+        for kind, flag in (("all_gather", "gathers"), ("reduce_scatter", "scatters")):
+            one = collective_s(kind, payload, shop.tp, 1, shop.rates)
+            cover = sum((getattr(op, which) for op in operators if op.part == part and getattr(op, flag)), 0.0)
+            cover = cover / (2 if which == "backward_s" else 1)
+            out = exposed(one, cover) * (shop.tp - 1) / shop.tp + one / shop.tp
+            told = told + out + (0.0 if shop.hides else SLOWED * exposed(one, out))
+    return told
 
 
 def _context(shop: Shop, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:

@@ -93,7 +93,8 @@ def _linear(shop: Shop, weight: Weight, part: str) -> Operator:
     out, inner = weight.shape[0], weight.elements // weight.shape[0]
     divided = shop.tp if weight.cut is not None else 1
     rows = shop.tokens if weight.cut is not None else shop.tokens / shop.between
-    return product(shop, part, rows, *((out / divided, inner) if weight.cut == 0 else (out, inner / divided)))
+    made = product(shop, part, rows, *((out / divided, inner) if weight.cut == 0 else (out, inner / divided)))
+    return replace(made, gathers=weight.cut == 0, scatters=weight.cut not in (None, 0))
 
 
 def _feed_forward(shop: Shop, ff: Dense | Moe, hidden: int) -> Iterator[Operator]:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from memsheet.arith import at_least, where
+from memsheet.arith import is_array
 
 Real = Any
 """A float for one plan, a float64 array for a stratum of plans."""
 
 
 def larger(a: Real, b: Real) -> Real:
-    return where(at_least(a, b), a, b)
+    of = a if is_array(a) else b
+    if not is_array(of):
+        return max(a, b)
+    return of.__array_namespace__().maximum(a, b)
 
 
 def smaller(a: Real, b: Real) -> Real:
-    return where(at_least(a, b), b, a)
+    of = a if is_array(a) else b
+    if not is_array(of):
+        return min(b, a)
+    return of.__array_namespace__().minimum(a, b)
 
 
 def exposed(work: Real, cover: Real) -> Real:
@@ -25,7 +33,7 @@ def exposed(work: Real, cover: Real) -> Real:
     return larger(work - cover, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Curve:
     """Measured points joined by straight lines, held level beyond both ends."""
 
@@ -46,10 +54,18 @@ class Curve:
     def scaled(self, factor: float) -> Curve:
         return Curve(tuple((x, y * factor) for x, y in self.points))
 
+    @cached_property
+    def _columns(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        points = self.points if len(self.points) == 1 else ((0.0, 0.0), *self.points)
+        return tuple(x for x, _ in points), tuple(y for _, y in points)
+
     def at(self, x: Real) -> Real:
         """Below the first point in proportion to ``x``: what is there is bound by one tile, however few of its rows are used."""
-        first_x, first_y = self.points[0]
-        found = first_y * smaller(x / first_x, 1.0) if len(self.points) > 1 else first_y
-        for (left, low), (right, high) in zip(self.points, self.points[1:], strict=False):
-            found = found + (high - low) * smaller(larger((x - left) / (right - left), 0.0), 1.0)
-        return found
+        xs, ys = self._columns
+        if is_array(x):
+            return x.__array_namespace__().interp(x, xs, ys)
+        right = bisect_right(xs, x)
+        if right in (0, len(xs)):
+            return ys[min(right, len(xs) - 1)]
+        left = right - 1
+        return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])

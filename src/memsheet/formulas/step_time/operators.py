@@ -18,7 +18,7 @@ from memsheet.spec.model import (
     Recurrent,
     StateSpace,
 )  # fmt: skip
-from memsheet.spec.plan import AttentionKind, Plan
+from memsheet.spec.plan import AttentionKind, ContextParallel, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class Operator:
     attention: bool = False
     product: bool = False
     ends: bool = False  # the product whose result leaves the layer
+    gathers: bool = False  # a product cut by columns, whose input tensor-parallel ranks gather
+    scatters: bool = False  # a product cut by rows, whose output they sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,17 +112,28 @@ def attention_of(shop: Shop, mixer: Attention | LatentAttention | CrossAttention
         return
     forward, backward = shop.rates.attention[kernels.attention]
     rate = shop.rates.attention_dense * shop.rates.efficiency.attention
-    start = shop.rates.start_s("bf16")
+    rings = cp if plan.context_parallel is ContextParallel.RING else 1
+    start, block = rings * shop.rates.start_s("bf16"), span / rings
     worst = flops * (2 - 1 / cp) if shop.uneven and causal and kernels.code not in BALANCES else flops
     yield Operator(
-        part="core_attn", forward_s=start + worst / (rate * forward.at(span)), backward_s=start + 2.5 * worst / (rate * backward.at(span)),
+        part="core_attn", forward_s=start + worst / (rate * forward.at(block)), backward_s=start + 2.5 * worst / (rate * backward.at(block)),
         flops=flops, attention=True,
     )  # fmt: skip
+    if plan.context_parallel is ContextParallel.RING:
+        yield _merged(shop, plan.microbatch * length / cp / shop.tp * mixer.heads * wide / 2)
+
+
+def _merged(shop: Shop, elements: Real) -> Operator:
+    """What each step of a ring but the first adds to the sums of the ones before, forward outputs and backward gradients of queries."""
+    forward, backward = shop.kernels.merged
+    each, at = shop.plan.mesh.cp - 1, shop.rates.memory_bytes
+    start = each * shop.rates.start_s("bf16")
+    return Operator(part="core_attn", forward_s=start + each * elements * forward / at, backward_s=start + each * elements * backward / at)
 
 
 BALANCES = (Code.MEGATRON,)
-"""Whose ranks take a chunk from each end of a sequence; torch's do so by an option (distributed/tensor/experimental, enable_load_balance),
-without which the last rank's part is 2 - 1/c times the mean.
+"""Whose ranks take a chunk from each end of a sequence; torch's do so by an option that is on by default (distributed/tensor/experimental,
+enable_load_balance), without which the last rank's part is 2 - 1/c times the mean: the high end.
 """
 
 

@@ -20,17 +20,23 @@ from memsheet.spec.plan import Plan, Recompute, RecomputeMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A layer, or an end of the model: what one micro-batch takes of it. ``dense``, ``experts``: elements that a rank computes with."""
+    """A layer, or an end of the model: what one micro-batch takes of it. ``recompute_s`` without its exchanges, which are with the others of
+    their axis; ``waited_s``: for the host to start kernels. ``dense``, ``experts``: elements that a rank computes with.
+    """
 
     forward_s: Real
     backward_s: Real  # with what is recomputed first
     recompute_s: Real
-    exchange_s: Real
+    tensor_s: Real
+    context_s: Real
+    routed_s: Real
     attention_s: Real
+    waited_s: Real
     flops: Real
     dense: Real
     experts: Real
-    trained: Real  # of the dense ones; of experts all, or none beside an adapter
+    trained: Real  # of the dense ones
+    routed_trained: Real  # of experts: all, or none beside an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,14 +83,15 @@ def _unit(shop: Shop, block: Block, sharding: Sharding, share: float) -> Unit:
     calls = shop.call_s * (shop.kernels.calls * len(operators) + (ROUTING_CALLS if shop.kernels.calls and held else 0))
     cast = CAST_BYTES * (dense + experts) / shop.rates.memory_bytes if shop.kernels.casts else 0.0
     backward = sum((op.backward_s for op in operators), 0.0)
-    again = larger(again, share * calls)
+    busy = forward + told.forward_s + cast, backward + told.backward_s + cast, again
+    taken = larger(busy[0], calls), larger(busy[1], BACKWARD_CALLS * calls), larger(busy[2], share * calls)
     return Unit(
-        forward_s=larger(forward + told.forward_s + cast, calls),
-        backward_s=larger(backward + told.backward_s + cast, BACKWARD_CALLS * calls) + again,
-        recompute_s=again, exchange_s=told.forward_s + told.backward_s + told_again,
+        forward_s=taken[0], backward_s=taken[1] + taken[2], recompute_s=again - sum(told_again, 0.0),
+        tensor_s=told.tp[0] + told.tp[1] + told_again[0], context_s=told.cp[0] + told.cp[1] + told_again[1],
+        routed_s=told.ep[0] + told.ep[1] + told_again[2], waited_s=sum(taken, 0.0) - sum(busy, 0.0),
         attention_s=sum((op.forward_s + op.backward_s for op in operators if op.attention), 0.0),
         flops=sum((op.flops for op in operators), 0.0), dense=dense, experts=experts,
-        trained=trained(shop.plan, block.weights, shop.tp, dense),
+        trained=trained(shop.plan, block.weights, shop.tp, dense), routed_trained=experts if shop.plan.adapter is None else 0.0,
     )  # fmt: skip
 
 
@@ -122,24 +129,28 @@ result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError).
 """
 
 
-def _again(shop: Shop, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, Real]:
-    """Seconds of what runs a second time, and of them those spent in exchanges."""
+ByAxis = tuple[Real, Real, Real]
+
+
+def _again(shop: Shop, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, ByAxis]:
+    """Seconds of what runs a second time, and of them those spent in exchanges: of tensor, context and expert parallelism."""
     how = shop.plan.recompute
     if share:
         stops = shop.kernels.code not in RUNS_TO_THE_END
-        moved = told.forward_s - (LAST_SCATTER * told.tp[0] if stops else 0.0)
-        return share * (sum((op.forward_s for op in operators if not (stops and op.ends)), 0.0) + moved), share * moved
+        moved = share * (1.0 - LAST_SCATTER * stops) * told.tp[0], share * told.cp[0], share * told.ep[0]
+        return share * sum((op.forward_s for op in operators if not (stops and op.ends)), 0.0) + sum(moved, 0.0), moved
     if how.mode is not RecomputeMode.SELECTIVE:
-        return 0.0, 0.0
+        return 0.0, NOTHING
     if "op" in how.modules:
-        return sum((op.forward_s * (OP_POLICY if op.product else 1.0) for op in operators if not op.attention), 0.0), 0.0
+        return sum((op.forward_s * (OP_POLICY if op.product else 1.0) for op in operators if not op.attention), 0.0), NOTHING
     modules = {*how.modules} or {"core_attn"}
     names = modules | ({"moe_act"} if "moe" in modules else set())
     found = sum((op.forward_s for op in operators if op.part in names), 0.0)
-    moved = told.ep[0] if "moe" in modules else 0.0
-    return found + moved, moved
+    sent = told.ep[0] if "moe" in modules else 0.0
+    return found + sent, (0.0, 0.0, sent)
 
 
+NOTHING: ByAxis = (0.0, 0.0, 0.0)
 LAST_SCATTER = 0.25
 """Of a layer's four gathers and scatters, the one after its last product."""
 
@@ -159,6 +170,6 @@ def _last(shop: Shop, spec: ModelSpec) -> Unit:
 
 def _end(forward: Real, backward: Real, flops: Real, elements: Real, plan: Plan) -> Unit:
     return Unit(
-        forward_s=forward, backward_s=backward, recompute_s=0.0, exchange_s=0.0, attention_s=0.0, flops=flops, dense=elements, experts=0.0,
-        trained=0.0 if plan.adapter is not None else elements,
+        forward_s=forward, backward_s=backward, recompute_s=0.0, tensor_s=0.0, context_s=0.0, routed_s=0.0, attention_s=0.0, waited_s=0.0,
+        flops=flops, dense=elements, experts=0.0, trained=0.0 if plan.adapter is not None else elements, routed_trained=0.0,
     )  # fmt: skip

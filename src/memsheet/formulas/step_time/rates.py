@@ -39,6 +39,10 @@ UNMEASURED = 0.5
 """Share of the dense rate and of the bandwidth where nothing was measured (MI300X reaches 0.51 of its dense rate, the lowest there is)."""
 
 
+SLOWED = 0.146
+"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146; 1.123 on another machine)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """A collective over one node: seconds before the first byte, bytes a second, and a term that grows with the root of the size."""
@@ -113,7 +117,7 @@ def rates_of(cluster: Cluster) -> Rates:
         launch_s={key: us * 1e-6 for key, us in starts.items()},
         attention=_attention(table["attention_training"], COLLECTIVES_ALIKE.get(code, "")),
         attention_dense=dense.get("bf16") or dense["fp16"],
-        collectives=_collectives(device, table["collectives_inside_node"]["params"]),
+        collectives=_collectives(cluster, table["collectives_inside_node"]["params"]),
         near=max(cluster.per_node, table["domains"].get(device.name, 0)), network=cluster.links.scale_out or device.links.scale_out,
         host=cluster.links.host or device.links.host,
     )  # fmt: skip
@@ -142,11 +146,14 @@ def _attention(table: Mapping[str, Any], alike: str) -> Mapping[str, tuple[Curve
     return {key: (capped.scaled(f), capped.scaled(b)) for key, (f, b) in generations["kernels"].items()}
 
 
-def _collectives(device: Device, params: Mapping[str, Any]) -> Mapping[str, Fit]:
-    """The device's own fits; else those of its kind with the bytes a second in the ratio of their links."""
+def _collectives(cluster: Cluster, params: Mapping[str, Any]) -> Mapping[str, Fit]:
+    """The device's own fits; else those of its kind with the bytes a second in the ratio of their links. So too where a cluster's link is
+    another than the device's usual one.
+    """
+    device, own = cluster.device, cluster.device.links
     alike = device.name if device.name in params else COLLECTIVES_ALIKE.get(device.compute_capability or "", "A100-80GB")
-    link = device.links.scale_up or device.links.host or LINKS["pcie"]
-    ratio = 1.0 if alike == device.name else link / LINKS[alike]
+    usual = own.scale_up or own.host or LINKS["pcie"]
+    ratio = (cluster.links.scale_up or usual) / (usual if alike == device.name else LINKS[alike])
     return {
         name: Fit(alpha_s=alpha * 1e-6, bytes_per_s=beta * 1e9 * ratio, gamma=gamma * 1e-6 / 1e6**0.5 / ratio)
         for name, (alpha, beta, gamma) in params[alike].items()

@@ -8,7 +8,7 @@ from enum import Enum
 from memsheet.formulas.step_time.collectives import broadcasts_s, collective_s
 from memsheet.formulas.step_time.numbers import Real, exposed, larger
 from memsheet.formulas.step_time.parts import Part, Unit
-from memsheet.formulas.step_time.rates import Rates
+from memsheet.formulas.step_time.rates import SLOWED, Rates
 from memsheet.references import INTERNEVO, TORCH_FSDP2, ZERO, formula
 from memsheet.spec.engine import Sharding
 from memsheet.spec.plan import Plan
@@ -52,18 +52,31 @@ def groups_of(plan: Plan) -> tuple[Group, Group]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passes:
-    """Seconds of one micro-batch through a part with what it waits for, and what comes once a step."""
+    """Seconds of one micro-batch through a part with what it waits for (``gathered_s``: of the two for parameters, ``reduced_s``: for
+    gradients), and what comes once a step.
+    """
 
     forward_s: Real
     backward_s: Real
-    waited_s: Real  # of the two above, for parameters and gradients
-    once_s: Real
+    gathered_s: Real = 0.0
+    reduced_s: Real = 0.0
+    gathered_once_s: Real = 0.0
+    reduced_once_s: Real = 0.0
+
+    @property
+    def once_s(self) -> Real:
+        return self.gathered_once_s + self.reduced_once_s
 
 
 def passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
-    if (sharding.gathers and plan.zero >= 2) or plan.zero == 3:
+    if gathers_units(plan, sharding):
         return _sharded(part, plan, sharding, overlap, rates)
     return _whole(part, plan, sharding, overlap, rates)
+
+
+def gathers_units(plan: Plan, sharding: Sharding) -> bool:
+    """Whether parameters are gathered unit by unit in every micro-batch."""
+    return (sharding.gathers and plan.zero >= 2) or plan.zero == 3
 
 
 @formula(
@@ -71,27 +84,27 @@ def passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: 
 )
 def _sharded(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     forward, backward = part.total("forward_s"), part.total("backward_s")
-    shown_f, shown_b, edge_f, edge_b = 0.0, 0.0, 0.0, 0.0
+    gathered_f, gathered_b, reduced = _copies(part, plan, sharding, rates)
+    edge_f, edge_b, edge_r = 0.0, 0.0, 0.0
     for count, unit in part.units:
         gather, scatter = _unit_s(unit, plan, rates)
         again = gather if plan.reshard_after_forward else 0.0
         if overlap is Overlap.NONE:
-            shown_f, shown_b = shown_f + count * gather, shown_b + count * (again + scatter)
+            gathered_f, gathered_b, reduced = gathered_f + count * gather, gathered_b + count * again, reduced + count * scatter
             continue
-        shown_f = shown_f + count * beside(gather, unit.forward_s, overlap)
-        shown_b = shown_b + count * beside(again + scatter, unit.backward_s, overlap)
-        edge_f, edge_b = larger(edge_f, gather), larger(edge_b, again + scatter)
-    copied_f, copied_b = _copies(part, plan, sharding, rates)
-    shown_f, shown_b = shown_f + copied_f, shown_b + copied_b
+        both, share = beside(again + scatter, unit.backward_s, overlap), again / larger(again + scatter, TINY_S)
+        gathered_f = gathered_f + count * beside(gather, unit.forward_s, overlap)
+        gathered_b, reduced = gathered_b + count * both * share, reduced + count * both * (1 - share)
+        edge_f, edge_b, edge_r = larger(edge_f, gather), larger(edge_b, again), larger(edge_r, scatter)
     if overlap is Overlap.ENGINE:  # the first gather and the last scatter have nothing beside them
-        shown_f, shown_b = shown_f + edge_f, shown_b + edge_b
-    return Passes(forward_s=forward + shown_f, backward_s=backward + shown_b, waited_s=shown_f + shown_b, once_s=0.0)
+        gathered_f, gathered_b, reduced = gathered_f + edge_f, gathered_b + edge_b, reduced + edge_r
+    return Passes(
+        forward_s=forward + gathered_f, backward_s=backward + gathered_b + reduced, gathered_s=gathered_f + gathered_b, reduced_s=reduced
+    )
 
 
-SLOWED = 0.146
-"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146;
-1.123 on another machine).
-"""
+TINY_S = 1e-12
+"""Nothing, where it divides nothing."""
 
 
 def beside(work: Real, cover: Real, overlap: Overlap) -> Real:
@@ -100,26 +113,31 @@ def beside(work: Real, cover: Real, overlap: Overlap) -> Real:
     return out if overlap is Overlap.ALL else out + SLOWED * (work - out)
 
 
-def _copies(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[Real, Real]:
-    """Passes over memory around the collectives: gathered parameters copied out of the buffer (fully_shard only, _fsdp_collectives.py,
+def _copies(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[Real, Real, Real]:
+    """Passes over memory around the collectives of forward, of backward and of gradients: gathered parameters copied out of the buffer (fully_shard only, _fsdp_collectives.py,
     split_with_sizes_copy), gradients raised to the dtype they are reduced in on their way into one.
     """
     elements = part.total("dense") + part.total("experts")
     size, reduced = plan.precision.compute.bits / 8, plan.precision.reduce.bits / 8
     out = 2 * size * elements / rates.memory_bytes if sharding is Sharding.FSDP2 else 0.0
     raised = (2.0 + reduced) * elements / rates.memory_bytes if plan.adapter is None else 0.0
-    return out, (out if plan.reshard_after_forward else 0.0) + raised
+    return out, out if plan.reshard_after_forward else 0.0, raised
 
 
 def _unit_s(unit: Unit, plan: Plan, rates: Rates) -> tuple[Real, Real]:
     dense, experts = groups_of(plan)
-    low = plan.fp8 is not None and plan.fp8.gathered
-    size, reduced = 1.0 if low else plan.precision.compute.bits / 8, plan.precision.reduce.bits / 8
-    size = 2.0 if plan.fp8 is not None and not low else size
+    size, reduced = gathered_size(plan), plan.precision.reduce.bits / 8
     gather = dense.gather_s(unit.dense, size, rates) + _any(unit.experts, experts.gather_s(unit.experts, size, rates))
-    routed = unit.experts * (plan.adapter is None)
+    routed = unit.routed_trained
     scatter = dense.scatter_s(unit.trained, reduced, rates) + _any(routed, experts.scatter_s(routed, reduced, rates))
     return gather, scatter
+
+
+def gathered_size(plan: Plan) -> float:
+    """Bytes of a parameter on its way to ranks that compute with it."""
+    if plan.fp8 is not None:
+        return 1.0 if plan.fp8.gathered else 2.0
+    return plan.precision.compute.bits / 8
 
 
 def _any(elements: Real, seconds: Real) -> Real:
@@ -147,7 +165,7 @@ BESIDE_BACKWARD = {Sharding.REPLICATED: 1.0, Sharding.INTERNEVO: 1.0, Sharding.M
 def _whole(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     dense, experts = groups_of(plan)
     gradient = plan.precision.reduce.bits / 8
-    own, theirs = part.total("trained"), part.total("experts") * (plan.adapter is None)
+    own, theirs = part.total("trained"), part.total("routed_trained")
     forward, backward = part.total("forward_s"), part.total("backward_s")
     scatters = plan.zero >= 1 and sharding is not Sharding.INTERNEVO
     if scatters:
@@ -162,6 +180,6 @@ def _whole(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: 
     seen = beside(sums, hides * backward, overlap)
     each = plan.zero == 2 and sharding is Sharding.DEEPSPEED
     gathered = exposed(gathered, forward) if overlap is Overlap.ALL else gathered
-    once = gathered + (0.0 if each else seen)
-    waited = seen if each else 0.0
-    return Passes(forward_s=forward, backward_s=backward + waited, waited_s=waited, once_s=once)
+    if each:
+        return Passes(forward_s=forward, backward_s=backward + seen, reduced_s=seen, gathered_once_s=gathered)
+    return Passes(forward_s=forward, backward_s=backward, gathered_once_s=gathered, reduced_once_s=seen)

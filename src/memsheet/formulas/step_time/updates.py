@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memsheet.engines import engine_of
 from memsheet.formulas.step_time.numbers import Real, exposed
 from memsheet.formulas.step_time.parts import Part
 from memsheet.formulas.step_time.rates import Rates
@@ -31,8 +32,7 @@ def kept(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
     """Elements whose states a rank updates."""
     dense, experts = groups_of(plan)
     divided = plan.zero >= 1 or sharding.gathers
-    own, theirs = (sum((part.total(name) for part in parts), 0.0) for name in ("trained", "experts"))
-    theirs = theirs * (plan.adapter is None)
+    own, theirs = (sum((part.total(name) for part in parts), 0.0) for name in ("trained", "routed_trained"))
     return own / dense.shards + theirs / experts.shards if divided else own + theirs
 
 
@@ -64,6 +64,7 @@ def offloaded_s(elements: Real, passes_s: Real, microbatches: Real, plan: Plan, 
         share = plan.offload.optimizer
         gradient = plan.precision.gradients.bits / 8
         seconds = share * elements * ((gradient + 2.0) / link + CPU_ADAM_BYTES * rates.near / HOST_MEMORY_BYTES_PER_S)
+        seconds = seconds + share * accumulated_s(elements, passes_s, microbatches - 1, plan, rates)
     if plan.offload.parameters:
         seconds = seconds + exposed(
             plan.offload.parameters * elements * 2 * plan.precision.parameters.bits / 8 * microbatches / link, passes_s
@@ -71,6 +72,26 @@ def offloaded_s(elements: Real, passes_s: Real, microbatches: Real, plan: Plan, 
     if plan.offload.activations:  # out beside forward, back beside backward
         seconds = seconds + exposed(2 * activations * microbatches / link, passes_s)
     return seconds
+
+
+ADD_BYTES = 12
+"""Of host memory an element: two numbers of fp32 read, their sum written."""
+
+
+@formula(cites=ZERO_OFFLOAD, at="section 4.1: gradients go to the host as they are made; those of later micro-batches are added to them")
+def accumulated_s(elements: Real, passes_s: Real, later: Real, plan: Plan, rates: Rates) -> Real:
+    """Seconds of adding the gradients of ``later`` micro-batches to those on the host.
+
+    FSDP2 waits for the copy of each and adds on the processor (torch 2.13 _fully_shard/_fsdp_collectives.py:710-750, foreach_reduce).
+    DeepSpeed fetches what is there, adds on the device and sends it back, beside the passes: of ZeRO-3 the rank's share (runtime/zero/stage3.py
+    1904-1916 of edaa7221), of stages 1 and 2 every gradient whole (stage_1_and_2.py:1516-1560).
+    """
+    link = rates.host or DEFAULT_HOST_LINK
+    gradient = plan.precision.gradients.bits / 8
+    if engine_of(plan).sharding is Sharding.DEEPSPEED:
+        whole = 1.0 if plan.zero == 3 else groups_of(plan)[0].shards
+        return exposed(2 * gradient * elements * whole * later / link, passes_s)
+    return later * elements * (gradient / link + ADD_BYTES * rates.near / HOST_MEMORY_BYTES_PER_S)
 
 
 @formula(cites=MEGATRON_SP, at="table 2: 34 s b h bytes a layer, of which recompute keeps the layer's input, 2 s b h")

@@ -105,6 +105,9 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     if plan.adapter is not None and any(isinstance(b.feed_forward, Moe) for s in spec.stacks for run in s.runs for b in run.pattern):
         reason = "is not modelled for megatron's experts"
         found.append(Problem(field="adapter.rank", value=plan.adapter.rank, reason=reason, hint="a dense model"))
+    if plan.quantization is not None:
+        name, reason = plan.quantization.weights.name, "is no format that megatron's linear layers hold a frozen base in"
+        found.append(Problem(field="quantization.weights", value=name, reason=reason, hint="engine transformers or fsdp2"))
     if spec.towers:
         found.append(Problem(field="model", value=spec.name, reason="its vision tower is not modelled for megatron"))
     if spec.head.kind not in ("causal_lm", "none") or len(spec.stacks) != 1:
@@ -121,7 +124,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         found.append(Problem(field="moe.dispatch", value=plan.routing.dispatch, reason=reason, hint=", ".join(DISPATCHERS)))
     if plan.sequence_parallel and not agreed(plan.mesh.tp > 1):
         found.append(Problem(field="sequence_parallel", value=True, reason="splits over tensor-parallel ranks, and there is one"))
-    if plan.mesh.vpp > 1 and agreed(plan.accumulation % plan.mesh.pp != 0):  # pipeline_parallel/schedules.py raises
+    if agreed(plan.mesh.vpp > 1) and agreed(plan.accumulation % plan.mesh.pp != 0):  # pipeline_parallel/schedules.py raises
         reason = f"makes micro-batches that are no multiple of {plan.mesh.pp} stages, which take turns in groups of as many"
         found.append(Problem(field="global_batch", value=plan.global_batch, reason=reason, hint="another microbatch, or vpp 1"))
     return found

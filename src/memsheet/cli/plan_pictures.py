@@ -1,0 +1,145 @@
+"""The pictures of `memsheet plan`: which one is asked for, drawn into a file or on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Group, Parameter
+
+from memsheet.cli.progress import waiting
+from memsheet.errors import Problem, nearest, refuse, require
+
+if TYPE_CHECKING:
+    from memsheet.report.bars import Look
+    from memsheet.search.heat import Heat
+    from memsheet.search.rank import Planned, Ranking
+    from memsheet.search.story import Step
+
+PICTURES = Group("Pictures", sort_key=9)
+KINDS = ("front", "heat", "waterfall")
+USUAL = "front"
+USUAL_AXES = "seq_len,microbatch"
+CELLS = ("least", "fastest")
+
+
+def _flag(words: str, metavar: str) -> Parameter:
+    return Parameter(help=words, group=PICTURES, metavar=metavar, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PictureFlags:
+    """What is drawn, and where."""
+
+    show: Annotated[
+        str | None,
+        _flag("front: memory against time; heat: what fits over two axes; waterfall: the way from the naive run.", "KIND"),
+    ] = None
+    picture: Annotated[str | None, _flag("Into an .svg or .png file; without it on the terminal.", "FILE")] = None
+    axes: Annotated[
+        str | None, _flag(f"Of heat: two of seq_len, gpus, microbatch, tp, pp, zero …: {USUAL_AXES}; seq_len=4096:8192,tp.", "X,Y")
+    ] = None
+    cells: Annotated[str | None, _flag("Of heat: the plan that needs least, or the fastest that fits: least, fastest.", "WHICH")] = None
+
+
+def check(flags: PictureFlags, *, json: bool = False) -> None:
+    """Before anything takes time: whether that can be drawn. Raises InputError with every problem of the flags, or of the file."""
+    require(_problems(flags, json=json))
+    if flags.axes is not None:
+        from memsheet.search.axes import axes_of
+
+        axes_of(flags.axes)
+    if flags.picture is not None:
+        from memsheet.report.files import check_folder
+        from memsheet.report.picture import check as check_kind
+
+        check_kind(Path(flags.picture))
+        check_folder(Path(flags.picture).parent, "picture")
+
+
+def _problems(flags: PictureFlags, *, json: bool) -> list[Problem]:
+    found = list[Problem]()
+    for name, value, known in (("show", flags.show, KINDS), ("cells", flags.cells, CELLS)):
+        if value is not None and value not in known:
+            near = nearest(value, known)
+            hint = f"did you mean {near[0]}?" if near else f"one of {', '.join(known)}"
+            found.append(Problem(field=name, value=value, reason="is nothing that is drawn", hint=hint))
+    for name, value in (("axes", flags.axes), ("cells", flags.cells)):
+        if value is not None and flags.show != "heat":
+            found.append(Problem(field=name, value=value, reason="belongs to the heat map", hint="--show heat"))
+    if json and flags.show is not None and flags.picture is None:
+        found.append(Problem(field="show", value=flags.show, reason="draws on the terminal, where JSON goes", hint="add --picture FILE"))
+    return found
+
+
+def pictures(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+    """What the flags ask for: written into their file, or as text for the terminal that ends in a newline; empty where there is none."""
+    if flags.show is None and flags.picture is None:
+        return ""
+    return DRAWN[flags.show or USUAL](ranking, steps, flags, look)
+
+
+def _front(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+    del steps
+    if flags.picture is None:
+        from memsheet.report.plan_terminal import render_front
+
+        return render_front(ranking, look)
+    from memsheet.report.picture_front import draw_front
+
+    draw_front(ranking, Path(flags.picture), decimal=look.decimal)
+    return ""
+
+
+def _waterfall(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+    chosen, cluster = _chosen(ranking), ranking.cluster
+    end = "a plan that fits" if ranking.plans else "the plan that needs least"
+    title = f"From the naive run to {end}: {ranking.model.name} on {cluster.count:,}×{cluster.device.name}"
+    capacity = cluster.device.framework_bytes
+    if flags.picture is None:
+        from memsheet.report.plan_terminal import render_waterfall
+
+        return render_waterfall(steps, look, title=title, capacity_bytes=capacity, chosen=chosen)
+    from memsheet.report.picture_waterfall import draw_waterfall
+
+    draw_waterfall(steps, Path(flags.picture), title=title, capacity_bytes=capacity, chosen=chosen, decimal=look.decimal)
+    return ""
+
+
+def _chosen(ranking: Ranking) -> Planned | None:
+    return ranking.plans[0] if ranking.plans else ranking.least
+
+
+def _heat(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+    del steps
+    found = _weighed(ranking, flags)
+    if flags.picture is None:
+        from memsheet.report.plan_terminal import render_heat
+
+        return render_heat(found, look)
+    from memsheet.report.picture_heat import draw_heat
+
+    draw_heat(found, Path(flags.picture), decimal=look.decimal)
+    return ""
+
+
+def _weighed(ranking: Ranking, flags: PictureFlags) -> Heat:
+    """The map over the flags' axes, of the engines that had any plan."""
+    from memsheet.readers.calibration import efficiency_of
+    from memsheet.search.axes import axes_of
+    from memsheet.search.heat import Shows, heat
+
+    if not ranking.engines:
+        raise refuse("show", "heat", "has no legal plan to show")
+    asked = {key: value for key, value in ranking.asked.items() if key not in ("task", "engine")}
+    with waiting("weighing every plan of every cell"):
+        return heat(
+            ranking.model, ranking.cluster, asked, ranking.engines, axes_of(flags.axes or USUAL_AXES), shows=Shows(flags.cells or "least"),
+            scaled=lambda engine: efficiency_of(ranking.cluster.device.name, engine),
+        )  # fmt: skip
+
+
+Drawing = Callable[["Ranking", Sequence["Step"], PictureFlags, "Look"], str]
+DRAWN: dict[str, Drawing] = {"front": _front, "heat": _heat, "waterfall": _waterfall}

@@ -1,0 +1,102 @@
+"""The part of the screen that a serving engineer reads: the cache, the engine's own start-up lines, who fits and who has to wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
+from typing import Any
+
+from memsheet.budget import Answer
+from memsheet.report.bars import Look
+from memsheet.report.layout import flow
+from memsheet.units import format_count
+
+
+def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
+    """The facts of a server, for one replica."""
+    serving = answer.serving or {}
+    if per_token := serving.get("kv_bytes_per_token"):
+        yield f"A token takes {look.need(int(per_token), 2)} of cache in one replica{_copies(answer, look)}."
+    short = serving.get("short_bytes")
+    if short is not None and short.value > 0:
+        yield from _refused(answer, serving, look)
+        return
+    if serving.get("start_up"):
+        yield from _started(serving, look)
+    if fitting := serving.get("max_sequences"):
+        rows = [f"{format_count(int(count))} of {int(length):,} tokens" for length, count in fitting.items()]
+        yield flow((_beside(serving), *rows), look.width, between="  ")
+    if held := serving.get("capacity"):
+        yield from _concurrent(held, serving, look)
+
+
+def _copies(answer: Answer, look: Look) -> str:
+    """What a rank holds of it, where the model is cut over several."""
+    serving, mesh = answer.serving or {}, answer.plan.mesh
+    on_a_rank = serving.get("kv_bytes_per_token_per_rank")
+    return f", {look.need(int(on_a_rank), 2)} on a GPU" if on_a_rank and mesh.tp * mesh.pp > 1 else ""
+
+
+def _beside(serving: Mapping[str, Any]) -> str:
+    """What the sequences have room in: a pool of pages, or what the weights leave."""
+    return "Sequences that the pool holds:" if serving.get("pages") else "Sequences that have room beside the weights:"
+
+
+def _started(serving: Mapping[str, Any], look: Look) -> Iterator[str]:
+    """The lines to compare with the log, and how far the tokens may be off."""
+    read = f" (as read at {serving['read']})" if serving.get("read") else ""
+    yield f"It should say when it starts{read}:"
+    yield from (
+        wrapped for line in serving["start_up"] for wrapped in wrap(line, look.width, initial_indent="  ", subsequent_indent="    ")
+    )
+    low, high = int(serving.get("kv_tokens_low") or 0), int(serving.get("kv_tokens_high") or 0)
+    pages = int(serving.get("pages") or 0)
+    blocks = f"{pages:,} blocks of {int(serving['page_tokens']):,} tokens" if pages and serving.get("page_tokens", 0) > 1 else ""
+    spread = f"between {low:,} and {high:,} tokens" if low != high else ""
+    if parts := flow((spread, blocks, *_groups(serving)), look.width - 2, between="; "):
+        yield "  " + parts.replace("\n", "\n  ")
+
+
+def _refused(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator[str]:
+    """Why the engine does not start, and what of its options would let it."""
+    plan, budget = answer.plan, serving["budget"]
+    length, lacks = plan.max_model_len or 0, serving["short_bytes"]
+    room = max(0, int(budget["kv_cache"].value))
+    words = f"{plan.engine} refuses to start: one sequence of {length:,} tokens needs {look.need(int(lacks.value) + room)} of cache"
+    yield flow((words, f"and its fraction of {plan.memory_fraction:g} leaves {look.room(room)}."), look.width, between=", ")
+    options = ("a shorter --max-model-len", "a larger --memory-fraction", "fewer --sequences (a smaller sampler)", "a larger --tp")
+    yield flow(("What makes room:", *options), look.width, between="  ")
+
+
+def _groups(serving: Mapping[str, Any]) -> Iterator[str]:
+    """Groups of layers with blocks of their own, where there are several."""
+    groups: list[str] = list(serving.get("groups") or ())
+    if len(groups) > 1:
+        counted = {group: groups.count(group) for group in groups}
+        yield "layers in groups that share the pool: " + ", ".join(f"{times} × {group}" for group, times in counted.items())
+
+
+def _concurrent(held: Mapping[str, Any], serving: Mapping[str, Any], look: Look) -> Iterator[str]:
+    """Concurrency for the lengths that were asked about, what paging saves, and whether requests are computed again."""
+    limit, worst = int(held["limit"]), int(held["worst"])
+    replicas = int(held.get("replicas", 1))
+    each = " a replica" if replicas > 1 else ""
+    if "expected" in held:
+        lengths = f"{int(held['prompt_tokens']):,} tokens in and {int(held['output_tokens']):,} out"
+        told = f"{format_count(int(held['expected']))} at once{each} while answers are half done, {format_count(worst)} when all are"
+        yield flow((f"With {lengths}:", told), look.width, between=" ")
+    if waste := int(held.get("waste_per_sequence_bytes") or 0):
+        full = int(serving.get("kv_bytes_per_sequence") or 0)
+        share = f", {100 * waste / full:.2g}% of a full one" if full else ""
+        yield flow((f"Paging leaves about {look.need(waste)} of a sequence's last blocks empty{share};", f"reserving max_model_len for each would hold {format_count(int(held['contiguous']))}."), look.width, between=" ")  # fmt: skip
+    yield flow(_waiting(held, limit, worst), look.width, between=" ")
+
+
+def _waiting(held: Mapping[str, Any], limit: int, worst: int) -> Iterator[str]:
+    """What happens when more requests run than have room at their full length."""
+    lengths = "at that length" if "expected" in held else "at max_model_len"
+    if not held.get("preempts"):
+        yield f"It runs up to {format_count(limit)} sequences at once, and has room for all of them {lengths}: none is ever preempted."
+        return
+    yield f"It starts up to {format_count(limit)} sequences and has room for {format_count(worst)} {lengths}."
+    yield "Beyond that some are preempted and computed again."

@@ -1,0 +1,177 @@
+"""What a planner says beside its ranking: why the plan looks as it does, what each saving costs, and what else would do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memsheet.budget import Result, budget_of
+from memsheet.errors import InputError
+from memsheet.formulas.step_time import Exchanged, exchanged
+from memsheet.search.rank import Planned, Ranking, Scaled, planned_of, ranked
+from memsheet.search.space import Request
+from memsheet.search.story import Step, told
+from memsheet.spec.device import MAX_DEVICES, Cluster
+from memsheet.spec.model import ModelSpec
+
+ENGINES = ("megatron", "fsdp2", "deepspeed", "transformers")
+"""Those that train any model of theirs from its configuration; others are asked by name."""
+METHODS: Mapping[str, Mapping[str, Any]] = {
+    "full": {},
+    "lora": {"adapter.rank": 16},
+    "qlora": {"adapter.rank": 16, "quantization.weights": "nf4"},
+}
+"""What is trained, as keys of a request."""
+PARTNERS = {"transformers": "fsdp2", "deepspeed": "deepspeed"}
+"""Who divides all states (ZeRO-3) of the same model code, by the engine that keeps whole copies."""
+DOUBLINGS = 7
+OFFLOAD = ("offload.optimizer", "offload.parameters", "offload.activations")
+SAVINGS: Mapping[str, Mapping[str, Any]] = {
+    "recompute": {"recompute.mode": "none"},
+    "offload": dict.fromkeys(OFFLOAD),
+    "8-bit states": {"optimizer.name": "adamw"},
+    "ZeRO-3": {"zero": 2},
+}
+"""How a plan saves memory, and what it would be without."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undone:
+    """One saving of a plan taken back: what the worst GPU then lacks (0 where it still fits), and how much faster the step is."""
+
+    saving: str
+    planned: Planned
+    missing_bytes: int
+    gains_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """Whole copies (DDP) beside the same plan with every state divided (ZeRO-3), and what each exchanges; None where nobody divides them."""
+
+    plain: Planned
+    sharded: Planned | None = None
+    plain_exchange: Exchanged | None = None
+    sharded_exchange: Exchanged | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """``ranking``, and of its first plan (else of the one that needs least): the way to it, its savings taken back, whole copies where they fit.
+    ``methods``: the best plan of others, ``more``: of a larger cluster that keeps AdamW's states on the cards; both where this one strains.
+    """
+
+    ranking: Ranking
+    story: tuple[Step, ...] = ()
+    undone: tuple[Undone, ...] = ()
+    replicas: Replicas | None = None
+    methods: tuple[tuple[str, Planned | None], ...] = ()
+    more: tuple[Cluster, Planned] | None = None
+
+    @property
+    def strained(self) -> bool:
+        """Whether AdamW's states do not fit the cards."""
+        return strained(self.ranking)
+
+
+def advise(
+    model: ModelSpec, cluster: Cluster, request: Request, engines: Iterable[str], *, top: int, method: str = "full", scaled: Scaled = lambda _: None
+) -> Advice:  # fmt: skip
+    """Every legal plan of some engines ranked, and what is to be said of the best. Raises InputError as ``ranked`` does."""
+    names = tuple(engines)
+    asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
+    ranking = ranked(model, cluster, asked, names, top=top, scaled=scaled)
+    chosen = ranking.plans[0] if ranking.plans else ranking.least
+    if chosen is None:
+        return Advice(ranking=ranking)
+    strains = strained(ranking) and method == "full" and "optimizer.name" not in asked
+    return Advice(
+        ranking=ranking, story=told(model, cluster, asked, chosen, scaled), replicas=_replicas(ranking, scaled),
+        undone=tuple(_undone(ranking, chosen, scaled)) if ranking.plans else (),
+        methods=tuple(_methods(ranking, asked, names, scaled)) if strains else (),
+        more=_more(ranking, asked, names, scaled) if strains else None,
+    )  # fmt: skip
+
+
+def strained(ranking: Ranking) -> bool:
+    """Whether nothing fits, or the best plan keeps states on the host or in 8 bits."""
+    best = ranking.plans[0].request if ranking.plans else {}
+    return not best or any(best.get(key) for key in OFFLOAD) or best.get("optimizer.name") == "adamw_8bit"
+
+
+def _undone(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterator[Undone]:
+    """Savings whose loss would make the step faster, the least missing first."""
+    found = [one for saving in SAVINGS if (one := _without(ranking, chosen, saving, scaled)) is not None and one.gains_s > 0]
+    yield from sorted(found, key=lambda one: one.missing_bytes)
+
+
+def _without(ranking: Ranking, chosen: Planned, saving: str, scaled: Scaled) -> Undone | None:
+    request = {**chosen.request, **SAVINGS[saving]}
+    if all(
+        chosen.request.get(key) in (value, None) or (key == "zero" and chosen.request[key] != 3) for key, value in SAVINGS[saving].items()
+    ):
+        return None
+    planned = _planned(ranking.model, ranking.cluster, request, scaled)
+    if planned is None or planned.time is None or chosen.time is None:
+        return None
+    spare = budget_of(ranking.cluster).low_bytes - max(int(sheet.device.high) for sheet in planned.tried.sheets)
+    return Undone(saving=saving, planned=planned, missing_bytes=max(0, -spare), gains_s=chosen.seconds - planned.seconds)
+
+
+def _planned(model: ModelSpec, cluster: Cluster, request: Request, scaled: Scaled) -> Planned | None:
+    """A plan accounted and timed; None where it is not legal."""
+    try:
+        return planned_of(model, cluster, {k: v for k, v in request.items() if v is not None}, scaled(str(request["engine"])))
+    except InputError:
+        return None
+
+
+def _replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
+    """The fastest whole copies that fit, of an engine whose code somebody shards where there is one."""
+    if ranking.cluster.count == 1 or not ranking.replicas:
+        return None
+    plain = min(ranking.replicas, key=lambda one: (one.plan.engine not in PARTNERS, one.seconds))
+    partner, count = PARTNERS.get(plain.plan.engine), ranking.cluster.count
+    if partner is None:
+        return Replicas(plain=plain)
+    divided = {**plain.request, "engine": partner, "zero": 3, "mesh.dp_replicate": 1, "mesh.dp_shard": count}
+    sharded = _planned(ranking.model, ranking.cluster, divided, scaled)
+    if sharded is None or sharded.time is None:
+        return Replicas(plain=plain)
+    told_of = [exchanged(ranking.model, one.plan, ranking.cluster, efficiency=scaled(one.plan.engine)) for one in (plain, sharded)]
+    return Replicas(plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1])
+
+
+def _methods(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> Iterator[tuple[str, Planned | None]]:
+    """Other things to train on the same cluster, each at its best."""
+    for name in ("lora", "qlora"):
+        yield name, _best(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled)
+
+
+def _best(model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[str, ...], scaled: Scaled) -> Planned | None:
+    try:
+        return next(iter(ranked(model, cluster, request, engines, top=1, scaled=scaled).plans), None)
+    except InputError:
+        return None
+
+
+def _more(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Cluster, Planned] | None:
+    """The first of twice, four times … as many devices where a plan keeps AdamW's states on the cards."""
+    at_home = {**asked, "optimizer.name": "adamw", **dict.fromkeys(("offload.optimizer", "offload.parameters"), 0)}
+    for power in range(1, DOUBLINGS + 1):
+        larger = _larger(ranking.cluster, 1 << power)
+        if larger.count > MAX_DEVICES:
+            return None
+        found = _best(ranking.model, larger, at_home, engines, scaled)
+        if found is not None and found.verdict.result is Result.FITS:
+            return larger, found
+    return None
+
+
+def _larger(cluster: Cluster, times: int) -> Cluster:
+    """So many times the nodes; a part of a node is filled first."""
+    whole = cluster.device.per_node or cluster.per_node
+    if cluster.nodes == 1 and cluster.count * times <= whole:
+        return replace(cluster, per_node=cluster.count * times)
+    return replace(cluster, nodes=cluster.nodes * times)

@@ -1,0 +1,127 @@
+"""The screen of a search and its JSON: the verdict first, the width kept, the same said in both, the keys that were promised."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+
+from memsheet.api import catalogued
+from memsheet.catalog import find_device, model_names
+from memsheet.cli import main
+from memsheet.readers.model import read_model
+from memsheet.report.bars import Look
+from memsheet.report.plan_words import command, seconds
+from memsheet.report.plans import render_plans
+from memsheet.report.plans_json import plans_document
+from memsheet.search.advice import Advice, advise
+from memsheet.spec.device import cluster_of
+
+CASES = {
+    "strained": ("llama-3-70b", 8, "A100-80GB", 2048, 32),
+    "copies": ("llama-3.2-1b", 8, "A100-40GB", 4096, 64),
+    "nothing": ("llama-3-70b", 1, "RTX4090", 2048, 1),
+    "tiny": ("llama-tiny", 4, "A100-80GB", 512, 8),
+}
+
+
+@cache
+def advised(name: str) -> Advice:
+    model, gpus, device, seq_len, batch = CASES[name]
+    spec = read_model(model, catalog=catalogued, names=model_names())
+    engines = ("transformers",) if name == "nothing" else ("fsdp2", "deepspeed")
+    return advise(spec, cluster_of(find_device(device), gpus), {"seq_len": seq_len, "global_batch": batch}, engines, top=3)
+
+
+def shown(name: str, width: int = 100, **look: bool) -> str:
+    return render_plans(advised(name), Look(width=width, **look), tokens=15 * 10**12)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_screen_keeps_its_width_and_says_the_verdict_first(name, width):
+    text = shown(name, width, full=True)
+    assert text.startswith("NOTHING FITS" if name == "nothing" else "BEST PLAN")
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_ascii_is_ascii():
+    assert shown("strained", ascii=True).isascii()
+
+
+def test_a_strained_cluster_is_told_what_would_do():
+    text = " ".join(shown("strained", 120).split())
+    for words in (
+        "Offload states to the host?",
+        "AdamW in fp32 on the cards 0 of",
+        "LoRA, rank 16",
+        "QLoRA",
+        "of host memory a rank",
+        "GPU-hours",
+    ):
+        assert words in text
+
+
+def test_a_small_model_is_told_that_plain_ddp_would_do_and_why_it_is_faster():
+    text = " ".join(shown("copies").split())
+    assert "Plain DDP fits" in text
+    assert "DDP is faster than ZeRO-3" in text
+    assert "twice in every micro-batch" in text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_document_has_the_promised_keys(name):
+    document = plans_document(advised(name), seconds=1.5, tokens=10**9)
+    assert json.loads(json.dumps(document)) == document
+    assert document["schema"] == "memsheet/plans/1"
+    assert {"plans", "legal", "seconds"} <= document["search"].keys()
+    assert document["search"]["plans"] >= document["search"]["legal"] == sum(document["search"]["results"].values())
+    for plan in document["plans"]:
+        assert plan["device_low_bytes"] <= plan["device_bytes"] <= plan["device_high_bytes"] <= plan["capacity_bytes"]
+        assert plan["allocated_bytes"] < plan["device_bytes"]
+        assert plan["step_time_s"]["low"] <= plan["step_time_s"]["value"] <= plan["step_time_s"]["high"]
+        assert plan["tokens_per_s"] > 0
+        assert plan["gpu_hours"]["low"] <= plan["gpu_hours"]["value"] <= plan["gpu_hours"]["high"]
+        assert sum(plan["parts_s"].values()) == pytest.approx(plan["step_time_s"]["value"])
+    for step in document["story"]:
+        assert {"change", "saves_bytes", "costs_time", "fits"} <= step.keys()
+    for rejected in document["rejected"]:
+        assert rejected["reason"]
+        assert "family" in rejected
+    for point in document["pareto"]:
+        assert point["plan"]["schema"] == "memsheet/plan/1"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_document_is_as_the_schema_says(name):
+    schema = pytest.importorskip("memsheet.report.schema")
+    schema.Plans.model_validate_json(json.dumps(plans_document(advised(name), seconds=1.5)))
+
+
+def test_a_solution_is_as_the_schema_says(capsys):
+    schema = pytest.importorskip("memsheet.report.schema")
+    asked = ["solve", "microbatch", "llama-tiny", "--gpus", "1xA100-40GB", "--seq-len", "4096", "--json"]
+    assert main(asked) == 0
+    schema.Solution.model_validate_json(capsys.readouterr().out)
+
+
+def test_the_document_says_what_the_screen_says():
+    document, found = plans_document(advised("tiny"), seconds=0.1), advised("tiny")
+    assert [plan["command"] for plan in document["plans"]] == [command(found.ranking, planned) for planned in found.ranking.plans]
+    assert seconds(document["plans"][0]["step_time_s"]["value"]) in shown("tiny")
+
+
+def test_a_plan_of_the_document_can_be_asked_again(tmp_path, capsys):
+    found = plans_document(advised("strained"), seconds=0.1)["plans"][0]
+    (tmp_path / "plan.json").write_text(json.dumps(found["plan"]))
+    assert main(["train", "--plan", str(tmp_path / "plan.json"), "--json"]) == 0
+    rank = json.loads(capsys.readouterr().out)["ranks"][0]
+    assert rank["device_bytes"] == found["device_bytes"]
+    assert rank["allocated_bytes"] == found["allocated_bytes"]
+
+
+def test_a_budget_of_tokens_is_refused_where_it_is_none(capsys):
+    asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
+    assert main([*asked, "--tokens", "many"]) == 2
+    assert "tokens" in capsys.readouterr().err
