@@ -24,6 +24,7 @@ Case = Mapping[str, Any]
 
 MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "peak_bytes_unspecified")  # the first that a case has counts
 SERVING = ("weights_bytes", "kv_cache_bytes", "kv_tokens")
+BUFFERS = ("activation_bytes",)  # of an engine that reserves what it computes in
 SPEED = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s")
 VERDICT = "verdict"  # of a case of which only whether it fitted is known
 
@@ -79,7 +80,9 @@ def metrics_of(case: Case) -> tuple[str, ...]:
     """
     truth = case["truth"]
     memory = next(((m,) for m in MEMORY if truth.get(m) is not None), ())
-    served = tuple(m for m in SERVING if truth.get(m) is not None)
+    served = tuple(m for m in (*SERVING, *(BUFFERS if case["plan"].get("engine") == "llama.cpp" else ())) if truth.get(m) is not None)
+    if "plan.quantization.weights" in case.get("unknown", ()):
+        served = tuple(m for m in served if m != "weights_bytes")  # nobody says what they are stored in
     speed = next(((m,) for m in SPEED if truth.get(m) is not None), ())
     judged = truth.get("fits") is not None
     return served or memory or ((VERDICT,) if judged else speed or (VERDICT,))
@@ -131,10 +134,11 @@ def cluster_for(hardware: Mapping[str, Any]) -> Cluster | None:
 
 def _by_its_box(hardware: Mapping[str, Any]) -> Device:
     size = int(hardware["memory_gb"])
+    seen = int(hardware["usable_gib"] * GIB) if hardware.get("usable_gib") else 0  # as the source's framework printed it
     gap = max(d.datasheet_bytes - d.framework_low_bytes for d in devices() if d.basis is Basis.DATASHEET)  # as the catalogue does
     return Device(
         name="unlisted", full_name=hardware.get("name") or "a card", vendor="", arch="", datasheet_bytes=size * 10**9,
-        framework_bytes=size * 10**9 - gap, framework_low_bytes=size * 10**9 - gap, framework_high_bytes=size * GIB,
+        framework_bytes=seen or size * 10**9 - gap, framework_low_bytes=seen or size * 10**9 - gap, framework_high_bytes=seen or size * GIB,
         basis=Basis.DATASHEET, evidence="the size the source prints",
     )  # fmt: skip
 
@@ -147,7 +151,7 @@ def rows_of(case: Case, found: Answer, metric: str) -> Iterator[Row]:
     if metric == VERDICT or metric in SPEED:
         return
     listed = case["truth"].get(metric.replace("_bytes", "_by_rank_bytes"))
-    if listed:
+    if isinstance(listed, list):
         for rank, measured in enumerate(listed):
             sheet = _sheet_of_rank(found, rank)
             yield _row(case, f"{case['id']}@rank{rank}", metric, _size(case, found, metric, sheet), measured=measured, sheet=sheet)
@@ -176,9 +180,29 @@ def _scoped(case: Case, found: Answer, metric: str) -> tuple[Bytes, Sheet]:
             return max(sized, key=lambda pair: pair[0].value)
 
 
+RESIDENT = ("qwen3_transformers",)
+"""Groups whose "peak" cannot be one: it grows by the cache alone, to the mebibyte, from 6,144 tokens of prompt to 30,720, where one pass over
+the prompt must hold several matrices of it and a growing cache a copy of one layer's keys. It falls when an answer ends early, so the cache is
+not made beforehand either. What is left is what lies there between two passes, and that is what is compared.
+"""
+
+
+def _resident(case: Case, sheet: Sheet) -> Bytes:
+    """Tensors between two passes while tokens are made. Keys and values of a layer may each lie in a block up to 1 MiB larger, which the
+    allocator counts whole (torch c10 CUDACachingAllocator.cpp, should_split).
+    """
+    kept = (Component.PARAMETERS, Component.BUFFERS, Component.KV_CACHE, Component.WORKSPACES)
+    value = sum(int(sheet.of(component, instant=Instant.DECODE).value) for component in kept)
+    blocks = 2 * int(case["config"]["num_hidden_layers"]) * MIB
+    return Bytes(value - int(sheet.of(Component.WORKSPACES, instant=Instant.DECODE).value), value, value + blocks)
+
+
 def _size(case: Case, found: Answer, metric: str, sheet: Sheet) -> Bytes:
+    if case["group"] in RESIDENT and metric == "peak_allocated_bytes":
+        return _resident(case, sheet)
     if metric == "kv_tokens":
-        return Bytes.exact((found.serving or {}).get("kv_tokens", 0))
+        tokens, serving = (found.serving or {}).get("kv_tokens", 0), found.serving or {}
+        return Bytes(serving.get("kv_tokens_low", tokens), tokens, serving.get("kv_tokens_high", tokens))
     if metric == "device_bytes" and case["hardware"].get("context_bytes"):
         return sheet.reserved + Bytes.exact(case["hardware"]["context_bytes"])  # the source printed the process without its model
     return _SIZES[metric](sheet)
@@ -190,8 +214,9 @@ _SIZES: dict[str, Callable[[Sheet], Bytes]] = {
     "device_bytes": lambda sheet: sheet.device,
     # nobody said which counter: the value is that of tensors, the range reaches to what the driver shows
     "peak_bytes_unspecified": lambda sheet: Bytes(sheet.allocated.low, sheet.allocated.value, sheet.device.high),
-    "weights_bytes": lambda sheet: sheet.of(Component.PARAMETERS, instant=Instant.LOAD),
-    "kv_cache_bytes": lambda sheet: sheet.of(Component.KV_CACHE, instant=Instant.DECODE),
+    "weights_bytes": lambda sheet: sheet.of(Component.PARAMETERS, Component.BUFFERS, instant=Instant.LOAD),
+    "kv_cache_bytes": lambda sheet: sheet.of(Component.KV_CACHE, instant=Instant.DECODE).ordered,
+    "activation_bytes": lambda sheet: sheet.of(Component.TEMPORARIES, instant=Instant.PREFILL),
 }
 
 
@@ -221,8 +246,9 @@ def note(case: Case) -> str:
     bound = {"maximum": "lengths up to seq_len: the prediction is an upper bound", "minimum": "lengths from seq_len: a lower bound"}.get(
         kind or "", ""
     )
+    counted = "resident tensors: no peak of one pass" if case.get("group") in RESIDENT else ""
     return "; ".join(
-        filter(None, (bound, "plan incomplete" if case.get("unknown") else "", "unit assumed" if case.get("unit_uncertain") else ""))
+        filter(None, (bound, counted, "plan incomplete" if case.get("unknown") else "", "unit assumed" if case.get("unit_uncertain") else ""))
     )
 
 

@@ -5,28 +5,27 @@ What only one engine or task needs is imported where it is needed, so that a col
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.arith import Count, is_array, maximum, minimum, where
 from memsheet.engines import engine_of
 from memsheet.errors import refuse
-from memsheet.formulas.around.kept import Host
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.states.held import left_whole
-from memsheet.formulas.states.optimizers import PAGED_STATES
-from memsheet.formulas.step import Rank, Trained, train
-from memsheet.formulas.tapes.evaluate import Bag, Key
+from memsheet.frozen import dataclass
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
 from memsheet.spec.plan import AttentionKind, Plan
+
+if TYPE_CHECKING:
+    from memsheet.formulas.step import Rank, Trained
+    from memsheet.formulas.tapes.evaluate import Bag, Key
 
 EVIDENCE: dict[Component, Evidence] = {
     **dict.fromkeys(
@@ -54,31 +53,33 @@ def account(
         _check_processor(model, plan)
         engine = replace(engine, processor=True)
     built = model_code(engine.code).built(model, plan)
-    host, notes = Host(), tuple[str, ...]()
+    host_bytes, notes = 0, tuple[str, ...]()
     if plan.task == "train":
+        from memsheet.formulas.step import Rank, train
+
         step = train(Rank.of(built, plan, stage), plan, engine)
         tensors, allocated = _items(step.bags, engine, step.kept.ranges), {instant: bag.total for instant, bag in step.bags.items()}
         if step.low is not None and step.high is not None:
             tensors = _between(step, engine)
-        host, notes = step.kept.host, (*step.kept.notes, *step.kept.host.notes, *model_code(engine.code).notes(model))
+        host_bytes = step.kept.host.bytes
+        notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.code).notes(model))
         tensors += _paged(step.kept.paged, step.bags)
+        items = [*tensors, *outside_tensors(plan, cluster, allocated)]
     else:
-        from memsheet.formulas.serving.serving import serving_items
+        from memsheet.formulas.serving.servers import server_of
 
-        tensors = serving_items(stage_model(built, plan, stage), plan, engine)
-        allocated = _allocated(tensors)
-    loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS) if plan.task == "infer" else 0
-    items = [*tensors, *outside_tensors(plan, cluster, allocated, loaded=loaded)]
+        items, allocated = server_of(engine).items(built, plan, engine, cluster, stage), {}
     if replays and cluster is not None and engine.replays and plan.task == "train":
         from memsheet.formulas.replay.slack import replayed
 
         items, said = replayed(items, built, plan, engine, cluster, allocated)
         notes = (*notes, *said)
     first, last = _ranks(plan, stage)
-    notes = (*notes, *left_whole(built, plan))
-    return Sheet(
-        rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host.bytes, notes=notes
-    )  # fmt: skip
+    if plan.quantization is not None:
+        from memsheet.formulas.states.held import left_whole
+
+        notes = (*notes, *left_whole(built, plan))
+    return Sheet(rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host_bytes, notes=notes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,20 @@ class Totals:
 
 def rank_of(model: ModelSpec, plan: Plan, stage: int = 0) -> Rank:
     """What a rank of a stage has of a model: the same for all plans with as many stages and chunks."""
+    from memsheet.formulas.step import Rank
+
     return Rank.of(model_code(engine_of(plan).code).built(model, plan), plan, stage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """What the tensors of a training step add up to at every instant: bytes, and how far the ends of their range lie below and above."""
+
+    tensors: Mapping[Instant, Count]
+    below: Mapping[Instant, Count]
+    above: Mapping[Instant, Count]
+    paged: Count
+    host_bytes: Count
 
 
 def totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
@@ -99,29 +113,61 @@ def totals(rank: Rank, plan: Plan, cluster: Cluster) -> Totals:
 
     Raises InputError as ``account`` does.
     """
+    return totals_of(sums_of(rank, plan), plan, cluster)
+
+
+def totals_of(sums: Sums, plan: Plan, cluster: Cluster) -> Totals:
+    """Tensors and what is on the card besides."""
+    device = {i: Bytes(size - sums.below[i], size, size + sums.above[i]) for i, size in sums.tensors.items()}
+    for item in (*outside_tensors(plan, cluster, dict(sums.tensors)), *_paged(sums.paged, sums.tensors)):
+        device |= {instant: device[instant] + size for instant, size in item.at.items()}
+    return Totals(device=device, host_bytes=sums.host_bytes)
+
+
+def sums_of(rank: Rank, plan: Plan) -> Sums:
+    """The tensors of a step.
+
+    Raises InputError as ``account`` does.
+    """
+    from memsheet.formulas.step import train
+
     engine = engine_of(plan)
     step = train(rank, plan, engine)
-    kept, tensors = step.kept, {instant: bag.total for instant, bag in step.bags.items()}
-    device = {instant: Bytes.exact(size) for instant, size in tensors.items()}
-    for item in (*outside_tensors(plan, cluster, tensors), *_paged(kept.paged, tensors)):
-        device |= {instant: device[instant] + size for instant, size in item.at.items()}
+    kept, bags = step.kept, step.bags
+    below, above = dict.fromkeys(bags, 0), dict.fromkeys(bags, 0)
+    for instant, size, there in _spread(step):
+        below[instant] = below[instant] + where(there, size.value - size.low, 0)
+        above[instant] = above[instant] + where(there, size.high - size.value, 0)
+    tensors = {instant: bag.total for instant, bag in bags.items()}
+    return Sums(tensors=tensors, below=below, above=above, paged=kept.paged, host_bytes=kept.host.bytes)
+
+
+def divided_states(rank: Rank, plan: Plan, instants: Iterable[Instant]) -> Mapping[Instant, Count]:
+    """Of the tensors of a Megatron step, those that data-parallel ranks divide: the states, and scratch while the optimizer works."""
+    from memsheet.formulas.around.megatron import megatron_kept
+
+    kept = megatron_kept(rank.model, plan)
+    return {i: kept.states.total + (kept.at_step.total if i is Instant.OPTIMIZER_STEP else 0) for i in instants}
+
+
+def check_accounted(rank: Rank, plan: Plan) -> None:
+    """Raises InputError where a step would for what is not modelled of its layers."""
+    from memsheet.formulas.activations import check_modelled
+
+    check_modelled(rank.model, plan, engine_of(plan))
+
+
+def _spread(step: Trained) -> Iterator[tuple[Instant, Bytes, Any]]:
+    """Sizes that are a range, instant by instant, and the plans where they are there."""
     if step.low is not None and step.high is not None:
-        for item in _between(step, engine):
-            device |= {instant: device[instant] + _ends(size, True) for instant, size in item.at.items()}
-        return Totals(device=device, host_bytes=kept.host.bytes)
-    for key, (low, high) in kept.ranges.items():
+        for instant, bag in step.bags.items():
+            yield from ((instant, size, True) for size in _ends(bag, step.low[instant], step.high[instant], step.kept.ranges))
+        return
+    for key, ends in step.kept.ranges.items():
         for instant, bag in step.bags.items():
             value, there = bag.part(key)
             if there is not False:
-                device[instant] = device[instant] + _ends(_ranged(value, low, high), there)
-    return Totals(device=device, host_bytes=kept.host.bytes)
-
-
-def _ends(size: Bytes, there: Any) -> Bytes:
-    """What a range adds to the ends of a total that has its value, for the plans where it is ``there``."""
-    if there is True:
-        return Bytes(size.low - size.value, 0, size.high - size.value)
-    return Bytes(where(there, size.low - size.value, 0), 0, where(there, size.high - size.value, 0))
+                yield instant, _ranged(value, *ends), there
 
 
 def _check_processor(model: ModelSpec, plan: Plan) -> None:
@@ -153,16 +199,9 @@ def _paged(size: Count, instants: Iterable[Instant]) -> list[Item]:
     """States in shared pages: on the card while there is room, on the host otherwise."""
     if type(size) is int and size == 0:
         return []
+    from memsheet.formulas.states.optimizers import PAGED_STATES
+
     return [Item(Component.CONTEXT, "optimizer/paged", dict.fromkeys(instants, Bytes(0, size, size)), PAGED_STATES)]
-
-
-def _allocated(items: list[Item]) -> dict[Instant, Count]:
-    """Tensor bytes at each instant."""
-    found: dict[Instant, Count] = {}
-    for item in (i for i in items if i.component is not Component.ALLOCATOR_SLACK):
-        for instant, size in item.at.items():
-            found[instant] = found[instant] + size.value if instant in found else size.value
-    return found
 
 
 def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
@@ -180,6 +219,15 @@ def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tup
                 row[instant] = Bytes(size, size, size)
     evidence = {component: _evidence(component, engine) for component in {component for component, _ in rows}}
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
+
+
+def _ends(bag: Bag, low: Bag, high: Bag, ranges: Mapping[Key, tuple[Count, Count]]) -> Iterator[Bytes]:
+    """Parts of a bag whose range is that of two others, without those that are the same in all."""
+    value, least, most = bag.held, low.held, high.held
+    for key in {**value, **most}:
+        size, ends = value.get(key, 0), ranges.get(key) or (least.get(key, 0), most.get(key, 0))
+        if size is not ends[0] or size is not ends[1]:
+            yield _ranged(size, *ends)
 
 
 def _between(step: Trained, engine: Engine) -> list[Item]:

@@ -8,8 +8,9 @@ recognised by its array namespace.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
+
+from memsheet.frozen import dataclass
 
 Count = int
 """An ``int`` to the type checker; an int64 array or a ``Term`` where formulas are swept or printed."""
@@ -153,8 +154,13 @@ def agreed(condition: Any) -> bool:
     if isinstance(condition, bool):
         return condition
     if bool(condition.any()) != bool(condition.all()):
-        raise ValueError("plans of one stratum differ in a choice")
+        not_alike()
     return bool(condition.all())
+
+
+def not_alike() -> NoReturn:
+    """Raise ValueError: plans of one stratum belong into different ones."""
+    raise ValueError("plans of one stratum differ in a choice")
 
 
 def distinct(a: Count) -> tuple[Count, ...]:

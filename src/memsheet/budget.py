@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import Any
 
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
+from memsheet.frozen import dataclass
 from memsheet.resolve import Resolved
 from memsheet.sheet import Bytes, Component, Instant, Sheet
 from memsheet.spec.device import Cluster
@@ -111,13 +112,13 @@ def worst(sheets: tuple[Sheet, ...]) -> Sheet:
 
 def judge(sheets: tuple[Sheet, ...], budget: Budget) -> Verdict:
     """The verdict over all ranks, and the rank that decides it. Headroom is what the expected value leaves, negative where it does not fit."""
-    if max(sheet.device.low for sheet in sheets) > budget.high_bytes:
-        result, sheet = Result.DOES_NOT_FIT, max(sheets, key=lambda sheet: sheet.device.low)
-    elif max(sheet.device.high for sheet in sheets) <= budget.low_bytes:
-        result, sheet = Result.FITS, worst(sheets)
+    devices = [sheet.device for sheet in sheets]
+    highest = max(range(len(sheets)), key=lambda n: devices[n].high)
+    if max(size.low for size in devices) > budget.high_bytes:
+        result, at = Result.DOES_NOT_FIT, max(range(len(sheets)), key=lambda n: devices[n].low)
     else:
-        result, sheet = Result.UNCERTAIN, worst(sheets)
-    device = sheet.device
+        result, at = Result.FITS if devices[highest].high <= budget.low_bytes else Result.UNCERTAIN, highest
+    sheet, device = sheets[at], devices[at]
     return Verdict(
         result=result, rank=sheet.rank, instant=sheet.peak_instant, device=device,
         headroom_bytes=budget.capacity_bytes - device.value, largest=largest_components(sheet),
@@ -128,6 +129,14 @@ def judge_on(sheets: tuple[Sheet, ...], cluster: Cluster) -> Verdict:
     """The verdict on a cluster: what does not fit its nodes' host memory does not fit either."""
     verdict, short = judge(sheets, budget_of(cluster)), host_shortage(sheets, cluster)
     return replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short) if short else verdict
+
+
+def started(verdict: Verdict, short: Bytes) -> Verdict:
+    """The verdict on a server whose own budget lacks ``short`` bytes for one sequence (negative: has left): it refuses to start then."""
+    if short.high <= 0 or verdict.result is Result.DOES_NOT_FIT:
+        return verdict
+    result = Result.DOES_NOT_FIT if short.low > 0 else Result.UNCERTAIN
+    return replace(verdict, result=result, headroom_bytes=min(verdict.headroom_bytes, -int(short.value)))
 
 
 def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:

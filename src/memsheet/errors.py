@@ -7,7 +7,8 @@ InputError
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from memsheet.frozen import dataclass
 
 MAX_SHOWN = 120
 

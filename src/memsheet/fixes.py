@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memsheet.account import account
 from memsheet.budget import Change, Fix, Result, Verdict, judge_on
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
+from memsheet.frozen import dataclass
 from memsheet.resolve import resolve
 from memsheet.sheet import Sheet
 from memsheet.spec.device import MAX_DEVICES, Cluster, parse_gpus

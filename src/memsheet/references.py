@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+from memsheet.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ MEGATRON_MASTER = Reference("Megatron-LM mixed-precision optimizer", "NVIDIA/Meg
 MEGATRON = Reference(
     "Megatron-Core 0.14 over TransformerEngine 2.11", "NVIDIA/Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 megatron/core"
 )
+TORCH_SYMMETRIC = Reference("PyTorch 2.13 symmetric memory, products and collectives by chunks", "pytorch/pytorch torch/distributed/_symmetric_memory/__init__.py")
 NCCL_TESTS = Reference("nccl-tests, what is a collective's bus bandwidth", "NVIDIA/nccl-tests doc/PERFORMANCE.md")
 NCCL_TUNING = Reference("NCCL, latencies its own choice of algorithm stands on", "NVIDIA/nccl src/graph/tuning.cc")
 ZERO_BUBBLE = Reference("Zero Bubble Pipeline Parallelism", "arXiv:2401.10241")
@@ -55,6 +57,13 @@ TORCH_DDP = Reference("PyTorch 2.13 DistributedDataParallel", "pytorch/pytorch t
 MAMBA = Reference("mamba-ssm and causal-conv1d kernels", "state-spaces/mamba e9594ce1, Dao-AILab/causal-conv1d 0d2252d1")
 TRANSFORMERS = Reference("transformers 5.23", "huggingface/transformers src/transformers/models")
 TRANSFORMERS_CACHE = Reference("transformers 5.23 caches", "huggingface/transformers src/transformers/cache_utils.py")
+GGML = Reference("ggml", "ggml-org/llama.cpp ggml/src ggml-alloc.c, ggml-backend.cpp; ikawrakow/ik_llama.cpp 8db70379")
+LLAMA_CPP = Reference("llama.cpp", "ggml-org/llama.cpp 00395eb2 src; ikawrakow/ik_llama.cpp 8db70379 src/llama.cpp")
+AUTOAWQ = Reference("AutoAWQ 0.1.6", "casper-hansen/AutoAWQ 8110e028 awq/modules")
+GPT_FAST = Reference("gpt-fast", "pytorch-labs/gpt-fast")
+VLLM = Reference("vLLM, releases 0.6.4 to 0.33.0", "vllm-project/vllm vllm, at the tag of each release (memsheet/engines/vllm.py)")
+TORCH_SORT = Reference("PyTorch sort on CUDA", "pytorch/pytorch aten/src/ATen/native/cuda/Sort.cu, NVIDIA/cccl cub DeviceSegmentedRadixSort")
+FLASHINFER = Reference("FlashInfer 0.7.2 sampling", "flashinfer-ai/flashinfer v0.7.2 flashinfer/sampling.py")
 DEEPSPEED = Reference("DeepSpeed", "deepspeedai/DeepSpeed deepspeed/runtime/zero")
 
 ADAFACTOR = Reference("Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", "arXiv:1804.04235")

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
+from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
 from memsheet.resolve_options import switches
-from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel
-from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, precision_of, quantization_of
+from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel, experts_split, server_options, usual_options
+from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, llama_options, precision_of, quantization_of
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
@@ -69,24 +70,28 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
     adapter = adapter_of(gaps, model, engine)
-    quantization = quantization_of(gaps, model, task, adapter, cluster, converts=engine.code is not Code.TRANSFORMERS)
+    card = cluster if engine.server == "transformers" else None  # whose capability decides whether transformers dequantizes
+    quantization = quantization_of(gaps, model, task, adapter, card, converts=engine.code is not Code.TRANSFORMERS)
     precision = precision_of(gaps, engine, task, adapter, model)
-    sequences = _sequences(gaps, task)
+    usual = usual_options(gaps, engine, task, model, cluster)
+    attention = attention_of(gaps, engine, model)
+    sequences = _sequences(gaps, task, usual.get("serving.max_sequences"))
     plan = Plan(
-        task=task, engine=engine.name, engine_version=gaps.get("engine_version", engine.tested, silent=True), mesh=mesh, zero=zero,
+        task=task, engine=engine.name, engine_version=gaps.get("engine_version", engine.tested, silent=not usual), mesh=mesh, zero=zero,
         reshard_after_forward=_reshard(gaps, engine, zero),
         schedule=_schedule(gaps, engine, mesh, task), layers_per_stage=_layers_per_stage(gaps, engine, mesh, model),
         microbatch=gaps.get("microbatch", 1) if task == "train" else sequences, global_batch=_global_batch(gaps, engine, mesh, task),
         seq_len=_seq_len(gaps, task, model), vocab_multiple=_vocab_multiple(gaps, engine, mesh), precision=precision,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
-        attention=attention_of(gaps, engine, model),
+        attention=attention,
         loss=gaps.choice("loss", _usual_loss(gaps, engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
-        kv_dtype=kv_dtype_of(gaps, precision), max_model_len=_max_model_len(gaps, task, model),
+        kv_dtype=kv_dtype_of(gaps, precision, engine), max_model_len=_max_model_len(gaps, task, model, served=bool(usual)),
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
+        **{**server_options(gaps, usual), **llama_options(gaps, engine, task, attention)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
     )  # fmt: skip
@@ -152,14 +157,16 @@ def _mesh(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, mo
             "dp_replicate · dp_shard · cp · tp · pp is the number of GPUs",
         )
     elif gpus is not None and gpus != product:
-        rest = ("dp_shard" if zero else "dp_replicate") if task == "train" else "tp"
+        rest = ("dp_shard" if zero else "dp_replicate") if task == "train" else "tp" if "tp" in engine.serving_axes else "pp"
         if given[rest] is not None:
             gaps.wrong("gpus", gpus, f"is not the mesh's product {product}", f"leave {rest} out and it takes the rest")
         degrees[rest] *= gpus // product
         gaps.assumed.append(f"mesh.{rest} = {degrees[rest]}")
     axes = engine.serving_axes if task == "infer" else engine.axes if model is not None else (*engine.axes, *engine.bare_axes)
     for axis, degree in degrees.items():
-        if axis == "etp" and engine.splits_experts_over_tp:
+        if axis == "etp" and engine.experts_whole:
+            degrees["etp"] = experts_split(gaps, degrees, engine.name)
+        elif axis == "etp" and engine.splits_experts_over_tp:
             _expert_split(gaps, engine, degrees["tp"], model)
         elif degree > 1 and axis not in axes and axis not in ("ep", "etp", "vpp"):
             gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet", f"modelled there: {', '.join(axes) or 'none'}")
@@ -167,10 +174,11 @@ def _mesh(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, mo
             gaps.wrong(f"mesh.{axis}", degree, f"is not modelled for {engine.name} yet")
     if zero == 0 and degrees["dp_shard"] > 1:
         gaps.wrong("mesh.dp_shard", degrees["dp_shard"], "shards nothing at zero 0", "use dp_replicate, or zero 1 to 3")
-    if given["etp"] is None and engine.splits_experts_over_tp:
+    if given["etp"] is None and engine.splits_experts_over_tp and not engine.experts_whole:
         degrees["etp"] = degrees["tp"]
     mesh = Mesh(**degrees)
-    check_tensor_parallel(gaps, mesh, model, task)
+    if engine.server == "transformers":
+        check_tensor_parallel(gaps, mesh, model, task)
     if model is not None:
         _divisibility(gaps, mesh, model)
     return mesh
@@ -273,13 +281,16 @@ def _seq_len(gaps: Gaps, task: str, model: ModelSpec | None) -> int:
     return seq_len or 0
 
 
-def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None) -> int | None:
+def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, *, served: bool) -> int | None:
     given: int | None = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
     if given is None and prompt is not None and output is not None:
         given = prompt + output
     elif given and output is not None and (prompt or 0) + output < given:
         gaps.assumed.append(f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} ends before")
+    if given is None and served and model is not None and model.max_positions:
+        given = model.max_positions
+        gaps.assumed.append(f"serving.max_model_len = {given} (as long as the model was made for)")
     if task == "infer" and given is None and gaps.request.get("phase") != "load":
         gaps.wrong("serving.max_model_len", None, "is missing; the cache depends on it", "for example --max-model-len 8192")
     if task == "infer" and given != gaps.request.get("seq_len"):
@@ -287,12 +298,12 @@ def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None) -> int | None
     return given
 
 
-def _sequences(gaps: Gaps, task: str) -> int:
-    """Sequences served at once: by their own name, or as a batch of generation."""
+def _sequences(gaps: Gaps, task: str, usual: int | None) -> int:
+    """Sequences served at once: by their own name, or as a batch of generation. ``usual``: what the server takes where nobody says."""
     if task == "train":
         return 1
     given = gaps.request.get("serving.batch") or gaps.request.get("microbatch")
-    sequences: int = gaps.get("serving.max_sequences", given or 1, silent=given is not None)
+    sequences: int = gaps.get("serving.max_sequences", given or usual or 1, silent=given is not None)
     return sequences
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import Gaps
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Code, Engine
-from memsheet.spec.model import ModelSpec
+from memsheet.spec.model import LatentAttention, ModelSpec
 from memsheet.spec.plan import AttentionKind, Mesh
 
 NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
@@ -57,3 +60,38 @@ def dequantizes(method: str, cluster: Cluster | None) -> str:
     if needed is None or not (major.isdigit() and minor.isdigit()) or (int(major), int(minor)) >= needed:
         return ""
     return f"{needed[0]}.{needed[1]}"
+
+
+def experts_split(gaps: Gaps, degrees: Mapping[str, int], engine: str) -> int:
+    """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to ranks whole (``ep``)."""
+    ep, etp, tp = degrees["ep"], degrees["etp"], degrees["tp"]
+    ranks = sorted({1, tp, tp * degrees["dp_replicate"]})
+    if ep not in ranks:
+        gaps.wrong("mesh.ep", ep, f"is not how {engine} deals experts: over all ranks or none", f"one of {', '.join(map(str, ranks))}")
+    if etp not in (1, tp):
+        gaps.wrong("mesh.etp", etp, f"does not exist in {engine}, which cuts an expert over all {tp} ranks or not at all", "leave it out")
+    return 1 if ep > 1 else tp
+
+
+def usual_options(gaps: Gaps, engine: Engine, task: str, model: ModelSpec | None, cluster: Cluster | None) -> Mapping[str, Any]:
+    """What a server with a pool of pages takes where the plan says nothing; empty for engines without one."""
+    if task != "infer" or engine.served is None:
+        return {}
+    mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers] if model else []
+    latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    return engine.served(gaps.request, cluster.device if cluster else None, latent=latent)
+
+
+def server_options(gaps: Gaps, usual: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a plan that size a server's pool and its batches."""
+    found: dict[str, Any] = {"output_tokens": gaps.get("serving.output_tokens", silent=True)}
+    if not usual:
+        return found
+    loading = gaps.request.get("phase") == "load"
+    for field in ("max_batched_tokens", "page_tokens", "memory_fraction"):
+        found[field] = gaps.get(f"serving.{field}", usual[f"serving.{field}"], silent=loading)
+    if found["memory_fraction"] == 0:
+        gaps.wrong("serving.memory_fraction", 0, "leaves the engine nothing", "for example 0.9")
+    given = (gaps.request.get(key) for key in ("serving.cuda_graphs", "cuda_graphs"))
+    found["captures"] = bool(next((value for value in given if value is not None), True))
+    return found

@@ -26,8 +26,9 @@ from memsheet.spec.defaults import (
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.gguf_mixes import gguf_named
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision, Quantization
+from memsheet.spec.plan import Adapter, AdapterKind, AttentionKind, Implementation, OptimizerName, Plan, Precision, Quantization
 
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 ALL_LINEAR = "all-linear"
@@ -186,11 +187,39 @@ def _with_fields(base: Precision, fields: Mapping[str, Any]) -> Precision:
     )  # fmt: skip
 
 
-def kv_dtype_of(gaps: Gaps, precision: Precision) -> DType:
+def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None) -> DType:
+    """The cache's format: as the plan says, else what is computed in; llama.cpp's is fp16 whatever the file stores."""
     given = gaps.request.get("serving.kv_dtype")
-    found = dtype_named(given) if given else precision.compute
+    usual = FP16 if engine is not None and engine.server == "llama_cpp" else precision.compute
+    found = dtype_named(given) if given else usual
     assert found is not None
     return found
+
+
+MODES = ("serving.mla_mode", "serving.fused_moe")
+
+
+def llama_options(gaps: Gaps, engine: Engine, task: str, attention: AttentionKind) -> dict[str, Any]:
+    """The fields of a plan that only llama.cpp reads."""
+    if task != "infer" or engine.server != "llama_cpp":
+        return {}
+    given, fork = gaps.request.get("serving.k_dtype"), "ik" in (gaps.request.get("engine_version") or "")
+    values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
+    if values is not None and values.block > 1 and attention is not AttentionKind.FLASH:
+        gaps.wrong("serving.kv_dtype", values.name, "needs flash attention in llama.cpp, which stores values turned without it", "--attention flash")
+    if gaps.request.get("serving.page_tokens") not in (None, 1):
+        gaps.wrong("serving.page_tokens", gaps.request["serving.page_tokens"], "does not exist in llama.cpp, whose cache has no pages", "leave it out")
+    if gaps.request.get("serving.mla_mode") not in (None, 0, "0"):
+        gaps.wrong("serving.mla_mode", gaps.request["serving.mla_mode"], "is not modelled yet: latent attention has no list of operations here")
+    if gaps.request.get("serving.fused_moe") not in (None, True) or (gaps.request.get("serving.fused_moe") and not fork):
+        gaps.wrong("serving.fused_moe", gaps.request["serving.fused_moe"], "is not modelled for this version", "leave it out")
+    sequences = gaps.request.get("serving.max_sequences") or 1
+    if sequences > 1:
+        gaps.assumed.append(f"serving.max_model_len is llama.cpp's -c: one cache that all {sequences} sequences share")
+    return {
+        "max_batched_tokens": gaps.get("serving.max_batched_tokens", 512), "k_dtype": dtype_named(given) if given else None,
+        "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),
+    }  # fmt: skip
 
 
 # ---- adapters ----------------------------------------------------------------------------------------------------------------
@@ -307,10 +336,13 @@ def quantization_of(
         _check_stored(gaps, model.quantization.weights, adapter)
     if name is None:
         return _stored(gaps, model, cluster if task == "infer" else None)
-    weights = dtypes.GGUF.get(name.removeprefix("gguf:")) if name.startswith("gguf:") else QUANTIZED.get(name)
+    weights = gguf_named(name) if name.startswith("gguf:") else QUANTIZED.get(name)
     if weights is None:
         gaps.wrong("quantization.weights", name, "is not a known format", f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …")
         return None
+    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and gaps.request.get("engine") != "llama.cpp":
+        hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
+        gaps.wrong("quantization.weights", name, "is a mix of types that llama.cpp writes, modelled for that engine", hint)
     if task == "train" and name not in (*TRAINABLE_QUANTIZED, *UNPACKED):
         hint = f"modelled: {', '.join((*TRAINABLE_QUANTIZED, *UNPACKED))}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Any
 
 from memsheet.arith import Count
+from memsheet.frozen import dataclass
 from memsheet.references import Reference
 
 
@@ -62,7 +63,9 @@ class Witness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """A size with its range; exactly known sizes have low = value = high."""
+    """A size with its range; exactly known sizes have low = value = high. The ends are of the job that takes least and of the one that takes
+    most in all: what fills up the rest of a fraction (a server's pool) is largest at the low end.
+    """
 
     low: Count
     value: Count
@@ -71,6 +74,11 @@ class Bytes:
     @classmethod
     def exact(cls, value: Count) -> Bytes:
         return cls(value, value, value)
+
+    @property
+    def ordered(self) -> Bytes:
+        """The same range, its smaller end first."""
+        return self if self.low <= self.high else Bytes(self.high, self.value, self.low)
 
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(self.low + other.low, self.value + other.value, self.high + other.high)

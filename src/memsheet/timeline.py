@@ -7,10 +7,11 @@ the events; the sheet is read off each instant's high-water mark.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import refuse
+from memsheet.frozen import dataclass
 from memsheet.sheet import Bytes, Component, Instant, Item, Sheet, Traced, Witness
 
 EVENTS_SCHEMA = "memsheet/events/1"

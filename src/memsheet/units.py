@@ -27,6 +27,19 @@ def parse_bytes(text: str, field: str = "size") -> int:
     return int(whole + fraction) * _FACTORS[unit] // int(10 ** len(fraction))
 
 
+_RATE = re.compile(r"^\s*(\d{1,12})(?:\.(\d{1,9}))?\s*([KMGT]?)(bit|B)/s\s*$", re.ASCII)
+_THOUSANDS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+def parse_rate(text: str, field: str = "rate") -> int:
+    """Bytes a second named by ``text``: ``450 GB/s``, ``400 Gbit/s``, both decimal. ``400 Gb/s`` could be either and is refused."""
+    match = _RATE.match(text)
+    if match is None:
+        raise refuse(field, text, "is not a rate", "write for example 450 GB/s (bytes) or 400 Gbit/s (bits)")
+    whole, fraction, thousands, what = match[1], match[2] or "", match[3], match[4]
+    return int(whole + fraction) * _THOUSANDS[thousands] // (int(10 ** len(fraction)) * (1 if what == "B" else 8))
+
+
 def format_bytes(size: int, *, decimal: bool = False, headroom: bool = False, digits: int = 2) -> str:
     """``size`` for people: a need rounded up, a headroom rounded down, so that rounding never invents a fit."""
     steps = ((10**9, "GB"), (10**6, "MB"), (10**3, "KB")) if decimal else ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))

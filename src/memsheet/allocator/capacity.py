@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memsheet.allocator.replay import DEFAULT, NOTHING_HELD, Death, replay
 from memsheet.allocator.settings import Settings
+from memsheet.frozen import dataclass
 from memsheet.timeline import Timeline
 from memsheet.units import MIB
 

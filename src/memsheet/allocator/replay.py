@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 
 from memsheet.allocator.blocks import Block
@@ -11,6 +10,7 @@ from memsheet.allocator.caching import allocate, release
 from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.errors import refuse
+from memsheet.frozen import dataclass
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline
 

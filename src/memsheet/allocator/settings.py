@@ -7,9 +7,9 @@ constants), c10/cuda/CUDAAllocatorConfig.h (further keys), c10/cuda/CUDACachingA
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memsheet.errors import Problem, require
+from memsheet.frozen import dataclass
 from memsheet.units import MIB
 
 ROUNDING = 512

@@ -146,6 +146,13 @@ def _links(row: dict[str, Any]) -> Links:
     )
 
 
+def _kind(link: dict[str, Any]) -> str:
+    """What a link is called, remarks left out: ``NVLink 4``, ``PCIe 5 x16``. Cards without links of their own meet over PCIe."""
+    called = link["type"].split(" (")[0].replace("none", "PCIe")
+    parts = (called, link.get("generation"), f"x{link['lanes']}" if "lanes" in link else None)
+    return " ".join(str(part) for part in parts if part is not None)
+
+
 @cache
 def _device(name: str) -> Device:
     row = _row(name)
@@ -158,6 +165,7 @@ def _device(name: str) -> Device:
         datasheet_bytes=memory["datasheet_gb"] * 10**9, driver_bytes=driver,
         framework_bytes=value, framework_low_bytes=low, framework_high_bytes=high, basis=basis, evidence=evidence,
         per_node=row.get("devices_per_node"), links=_links(row),
+        scale_up_kind=_kind(row["scale_up_link"]), host_kind=_kind({"type": "PCIe", **row["pcie"]}) if "pcie" in row else "",
         uncertain=tuple(row.get("uncertain", ())), notes=tuple(row.get("notes", ())),
         sources=tuple(f"{what}: {_cite(names)}" for what, names in sources.items()),
     )  # fmt: skip

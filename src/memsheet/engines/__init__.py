@@ -19,6 +19,9 @@ MODELLED = (
     "fsdp1",
     "llm-foundry",
     "internevo",
+    "vllm",
+    "llama.cpp",
+    "autoawq",
 )
 """Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name."""
 

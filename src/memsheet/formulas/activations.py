@@ -6,7 +6,7 @@ them and gives their axes values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memsheet.arith import agreed, at_least
 from memsheet.errors import require
@@ -16,6 +16,7 @@ from memsheet.formulas.recordings import record, record_embeddings, record_head,
 from memsheet.formulas.states.params import stack_prefix
 from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, evaluate
 from memsheet.formulas.tapes.graph import Joined
+from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec

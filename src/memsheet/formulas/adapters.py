@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
 from memsheet.formulas.unpacked import add_in_place
+from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import FP32, DType
 from memsheet.spec.plan import AdapterKind
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
-from memsheet.arith import Count
+from memsheet.arith import Count, agreed, is_array, not_alike
 from memsheet.formulas.activations import block_part, end_parts, numerics
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states.held import Held, held
@@ -59,7 +59,7 @@ class Walk:
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
         ends = [part.hosted for part in (self.embeddings and self.embeddings.part, self.head and self.head.part, self.loss) if part]
-        layers = [group.part.hosted * run.count for run in self.layers for group in run.pattern]
+        layers = [group.part.hosted * run.count for run in self.layers for group in run.pattern if group.part.hosted]
         return tuple(size for sizes in (*ends, *layers) for size in sizes)
 
     def visits(self, stops: frozenset[tuple[int, int]] = frozenset()) -> Iterator[tuple[Group, int, int, int]]:
@@ -67,9 +67,7 @@ class Walk:
         ``stops``, the (run, repetition) where something else happens.
         """
         for run, layers in enumerate(self.layers):
-            for repetition in sorted(
-                r for r in {0, 1, layers.count - 2, layers.count - 1, *(r for n, r in stops if n == run)} if 0 <= r < layers.count
-            ):
+            for repetition in _worth_it(layers.count, {r for n, r in stops if n == run}):
                 for place, group in enumerate(layers.pattern):
                     yield group, run, repetition, place
 
@@ -78,18 +76,27 @@ class Walk:
         layers = self.layers[run]
         if place > 0:
             before: Group | None = layers.pattern[place - 1]
-        elif repetition > 0:
+        elif agreed(repetition > 0):
             before = layers.pattern[-1]
         else:
             before = self.layers[run - 1].pattern[-1] if run else self.embeddings
         if place + 1 < len(layers.pattern):
             after: Group | None = layers.pattern[place + 1]
-        elif repetition + 1 < layers.count:
+        elif agreed(repetition + 1 < layers.count):
             after = layers.pattern[0]
         else:
             after = self.layers[run + 1].pattern[0] if run + 1 < len(self.layers) else self.head
         return before, after
 
+
+def _worth_it(count: Count, stops: set[int]) -> list[Count]:
+    """First and last repetitions, and ``stops``. In a stratum whose plans have other counts of layers they have four or more."""
+    if is_array(count):
+        return [0, 1, count - 2, count - 1] if agreed(count >= FEW) and not stops else not_alike()
+    return sorted(r for r in {0, 1, count - 2, count - 1, *stops} if 0 <= r < count)
+
+
+FEW = 4
 
 Made = dict[tuple[str, Block, bool, Release], Group]
 _last: tuple[Plan, Engine, Made] | None = None
@@ -184,7 +191,10 @@ def _every_so_many(stack: Stack, every: int) -> Iterator[tuple[Flagged, int]]:
 
 def _first_so_many(stack: Stack, plan: Plan) -> Iterator[tuple[tuple[Block, ...], int, bool]]:
     """``recompute.layers`` recomputes only the first so many."""
-    first = plan.recompute.layers if plan.recompute.layers is not None else stack.layers
+    if plan.recompute.layers is None:
+        yield from ((run.pattern, run.count, True) for run in stack.runs)
+        return
+    first = plan.recompute.layers
     for run in stack.runs:
         width = len(run.pattern)
         whole, part = divmod(min(max(first, 0), width * run.count), width)
@@ -202,6 +212,8 @@ def _entered(stack: Stack, layers: list[Layers], make: Callable[[Block], Group])
     """Other groups for the first layers, up to the one that trains something: nothing before it does (under recompute peft asks for its
     input's gradient all the same).
     """
+    if any(is_array(run.count) for run in stack.runs):
+        not_alike()
     blocks = [block for run in stack.runs for _ in range(run.count) for block in run.pattern]
     made = {block: make(block) for block in dict.fromkeys(blocks)}
     training = (n for n, block in enumerate(blocks) if any(h.trains for h in made[block].parameters))

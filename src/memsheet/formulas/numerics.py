@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 
 from memsheet.formulas.adapters import Branch, with_adapter
@@ -11,6 +10,7 @@ from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.formulas.unpacked import unpacked_linear
+from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import DType
 from memsheet.spec.engine import Code
 from memsheet.spec.model import Role, Weight

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 from memsheet.arith import Count, minimum
+from memsheet.frozen import dataclass
 from memsheet.references import PIPELINE_1F1B, formula
 from memsheet.spec.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
 from memsheet.spec.plan import Plan, Schedule
@@ -47,7 +48,11 @@ def interleaved(stages: int, chunks: int, stage: int, microbatches: int) -> tupl
     """The moments of a pipeline whose stages have several chunks. Warm-up is at most two stages' worth of micro-batches a chunk, and two groups
     of them say all that follows, so more of them change nothing.
     """
-    return _interleaved(stages, chunks, stage, min(microbatches, 4 * stages))
+    return _interleaved(stages, chunks, stage, min(microbatches, STEADY * stages))
+
+
+STEADY = 4
+"""Micro-batches, in numbers of stages, beyond which a step of several chunks says nothing new."""
 
 
 @lru_cache(maxsize=4096)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 
-from memsheet.arith import Count, agreed, distinct, looked_up
+from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.engines.torch_versions import gradients_stay, older
 from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
@@ -17,12 +17,13 @@ from memsheet.formulas.around.surroundings import Surroundings, replicated
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.inputs import inputs
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.pipeline import chunk_models, covers, flights, interleaved, stage_model
+from memsheet.formulas.pipeline import STEADY, chunk_models, covers, flights, interleaved, stage_model
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
 from memsheet.formulas.states.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
 from memsheet.formulas.stretches import stretches
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, Moment, largest, merge, together
 from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
+from memsheet.frozen import dataclass
 from memsheet.sheet import Component, Instant
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
@@ -34,15 +35,23 @@ UNSYNCED_NOTE = (
 )
 
 Instants = dict[Instant, Bag]
+Order = tuple[int, int, int, tuple[int, ...]]
+"""Stages, chunks of each, a stage, and of which kind each of its chunks is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """What a rank of a pipeline ``stage`` has of a model: all of it, and the ``chunks`` that run one at a time."""
+    """What a rank of a pipeline ``stage`` has of a model: all of it, and the ``chunks`` that run one at a time.
+
+    A search asks about ranks of several pipelines at once, whose layers are alike and only their numbers differ: then ``chunks`` are those that
+    are not alike, ``orders`` say what each pipeline makes of them, and ``which`` of these pipelines each plan has.
+    """
 
     model: ModelSpec
     chunks: tuple[ModelSpec, ...]
-    stage: int = 0
+    stage: Count = 0
+    orders: tuple[Order, ...] = ()
+    which: Count = 0
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, stage: int) -> Rank:
@@ -68,8 +77,9 @@ def train(rank: Rank, plan: Plan, engine: Engine) -> Trained:
     bags, kept = _last_smaller(rank, plan, engine)
     if plan.routing is None or not _open(plan):
         return Trained(bags=bags, low=None, high=None, kept=kept)
+    states = kept if engine.sharding is Sharding.MEGATRON else None  # which hold what they hold however tokens are routed
     low, high = (
-        _last_smaller(rank, replace(plan, routing=replace(plan.routing, spread=spread)), engine)[0]
+        _last_smaller(rank, replace(plan, routing=replace(plan.routing, spread=spread)), engine, states)[0]
         for spread in (Spread.BALANCED, Spread.WORST)
     )
     return Trained(bags=bags, low=low, high=high, kept=kept)
@@ -81,24 +91,24 @@ def _open(plan: Plan) -> bool:
     return routing is not None and not routing.balanced and not routing.padded and not agreed(plan.mesh.ep == 1)
 
 
-def _last_smaller(rank: Rank, plan: Plan, engine: Engine) -> tuple[Instants, Kept]:
+def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = None) -> tuple[Instants, Kept]:
     """Of two micro-batches the smaller comes last and is the only one that finds gradients there, so either may hold most; with more of them
     a whole one does.
     """
     if not isinstance(plan.accumulation, int) or plan.accumulation != 2 or plan.last_microbatch == plan.microbatch:  # strata have no rests
-        return _passes(rank, plan, engine)
+        return _passes(rank, plan, engine, states)
     last = plan.last_microbatch
     first, _ = _passes(rank, replace(plan, global_batch=None), engine)
     second, kept = _passes(rank, replace(plan, microbatch=last, global_batch=2 * last * plan.mesh.data_parallel), engine)
     return {instant: largest([[(1, first[instant])], [(1, second[instant])]]) for instant in first}, kept
 
 
-def _passes(rank: Rank, plan: Plan, engine: Engine) -> tuple[Instants, Kept]:
+def _passes(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = None) -> tuple[Instants, Kept]:
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
-    walks, kept = _kept(rank, plan, engine)
+    walks, kept = _kept(rank, plan, engine, states)
     steps = [_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
     candidates: dict[Instant, list[Moment]] = {}
-    for step, passes in _in_flight(steps, plan, rank.stage):
+    for step, passes in _in_flight(steps, plan, rank):
         for instant, found in moments(step).items():
             if instant is Instant.LOAD or (instant is Instant.BACKWARD) in passes:
                 candidates.setdefault(instant, []).extend(found)
@@ -107,18 +117,19 @@ def _passes(rank: Rank, plan: Plan, engine: Engine) -> tuple[Instants, Kept]:
     return peaks, kept
 
 
-def _in_flight(steps: list[Step], plan: Plan, stage: int) -> Iterator[tuple[Step, frozenset[bool]]]:
+def _in_flight(steps: list[Step], plan: Plan, rank: Rank) -> Iterator[tuple[Step, frozenset[bool]]]:
     """Steps of a rank's chunks with what other micro-batches keep meanwhile, and the passes (backward or not) during which they do."""
-    if plan.mesh.pp == 1:
+    if agreed(plan.mesh.pp == 1):
         yield steps[0], frozenset((False, True))
         return
     kinds = [next(n for n, other in enumerate(steps) if other.walk is step.walk) for step in steps]  # chunks of like layers
     whole = {kind: together(everything_kept(steps[kind])) for kind in dict.fromkeys(kinds)}
-    if len(steps) == 1:
-        (others,) = flights(plan, stage)[0].others
+    if agreed(plan.mesh.vpp == 1):
+        (others,) = flights(plan, rank.stage)[0].others
         yield replace(steps[0], others=merge([(times * others, bag) for times, bag in whole[0]])), frozenset((False, True))
         return
-    for (kind, backward), counts in _kept_beside(plan, stage, tuple(kinds)).items():
+    orders = rank.orders or ((plan.mesh.pp, plan.mesh.vpp, rank.stage, tuple(kinds)),)
+    for (kind, backward), counts in _kept_beside(plan.accumulation, orders, rank.which).items():
         candidates = [[(times * n, bag) for n, moment in zip(one, whole.values(), strict=True) for times, bag in moment] for one in counts]
         yield replace(steps[kind], others=largest(candidates)), frozenset((backward,))
 
@@ -127,10 +138,10 @@ Beside = dict[tuple[int, bool], list[tuple[Count, ...]]]
 """For a kind of chunk that runs forward or backward: how many micro-batches each kind keeps besides, at the moments that may be the worst."""
 
 
-def _kept_beside(plan: Plan, stage: int, kinds: tuple[int, ...]) -> Beside:
+def _kept_beside(accumulation: Count, of: tuple[Order, ...], which: Count) -> Beside:
     """In a stratum, moment by moment: plans that have fewer of them have their last one again."""
-    mesh = plan.mesh
-    orders = {number: _beside(mesh.pp, mesh.vpp, stage, number, kinds) for number in distinct(plan.accumulation)}
+    asked = minimum(accumulation, STEADY * max(stages for stages, *_ in of)) * len(of) + which
+    orders = {one: _beside(*of[one % len(of)], one // len(of)) for one in distinct(asked)}
     first = next(iter(orders.values()))
     if all(order == first for order in orders.values()):
         return first
@@ -139,8 +150,8 @@ def _kept_beside(plan: Plan, stage: int, kinds: tuple[int, ...]) -> Beside:
     flat = {
         number: [n for place in first for one in _padded(order[place], moments[place]) for n in one] for number, order in orders.items()
     }
-    numbers = iter(looked_up(flat, plan.accumulation))
-    kept = len(dict.fromkeys(kinds))
+    numbers = iter(looked_up(flat, asked))
+    kept = len(dict.fromkeys(of[0][3]))
     return {place: [tuple(islice(numbers, kept)) for _ in range(moments[place])] for place in first}
 
 
@@ -149,7 +160,7 @@ def _padded(counts: list[tuple[Count, ...]], length: int) -> list[tuple[Count, .
 
 
 @lru_cache(maxsize=4096)
-def _beside(stages: int, chunks: int, stage: int, microbatches: int, kinds: tuple[int, ...]) -> Beside:
+def _beside(stages: int, chunks: int, stage: int, kinds: tuple[int, ...], microbatches: int) -> Beside:
     found: dict[tuple[int, bool], set[tuple[int, ...]]] = {}
     for flight in interleaved(stages, chunks, stage, microbatches):
         numbers = tuple(sum(n for n, k in zip(flight.others, kinds, strict=True) if k == kind) for kind in dict.fromkeys(kinds))
@@ -165,13 +176,14 @@ def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: 
     )  # fmt: skip
 
 
-def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kept]:
-    """The chunks of a rank in order of execution, and what the engine keeps around them."""
+def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[tuple[Walk, ...], Kept]:
+    """The chunks of a rank in order of execution, and what the engine keeps around them, unless that is ``known``."""
     model = rank.model
     if engine.sharding is Sharding.MEGATRON:
         from memsheet.formulas.around.megatron import megatron_kept
 
-        return _alike(rank.chunks, lambda chunk: walk(chunk, plan, engine, release=True)), megatron_kept(model, plan)
+        walks = _alike(rank.chunks, lambda chunk: walk(chunk, plan, engine, release=True), known=bool(rank.orders))
+        return walks, known or megatron_kept(model, plan)
     if engine.sharding is Sharding.INTERNEVO:
         from memsheet.formulas.around.internevo import internevo_kept
 
@@ -191,7 +203,7 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
     stage = walk(model, plan, engine, release=release)
     gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
     # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the last micro-batch
-    reduces_last = engine.whole_in_pipelines and plan.mesh.pp > 1
+    reduces_last = engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
     unsynced = {} if reduces_last else unsynced
@@ -211,8 +223,10 @@ def _kept(rank: Rank, plan: Plan, engine: Engine) -> tuple[tuple[Walk, ...], Kep
     return (stage,), _with_inputs(offloaded(kept, plan, parameters), plan, model)
 
 
-def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], Walk]) -> tuple[Walk, ...]:
-    """A walk of each chunk; those of like layers share one."""
+def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], Walk], *, known: bool) -> tuple[Walk, ...]:
+    """A walk of each chunk; those of like layers share one. ``known``: there are none."""
+    if known:
+        return tuple(map(make, chunks))
     made: list[tuple[ModelSpec, Walk]] = []
     for chunk in chunks:
         made.append((chunk, next((walk for other, walk in made if other == chunk), None) or make(chunk)))

@@ -6,12 +6,12 @@ Layers are numbered in order of execution.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
 
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Moment
+from memsheet.frozen import dataclass
 from memsheet.references import SUBLINEAR, formula
-from memsheet.spec.plan import Plan, RecomputeMode
+from memsheet.spec.plan import Plan
 
 
 @formula(cites=SUBLINEAR, at="section 4: only the input of each segment is kept; a segment is computed again before its backward")
@@ -65,7 +65,9 @@ def _without_input(group: Group) -> Moment:
 
 def stretches(walk: Walk, plan: Plan) -> Stretches | None:
     """The stretches of a stage; None where every layer is by itself."""
+    if not plan.recompute.stretched:
+        return None
     layers = tuple(group for run in walk.layers for _ in range(run.count) for group in run.pattern)
-    if plan.recompute.mode is not RecomputeMode.FULL or segment_length(len(layers), plan) == 1:
+    if segment_length(len(layers), plan) == 1:
         return None
     return Stretches(plan.recompute.starts(len(layers)), layers)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from memsheet.arith import Count
+from memsheet.arith import Count, agreed
 from memsheet.formulas.around.surroundings import Surroundings
 from memsheet.formulas.groups import Group, Layers, Walk
 from memsheet.formulas.states.held import Held, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.stretches import Stretches
 from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside, Moment, together
+from memsheet.frozen import dataclass
 from memsheet.references import MEGATRON_MASTER, formula
 from memsheet.sheet import Component, Instant
 from memsheet.spec.plan import Loss, Plan
@@ -71,7 +72,7 @@ def _forward(step: Step) -> Iterator[Moment]:
     if walk.embeddings:
         yield [(1, walk.embeddings.part.forward), (1, around.forward(None, walk.embeddings)), (1, step.masks)]
     for group, run, repetition, place in walk.visits():
-        if 0 < repetition < walk.layers[run].count - 1:
+        if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - 1):
             continue  # the last one has the same neighbours, and more is kept
         before, _ = walk.around(run, repetition, place)
         sofar = together([
@@ -176,7 +177,7 @@ def _kept(step: Step, run: int, repetitions: int) -> Moment:
 def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
     """What everything ahead of a layer keeps for backward."""
     walk = step.walk
-    moment = _embeddings_kept(step, entered=run + repetition + place > 0)
+    moment = _embeddings_kept(step, entered=agreed(run + repetition + place > 0))
     for number, layers in enumerate(walk.layers[:run]):
         moment += [*_kept(step, number, layers.count), *_held(step, layers, layers.count)]
     moment += [*_kept(step, run, repetition), *_held(step, walk.layers[run], repetition)]
@@ -252,7 +253,7 @@ def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list
     """The model's forward holds on to the embeddings' output; for the first layer it is that layer's input."""
     walk = step.walk
     first = walk.entry if run >= walk.entry else 0
-    if walk.embeddings is None or run - first + repetition + place == 0 or walk.layers[first].pattern[0].part.keeps_input:
+    if walk.embeddings is None or agreed(run - first + repetition + place == 0) or walk.layers[first].pattern[0].part.keeps_input:
         return []
     return [
         (1, Bag.of([((Component.TEMPORARIES, f"{module_of(walk.embeddings.parameters[0].path)}/output"), walk.embeddings.part.output)]))

@@ -164,7 +164,7 @@ def model_from_gguf(path: Path) -> ModelSpec:
     spec = read_hf_config(
         config,
         name=printable(name) if isinstance(name, str) and name else path.stem,
-        source=Source(kind="gguf", path=str(path), notes=notes),
+        source=Source(kind="gguf", path=str(path), notes=notes, tensors=tuple((t.name, t.type, tuple(t.dims)) for t in tensors.values())),
     )
     main = next(iter(kinds), "F32")
     return spec if main in _FLOATS else replace(spec, quantization=StoredQuantization(method="gguf", weights=f"gguf:{main}"))

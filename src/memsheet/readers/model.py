@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memsheet.errors import InputError, nearest, printable, refuse
+from memsheet.frozen import dataclass
 from memsheet.readers.guard import is_file, is_folder, read_json
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec, Source

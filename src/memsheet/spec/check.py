@@ -7,10 +7,10 @@ A *request* is a flat mapping from dotted keys to values (``{"mesh.tp": 8, "zero
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from memsheet.errors import Problem, nearest
+from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import dtype_named
 
 Request = Mapping[str, Any]
@@ -75,7 +75,7 @@ RULES: dict[str, Rule] = {
     "serving.kv_dtype": _DTYPE, "serving.page_tokens": _count(high=2**16), "serving.memory_fraction": _SHARE,
     "serving.cuda_graphs": _FLAG, "serving.prompt_tokens": _count(0, 2**26), "serving.output_tokens": _count(0, 2**26),
     "serving.batch": _count(0), "serving.logical_batch": _count(0), "serving.mla_mode": Rule("any"), "serving.fused_moe": Rule("any"),
-    "serving.k_dtype": _TEXT,
+    "serving.k_dtype": _DTYPE, "serving.gpu_layers": _count(0, 10_000), "serving.host_experts": _count(0, 10_000),
 }  # fmt: skip
 _GROUPS = {key.split(".")[0] for key in RULES if "." in key}
 

@@ -42,6 +42,8 @@ PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
     "precision.master_weights": ("fp32", "int16-remainder"), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
 }  # fmt: skip
 CACHE_DTYPES = (*_COMMON, "fp8", "int8")
+LLAMA_CACHE_DTYPES = (*_COMMON, *(f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")))
+"""Types that llama.cpp's cache may have (common/arg.cpp, kv_cache_types)."""
 
 # peft's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 LORA_TARGETS = {
@@ -57,7 +59,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (), "serving.fused_moe": (),
-    "serving.k_dtype": (), "moe.balanced": (True,), "fp8.skip": (), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
+    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "moe.balanced": (True,), "fp8.skip": (), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
 }  # fmt: skip
 
 DESCRIPTIVE: dict[str, str] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from memsheet.errors import refuse
@@ -29,6 +29,17 @@ class Links:
     host: int | None = None
     scale_out: int | None = None  # to other nodes
 
+    def over(self, other: Links) -> Links:
+        """These, and ``other``'s where nothing is said."""
+        said = {name: rate for name in RATES if (rate := getattr(self, name)) is not None}
+        return replace(other, **said)
+
+
+UNSAID = Links()
+"""Nothing is said: the catalogue's links hold."""
+RATES = ("scale_up", "scale_out", "host")
+"""The links whose bytes a second may be said."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
@@ -52,6 +63,8 @@ class Device:
     evidence: str  # where the framework figure comes from, in words
     per_node: int | None = None  # in the usual server; None: differs from server to server
     links: Links = Links()
+    scale_up_kind: str = ""  # what the links are called: NVLink 4
+    host_kind: str = ""
     uncertain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -66,6 +79,7 @@ class Cluster:
     nodes: int = 1
     links: Links = Links()
     host_bytes: int | None = None  # of one node
+    file: str | None = None  # what describes it, where that is a file
 
     @property
     def count(self) -> int:
@@ -77,9 +91,10 @@ ONE_NODE = 8
 
 
 def cluster_of(
-    device: Device, count: int, *, per_node: int | None = None, nodes: int | None = None, host_bytes: int | None = None
-) -> Cluster:
-    """``count`` devices laid out in whole nodes; ``per_node`` defaults to the device's usual server.
+    device: Device, count: int, *, per_node: int | None = None, nodes: int | None = None, host_bytes: int | None = None,
+    links: Links = UNSAID,
+) -> Cluster:  # fmt: skip
+    """``count`` devices laid out in whole nodes; ``per_node`` defaults to the device's usual server, and what ``links`` leave open to its own.
 
     Raises InputError when the count does not fill whole nodes, or when nobody knows how many share a node.
     """
@@ -94,10 +109,13 @@ def cluster_of(
         raise refuse("per_node", size, f"{count} devices do not fill whole nodes of {size}", "give --per-node or --nodes")
     if nodes is not None and size * nodes != count:
         raise refuse("nodes", nodes, f"{nodes} nodes of {size} are {nodes * size} devices, not {count}")
-    return Cluster(device=device, per_node=size, nodes=count // size, links=device.links, host_bytes=host_bytes)
+    return Cluster(device=device, per_node=size, nodes=count // size, links=links.over(device.links), host_bytes=host_bytes)
 
 
 _GPUS = re.compile(r"^\s*(?:([+-]?\d+)\s*[xX×]\s*)?(\S(?:.{0,98}\S)?)\s*$")
+_SEVERAL = re.compile(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]")
+MIXED = "names several kinds of device or node, and only equal ones are planned for"
+MIXED_HINT = "plan for the smallest: the device with the least memory, as many of it as there are in all"
 
 
 def parse_gpus(text: str) -> tuple[int | None, str]:
@@ -106,6 +124,8 @@ def parse_gpus(text: str) -> tuple[int | None, str]:
     The name is only cut out here; the catalogue says whether there is such a device.
     """
     match = _GPUS.match(text)
+    if _SEVERAL.match(text):
+        raise refuse("gpus", text, MIXED, MIXED_HINT)
     if match is None:
         raise refuse("gpus", text, "does not name devices", "write a count and a device, for example 8xH100-80GB")
     digits, name = match.groups()

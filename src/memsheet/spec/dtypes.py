@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memsheet.arith import Count, ceil_div
+from memsheet.frozen import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +88,7 @@ _GGUF_BLOCKS: dict[str, tuple[int, int]] = {
     "Q2_K": (256, 84), "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "Q8_K": (256, 292),
     "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98), "IQ1_S": (256, 50), "IQ4_NL": (32, 18),
     "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136), "IQ1_M": (256, 56),
+    "IQ2_K": (256, 76), "IQ3_K": (256, 110), "IQ4_K": (256, 144), "IQ5_K": (256, 176), "IQ6_K": (256, 212),  # ikawrakow/ik_llama.cpp
     "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36), "Q1_0": (128, 18),
 }  # fmt: skip
 GGUF = {name: DType(f"gguf:{name}", size * 8, block, source=GGML) for name, (block, size) in _GGUF_BLOCKS.items()}
@@ -100,6 +100,7 @@ _ALL = (
 BY_NAME = {dtype.name: dtype for dtype in _ALL}
 ALIASES = {
     "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "half": "fp16",
+    **{name.lower(): f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")}, "f16": "fp16", "f32": "fp32",  # llama.cpp's names
     "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8",
 }  # fmt: skip
 

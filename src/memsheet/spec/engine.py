@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import field
 from enum import Enum
+from typing import Any
 
+from memsheet.frozen import dataclass
 from memsheet.sheet import Evidence
 from memsheet.spec.model import Role
 from memsheet.spec.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
@@ -62,6 +64,9 @@ class Engine:
     default_zero: int
     sharding: Sharding
     code: Code = Code.TRANSFORMERS
+    server: str = "transformers"  # the module of ``formulas.serving`` that accounts its inference
+    served: Callable[..., Mapping[str, Any]] | None = None  # defaults of a server, of (request, card, latent=whether attention is latent)
+    experts_whole: bool = False  # with expert parallelism every expert is whole on its rank
     models: frozenset[str] = frozenset()  # keys of a plan that are refused elsewhere (``spec.defaults.UNMODELLED``) and accounted here
     default_precision: str
     precisions: tuple[str, ...]

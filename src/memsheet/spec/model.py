@@ -6,9 +6,11 @@ A reader writes a ModelSpec; formulas only read it. Shapes are those of the mode
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from math import prod
+
+from memsheet.frozen import dataclass
 
 
 class Role(Enum):
@@ -328,6 +330,7 @@ class Source:
     path: str = ""
     revision: str | None = None
     notes: tuple[str, ...] = ()
+    tensors: tuple[tuple[str, str, tuple[int, ...]], ...] = ()  # of a GGUF file: each one's name, type and dimensions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

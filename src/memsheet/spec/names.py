@@ -21,6 +21,7 @@ SHORT: dict[str, str] = {
     "quantize": "quantization.weights", "expandable_segments": "allocator.expandable_segments",
     "max_model_len": "serving.max_model_len", "sequences": "serving.max_sequences", "max_batched_tokens": "serving.max_batched_tokens",
     "kv_dtype": "serving.kv_dtype", "page_tokens": "serving.page_tokens", "memory_fraction": "serving.memory_fraction",
+    "k_dtype": "serving.k_dtype", "gpu_layers": "serving.gpu_layers", "host_experts": "serving.host_experts",
     "moe_dispatch": "moe.dispatch", "moe_capacity_factor": "moe.capacity_factor", "moe_pad_to_capacity": "moe.pad_to_capacity",
     "moe_balanced": "moe.balanced", "cuda_graphs": "cuda_graphs", "prompt_tokens": "serving.prompt_tokens", "output_tokens": "serving.output_tokens",
 }  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 from memsheet.arith import Count, ceil_div, maximum
+from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import DType
 
 
@@ -262,6 +262,14 @@ class Plan:
     max_model_len: Count | None = None
     max_sequences: Count | None = None
     prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+    max_batched_tokens: Count | None = None
+    page_tokens: int | None = None
+    memory_fraction: float | None = None
+    captures: bool = False  # a server records CUDA graphs
+    k_dtype: DType | None = None  # of keys where they have another than values (llama.cpp)
+    gpu_layers: int | None = None  # layers on devices, the output counted as one (llama.cpp -ngl); None is all
+    host_experts: int = 0  # layers whose routed experts lie on the host (llama.cpp --n-cpu-moe)
     phase: str | None = None
     optimizer_in_backward: bool = False
     sequence_parallel: bool = False

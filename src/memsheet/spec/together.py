@@ -7,10 +7,11 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.spec.check import Request
-from memsheet.spec.defaults import CACHE_DTYPES, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES, PROMPTED
+from memsheet.spec.defaults import CACHE_DTYPES, LLAMA_CACHE_DTYPES, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES, PROMPTED
 from memsheet.spec.dtypes import FP8, MXFP8, dtype_named
 
 SIZES = ("microbatch", "global_batch", "serving.batch", "serving.max_sequences", "serving.max_model_len", "serving.prompt_tokens")
+POOLED = ("llama.cpp",)  # whose sequences share one cache, so that a batch may be smaller than what is allowed
 SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three names for what is served at once
 
 
@@ -27,7 +28,7 @@ def contradictions(request: Request, task: str) -> Iterator[Problem]:
             yield Problem(field=key, value=0, reason="is no size of a job", hint="give 1 or more, or leave it out")
     if task == "infer":
         yield from _lengths(request)
-        yield from _differing(request, SEQUENCES)
+        yield from _differing(request, SEQUENCES[:1] if request.get("engine") in POOLED else SEQUENCES)
 
 
 def _alone(request: Request, needed: str, keys: tuple[str, ...], reason: str, hint: str) -> Iterator[Problem]:
@@ -40,7 +41,8 @@ def _alone(request: Request, needed: str, keys: tuple[str, ...], reason: str, hi
 
 
 def _dtypes(request: Request) -> Iterator[Problem]:
-    for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": CACHE_DTYPES}.items():
+    cache = LLAMA_CACHE_DTYPES if request.get("engine") == "llama.cpp" else CACHE_DTYPES
+    for key, known in {**PRECISION_DTYPES, "serving.kv_dtype": cache, "serving.k_dtype": cache}.items():
         value = request.get(key)
         found = dtype_named(value) if value is not None else None
         if found in (FP8, MXFP8) and key in ("precision.compute", "precision.parameters") and request.get("fp8.recipe"):

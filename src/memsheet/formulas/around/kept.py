@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memsheet.arith import Count
 from memsheet.formulas.around.surroundings import Surroundings
 from memsheet.formulas.tapes.evaluate import Bag, Key
+from memsheet.frozen import dataclass
 from memsheet.units import format_bytes
 
 

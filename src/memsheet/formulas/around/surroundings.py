@@ -7,12 +7,12 @@ runs, and what its backward leaves behind until the optimizer's step. FSDP2 answ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.groups import Group
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.frozen import dataclass
 from memsheet.references import TORCH_DDP, formula
 from memsheet.sheet import Component
 from memsheet.spec.plan import Plan

@@ -11,7 +11,7 @@ from memsheet.engines.verified import TP_LATENT
 from memsheet.errors import refuse
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
-from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
+from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.serving.work import Work, dequantized_bytes, tower_bytes, widest
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
@@ -27,6 +27,22 @@ LENGTHS = (1024, 4096, 8192, 32768, 131072)
 CACHE = Cited(TRANSFORMERS_CACHE, "DynamicCache by layer kind")
 BY_HAND = Derived("the widest operations of a layer, listed from the modeling code: exact where traced, else a range")
 TOWER = Derived("one image a sequence through the tower's widest layer, not modelled operation by operation: only a high end")
+
+
+def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+    """Everything on a rank of a stage."""
+    tensors = serving_items(stage_model(spec, plan, stage), plan, engine)
+    loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS)
+    return [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
+
+
+def _allocated(tensors: list[Item]) -> dict[Instant, Count]:
+    """Tensor bytes at each instant."""
+    found: dict[Instant, Count] = {}
+    for item in (i for i in tensors if i.component is not Component.ALLOCATOR_SLACK):
+        for instant, size in item.at.items():
+            found[instant] = found[instant] + size.value if instant in found else size.value
+    return found
 
 
 def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
@@ -149,7 +165,7 @@ def _exact(spec: ModelSpec, plan: Plan) -> bool:
     )
 
 
-def serving_facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
+def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """What a serving engineer asks: cache bytes a token and a sequence, and how many sequences fit at several lengths.
 
     ``kv_bytes_per_token`` and ``kv_bytes_per_sequence`` are those of one replica, over all its ranks, a copy on another rank not
@@ -158,7 +174,7 @@ def serving_facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: 
     assert plan.kv_dtype is not None
     full = plan.max_model_len or 0
     stages = [stage_model(spec, plan, stage) for stage in range(plan.mesh.pp)]
-    facts: dict[str, Any] = {
+    found: dict[str, Any] = {
         "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype),
         "kv_bytes_per_token_per_rank": max(bytes_per_token(part, plan.kv_dtype, plan.mesh.tp) for part in stages),
         "kv_bytes_per_sequence": sum(_sequence(spec, plan, full, tp=1).values()),
@@ -167,13 +183,13 @@ def serving_facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: 
         "max_sequences": {},
     }
     if cluster is None or plan.phase == "load":
-        return facts
+        return found
     lengths = sorted({*(n for n in LENGTHS if n <= (spec.max_positions or full)), full} - {0})
     rooms = [_room(part, plan, sheet, cluster, lengths) for part, sheet in zip(stages, sheets, strict=True)]
-    facts["max_sequences"] = {str(n): min((found for room in rooms if (found := room[n]) is not None), default=0) for n in lengths}
+    found["max_sequences"] = {str(n): min((count for room in rooms if (count := room[n]) is not None), default=0) for n in lengths}
     free = [(_free(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp)) for part, sheet in zip(stages, sheets, strict=True)]
-    facts["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
-    return facts
+    found["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
+    return found
 
 
 def _sequence(spec: ModelSpec, plan: Plan, tokens: int, *, tp: Count) -> dict[str, Count]:

@@ -7,13 +7,13 @@ Sources were read at torch 2.13.0, transformers 5.23.0 (Adafactor) and 4.30 (its
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
 from memsheet.engines.torch_versions import eight_bit_alike, torch_version
 from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
 from memsheet.formulas.tapes.evaluate import Stepped
+from memsheet.frozen import dataclass
 from memsheet.references import ADAFACTOR, ADAM_MINI, BITSANDBYTES, GALORE, LORA_FA, MUON, TORCH_OPTIM, formula
 from memsheet.sheet import FromCode
 from memsheet.spec.dtypes import BF16, FP32, INT8_ADAM, DType

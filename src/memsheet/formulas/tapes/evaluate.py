@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial, reduce
+from dataclasses import replace
+from functools import cache, lru_cache, partial, reduce
 from operator import or_
 from typing import Any
 
 from memsheet.arith import Count, is_array, maximum, where
 from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, arrivals, high_points
+from memsheet.frozen import dataclass
 from memsheet.sheet import Component
 from memsheet.spec.dtypes import DType
 
@@ -26,11 +28,14 @@ class Bag:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[Key, Count]]) -> Bag:
-        held: dict[Key, Count] = {}
-        for key, size in pairs:
-            before = held.get(key)
-            held[key] = size if before is None else before + size
-        return cls(held, _added([*held.values()]))
+        every = list(pairs)
+        held = dict(every)
+        if len(held) < len(every):  # several under one name
+            held = {}
+            for key, size in every:
+                before = held.get(key)
+                held[key] = size if before is None else before + size
+        return cls(held, _added(list(held.values())))
 
     def part(self, key: Key) -> tuple[Count, Any]:
         """Bytes under one name, and whether there is such a part: a bool, or one for each plan of a stratum."""
@@ -74,14 +79,18 @@ def weigh(moment: Moment) -> Count:
 
 def _added(sizes: list[Count]) -> Count:
     """The sum, without adding nothing to arrays."""
-    whole = [size for size in sizes if type(size) is int]
-    total: Count = sum(whole)
-    if len(whole) == len(sizes):
-        return total
+    if {*map(type, sizes)} <= WHOLE:
+        return sum(sizes)
+    whole, arrays = 0, None
     for size in sizes:
-        if type(size) is not int:
-            total = size if type(total) is int and total == 0 else total + size
-    return total
+        if type(size) is int:
+            whole += size
+        else:
+            arrays = size if arrays is None else arrays + size
+    return arrays + whole if whole else arrays  # type: ignore[return-value, operator]
+
+
+WHOLE = {int}
 
 
 def merge(moment: Moment) -> Bag:
@@ -89,7 +98,16 @@ def merge(moment: Moment) -> Bag:
     total = weigh(moment)
     if type(total) is not int and is_array(total):
         return _later(moment, total)
-    return Bag.of([(key, times * size) for times, bag in moment for key, size in bag.held.items()])
+    return Bag.of(_pairs(moment))
+
+
+def _pairs(moment: Moment) -> list[tuple[Key, Count]]:
+    """Everything that is resident, name by name, without multiplying by one."""
+    pairs: list[tuple[Key, Count]] = []
+    for times, bag in moment:
+        held = bag.held.items()
+        pairs += held if type(times) is int and times == 1 else [(key, times * size) for key, size in held]
+    return pairs
 
 
 def together(moment: Moment) -> Moment:
@@ -103,7 +121,11 @@ def _later(moment: Moment, total: Count) -> Later:
 
 
 def _merged(moment: Moment) -> dict[Key, Count]:
-    return Bag.of([(key, times * size) for times, bag in moment for key, size in bag.held.items()]).held
+    held: dict[Key, Count] = {}
+    for key, size in _pairs(moment):
+        before = held.get(key)
+        held[key] = size if before is None else before + size
+    return held
 
 
 def _merged_part(moment: Moment, key: Key) -> tuple[Count, Any]:
@@ -116,28 +138,55 @@ def largest(moments: Sequence[Moment]) -> Bag:
     totals = [weigh(m) for m in moments]
     if type(sum(totals)) is int:
         return merge(moments[max(range(len(totals)), key=totals.__getitem__)])
-    return Later(partial(_chosen, tuple(moments), totals), partial(_chosen_part, tuple(moments), totals), reduce(maximum, totals))
+    which = partial(_winners, totals)
+    return Later(partial(_chosen, tuple(moments), which), partial(_chosen_part, tuple(moments), which), reduce(maximum, totals))
 
 
-def _chosen_part(moments: Sequence[Moment], totals: list[Count], key: Key) -> tuple[Count, Any]:
-    best, (chosen, there) = totals[0], _merged_part(moments[0], key)
-    for moment, size in zip(moments[1:], totals[1:], strict=True):
-        found, here = _merged_part(moment, key)
+Winners = Callable[[], Sequence[tuple[int, Any]]]
+
+
+def _winners(totals: list[Count]) -> Sequence[tuple[int, Any]]:
+    """Which of several moments holds most, the first of equals: those that do for some plans, and for which."""
+    best: Any = totals[0] + next(size for size in totals if type(size) is not int) * 0  # an array, as all that it is compared with
+    masks = list[tuple[int, Any]]()
+    for number, size in enumerate(totals[1:], start=1):
+        wins: Any = size > best
+        if wins.any():
+            masks.append((number, wins))
+            best = maximum(best, size)
+    later: Any = False
+    found = list[tuple[int, Any]]()
+    for number, wins in reversed(masks):
+        own = wins & ~later if later is not False else wins
+        if own.any():
+            found.append((number, own))
+            later = later | wins
+    rest: Any = True if later is False else ~later
+    return [(0, rest), *reversed(found)] if rest is True or rest.any() else list(reversed(found))
+
+
+def _chosen_part(moments: Sequence[Moment], which: Winners, key: Key) -> tuple[Count, Any]:
+    (first, _), *others = which()
+    chosen, there = _merged_part(moments[first], key)
+    for number, wins in others:
+        found, here = _merged_part(moments[number], key)
         if there is not False or here is not False:
-            wins = size > best
             chosen, there = where(wins, found, chosen), where(wins, here, there)
-        best = maximum(best, size)
     return chosen, there
 
 
-def _chosen(moments: Sequence[Moment], totals: list[Count]) -> dict[Key, Count]:
-    best = totals[0]
-    chosen = merge(moments[0]).held
-    for moment, size in zip(moments[1:], totals[1:], strict=True):
-        wins, bag = size > best, merge(moment).held
-        chosen = {key: where(wins, bag.get(key, 0), chosen.get(key, 0)) for key in {**chosen, **bag}}
-        best = maximum(best, size)
+def _chosen(moments: Sequence[Moment], which: Winners) -> dict[Key, Count]:
+    (first, _), *others = which()
+    chosen = merge(moments[first]).held
+    for number, wins in others:
+        bag = merge(moments[number]).held
+        chosen = {key: _either(wins, bag.get(key, 0), chosen.get(key, 0)) for key in {**chosen, **bag}}
     return chosen
+
+
+def _either(condition: Any, a: Count, b: Count) -> Count:
+    """As ``where``; what both have stays itself, so that it can be told from what differs."""
+    return a if a is b else where(condition, a, b)
 
 
 def entry_bytes(entry: Entry, axes: Axes) -> Count:
@@ -247,13 +296,36 @@ def _points(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[int,
     return high_points(log, alive, release_gradients=release)
 
 
+@lru_cache(maxsize=1024)
+def _changes(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """High points one after another: how many more, or fewer, there are of each size than at the one before."""
+    _, like = _distinct(tape)
+    counts = [Counter(like[i] for i in point) for point in _points(tape, kind, release=release)]
+    before = [Counter[int](), *counts]
+    return tuple(tuple((n, now[n] - was[n]) for n in {**was, **now} if now[n] != was[n]) for was, now in zip(before, counts, strict=False))
+
+
 def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> Bag:
     points = _points(tape, kind, release=release)
-    totals = [_added([sizes[i] for i in point]) for point in points]
-    if type(sum(totals)) is int:
+    if {*map(type, sizes)} <= WHOLE:
+        totals = [sum(map(sizes.__getitem__, point)) for point in points]
         best = points[max(range(len(totals)), key=totals.__getitem__)]
         return Bag.of([(keys[i], sizes[i]) for i in best])
-    return largest([[(1, Bag.of((keys[i], sizes[i]) for i in point))] for point in points])
+    _, like = _distinct(tape)
+    distinct, total, moments = dict(zip(like, sizes, strict=True)), 0, list[Moment]()
+    for point, changes in zip(points, _changes(tape, kind, release=release), strict=True):
+        total = _added([total, *(distinct[n] if more == 1 else more * distinct[n] for n, more in changes)])
+        named = cache(partial(_named, sizes, keys, point))
+        moments.append([(1, Later(named, partial(_part_of, named), total))])
+    return largest(moments) if len(moments) > 1 else moments[0][0][1]
+
+
+def _named(sizes: list[Count], keys: list[Key], point: tuple[int, ...]) -> dict[Key, Count]:
+    return Bag.of([(keys[i], sizes[i]) for i in point]).held
+
+
+def _part_of(named: Callable[[], dict[Key, Count]], key: Key) -> tuple[Count, Any]:
+    return named().get(key, 0), key in named()
 
 
 @lru_cache(maxsize=1024)

@@ -6,9 +6,9 @@ length.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
+from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import DType
 
 Axis = str | int

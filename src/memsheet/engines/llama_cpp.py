@@ -1,0 +1,50 @@
+"""llama.cpp on NVIDIA cards, layers dealt to devices; and ik_llama.cpp, a fork that fuses more (named in ``engine_version``).
+
+Read at 00395eb2 (2026); of December 2025's b7342 the masks and the order of offloading; the fork at 8db70379 (May 2025).
+"""
+
+from __future__ import annotations
+
+from memsheet.references import GGML, LLAMA_CPP
+from memsheet.sheet import Cited
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.plan import AttentionKind, Implementation, OptimizerName
+
+UBATCH = 512
+"""Tokens of a physical batch (common/common.h, n_ubatch)."""
+
+
+OWN = ("max_batched_tokens", "k_dtype", "gpu_layers", "host_experts", "logical_batch", "mla_mode", "fused_moe", "page_tokens")
+"""Keys of serving that it reads, or refuses by a reason of its own; the logical batch only sizes what the host holds."""
+
+
+def stages(layers: int, devices: int, version: str | None) -> tuple[int, ...] | None:
+    """Layers of each device where all have as much free memory: shares of all layers and the output (llama-model.cpp, load_tensors)."""
+    del version
+    found = [0] * devices
+    for layer in range(layers):
+        found[layer * devices // (layers + 1)] += 1
+    return tuple(found) if all(found) else None
+
+
+ENGINE = Engine(
+    name="llama.cpp",
+    tested="00395eb2 (2026)",
+    tasks=("infer",),
+    server="llama_cpp",
+    axes=(),
+    serving_axes=("pp",),
+    zero=(0,),
+    default_zero=0,
+    sharding=Sharding.REPLICATED,
+    default_precision="bf16-pure",
+    precisions=("bf16-pure",),
+    autocast=False,
+    attention=(AttentionKind.FLASH, AttentionKind.EAGER),
+    optimizers=(OptimizerName.ADAMW,),
+    default_implementation=Implementation.FUSED,
+    adapters=(),
+    stages=stages,
+    models=frozenset(f"serving.{key}" for key in OWN),
+    evidence={"buffers": Cited(LLAMA_CPP, "model, KV and compute buffers"), "compute": Cited(GGML, "ggml-alloc.c")},
+)

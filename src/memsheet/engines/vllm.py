@@ -1,0 +1,143 @@
+"""vLLM: what each release that was read counts, keeps and takes when nobody says (vllm-project/vllm at the tag of the release)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from memsheet.frozen import dataclass
+from memsheet.sheet import FromCode
+from memsheet.spec.device import Device
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.plan import AttentionKind, Implementation, OptimizerName, RecomputeMode
+from memsheet.units import GIB
+
+
+class Sampler(Enum):
+    """What the profiling run's sampler makes of the logits; ``formulas.serving.sampling`` says in bytes."""
+
+    SORTED = "sorted"  # PyTorch's sort of every row
+    FLASHINFER = "flashinfer"  # masked logits and their softmax
+    STATEFUL = "stateful"  # the same, by a runner that keeps a count of every request's tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Facts of a release. It stands for all after it until the next one in the table."""
+
+    tag: str
+    since: tuple[int, int]
+    memory_fraction: float
+    sampler: Sampler
+    counts_context: bool  # the driver's context is taken from the fraction (memory used, not its growth since the process began)
+    counts_graphs: bool = False  # so are the CUDA graphs, by an estimate
+    window_pages: bool = True  # a sliding window's layers have blocks of their own, in groups that share one pool
+    in_flight: int = 1  # batches that may be scheduled and not yet settled, whose tokens a window still holds
+    state_pages: int = 1  # pages of recurrent state that a request may hold
+    chunked: bool = True  # long prompts are read in parts of max_num_batched_tokens
+    sized_by_card: bool = True  # defaults are larger on large cards
+    lines: str = "v1"  # how its start-up lines are worded
+    near_group: bool = False  # groups of layers are as large as the larger kind where the kinds are nearly as many
+
+
+RELEASES = (
+    Release(tag="v0.6.4.post1", since=(0, 0), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, chunked=False, sized_by_card=False, lines="v0"),
+    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False),
+    Release(tag="v0.11.0", since=(0, 10), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=False),
+    Release(tag="v0.14.0", since=(0, 12), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=False),
+    Release(tag="v0.21.0", since=(0, 20), memory_fraction=0.92, sampler=Sampler.FLASHINFER, counts_context=False, counts_graphs=True, in_flight=2, state_pages=2, near_group=True, lines="by_length"),
+    Release(tag="v0.33.0", since=(0, 30), memory_fraction=0.92, sampler=Sampler.STATEFUL, counts_context=False, counts_graphs=True, in_flight=2, state_pages=2, near_group=True, lines="joined"),
+)  # fmt: skip
+"""v0.6.4.post1 worker/worker.py:174 (used less torch's), v0.8.5 v1/worker/gpu_worker.py:186, v0.11.0 :240 and utils/__init__.py:2783 (growth),
+v0.21.0 v1/worker/gpu_worker.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, envs.py:266), v0.33.0 :653 and utils/mem_utils.py:230. Fractions:
+v0.11.0 config/cache.py:43, v0.33.0 :215. Windows: v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.11.0 :937 groups them.
+In flight: v0.33.0 config/vllm.py:590, async scheduling being on by default. States: v0.33.0 v1/kv_cache_interface.py:1140 ("align"). Groups:
+v0.21.0 v1/core/kv_cache_utils.py:1139.
+"""
+NEWEST = RELEASES[-1]
+FIRST_V1 = RELEASES[2]
+
+
+def release_of(version: str | None) -> Release:
+    """The release that stands for a version ("0.11.0", "v0.6.4.post1 (V0)"); the newest that was read where none is said."""
+    found = re.search(r"(\d+)\.(\d+)", version or "")
+    if found is None:
+        return FIRST_V1 if (version or "").startswith("V1") else NEWEST
+    number = int(found[1]), int(found[2])
+    return [release for release in RELEASES if release.since <= number][-1]
+
+
+LARGE_CARD, LARGEST_CARD = 70 * GIB, 160 * GIB
+BLOCK, LATENT_BLOCK = 16, 64
+"""CacheConfig.block_size where nobody says, and what FlashMLA makes of it (v0.11.0 platforms/cuda.py:127, 165)."""
+LONG = 32 * 1024
+V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
+"""max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123, config.py:1110-1118)."""
+
+
+def served(request: Mapping[str, Any], device: Device | None, *, latent: bool) -> Mapping[str, Any]:
+    """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the card's memory, A100 excepted)."""
+    release = release_of(request.get("engine_version"))
+    length = request.get("serving.max_model_len") or request.get("seq_len") or 0
+    return {
+        "serving.max_sequences": _sequences(release, device), "serving.max_batched_tokens": _batch(release, device, length),
+        "serving.page_tokens": LATENT_BLOCK if latent else BLOCK, "serving.memory_fraction": release.memory_fraction,
+    }  # fmt: skip
+
+
+def _large(release: Release, device: Device | None) -> bool:
+    """Device memory as the driver counts it, which is what a framework gets and a few MiB."""
+    named_out = device is not None and "a100" in device.name.lower() and release.since > (0, 8)
+    return release.sized_by_card and device is not None and device.framework_bytes >= LARGE_CARD and not named_out
+
+
+def _sequences(release: Release, device: Device | None) -> int:
+    return 1024 if _large(release, device) else V0_SEQUENCES
+
+
+def _batch(release: Release, device: Device | None, length: int) -> int:
+    if not release.chunked:
+        return V0_CHUNK if length > LONG else max(length, V0_BATCH)
+    if device is not None and release.since >= (0, 20) and device.framework_bytes >= LARGEST_CARD:
+        return 16384
+    return 8192 if _large(release, device) else 2048
+
+
+def stages(layers: int, count: int, _: str | None) -> tuple[int, ...] | None:
+    """Layers of each pipeline stage: what is left over goes to the stages before the last (v0.11.0 distributed/utils.py:89)."""
+    even, left = divmod(layers, count)
+    found = [even] * count
+    for place in range(2, left + 2):
+        found[-place] += 1
+    return tuple(found) if even else None
+
+
+ENGINE = Engine(
+    name="vllm",
+    tested="0.33.0",
+    tasks=("infer",),
+    axes=(),
+    serving_axes=("dp_replicate", "tp", "pp", "ep"),
+    zero=(0,),
+    default_zero=0,
+    sharding=Sharding.REPLICATED,
+    server="vllm",
+    stages=stages,
+    served=served,
+    default_precision="bf16-pure",
+    precisions=("fp32", "bf16-pure"),
+    autocast=False,
+    attention=(AttentionKind.FLASH, AttentionKind.SDPA),
+    losses=(),
+    recompute=(RecomputeMode.NONE,),
+    optimizers=(OptimizerName.ADAMW,),
+    default_implementation=Implementation.FUSED,
+    models=frozenset({
+        "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens",
+    }),
+    splits_experts_over_tp=True,
+    experts_whole=True,
+    evidence={"weights": FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/worker/gpu_model_runner.py", 2652)},
+)  # fmt: skip

@@ -1,0 +1,26 @@
+"""What a server without torch has on a card besides its own buffers: the driver's context and its libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memsheet.catalog import overheads
+from memsheet.formulas.runtime import workspaces
+from memsheet.sheet import Bytes, Component, Fitted, FromCode, Instant, Item
+from memsheet.spec.device import Cluster
+from memsheet.spec.plan import Plan
+
+CUBLAS = FromCode("ggml-org/llama.cpp", "00395eb285c7c6821ff372e3ca41dae9da33c2c7", "ggml/src/ggml-cuda/common.cuh", 0)
+
+
+def driver_items(plan: Plan, cluster: Cluster | None, instants: Iterable[Instant]) -> list[Item]:
+    """The context at every instant, and cuBLAS's workspace once something was multiplied; nothing where no card is named."""
+    if cluster is None:
+        return []
+    instants, entry = tuple(instants), overheads()["context"]
+    measured = Fitted(entry["runs"], entry["hardware"], entry["date"], entry["spread"])
+    context = Bytes(entry["low_bytes"], entry["value_bytes"], entry["high_bytes"])
+    most = workspaces(plan, cluster).high
+    late = [instant for instant in instants if instant is not Instant.LOAD]
+    items = [Item(Component.CONTEXT, "cuda", dict.fromkeys(instants, context), measured)]
+    return [*items, Item(Component.WORKSPACES, "cublas", dict.fromkeys(late, Bytes(0, 0, most)), CUBLAS)] if late else items

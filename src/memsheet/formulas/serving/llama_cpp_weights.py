@@ -1,0 +1,139 @@
+"""Every tensor of a model as llama.cpp stores it: its layer, its name in a GGUF file, its bytes on a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memsheet.frozen import dataclass
+from memsheet.references import GGML, LLAMA_CPP, formula
+from memsheet.spec.dtypes import FP32, GGUF, DType
+from memsheet.spec.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
+from memsheet.spec.model import Attention, Block, ModelSpec, Moe, Role, Weight
+from memsheet.spec.plan import Plan
+
+ROW_PADDING = 512
+"""Elements that the last row of a quantized matrix is padded to on a device (ggml-cuda.cu, MATRIX_ROW_PADDING)."""
+KINDS = {
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "qkv_proj": "attn_qkv", "query_key_value": "attn_qkv", "c_attn": "attn_qkv",
+    "o_proj": "attn_output", "dense": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "gate_up_proj": "ffn_up",
+    "down_proj": "ffn_down", "w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up",
+}  # fmt: skip
+TOKENS, OUTPUT = "token_embd", "output"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """One tensor. ``layer`` is -1 outside of layers; ``expert``: of routed experts; ``module``: its last name in the model's own code."""
+
+    layer: int
+    kind: str
+    module: str
+    nbytes: int
+    padding: int
+    expert: bool = False
+    low: int = -1  # of types that a mix may have in its place; the file's own have none
+    high: int = -1
+
+    @property
+    def on_device(self) -> int:
+        return self.nbytes + self.padding
+
+    def ends(self) -> tuple[int, int]:
+        """What it takes at least and at most on a device."""
+        return (self.on_device if self.low < 0 else self.low + self.padding), (
+            self.on_device if self.high < 0 else self.high + self.padding
+        )
+
+
+def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
+    """As the file says where there is one and the plan names no other types, else as llama.cpp's quantizer would write it."""
+    named = plan.quantization.weights.name if plan.quantization else None
+    own = spec.quantization.weights if spec.quantization else None
+    if spec.source.tensors and named == own:
+        return tuple(_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors)
+    kind = named.removeprefix("gguf:") if named else {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
+    return (*_ends(spec, kind), *_layers(spec, kind))
+
+
+def _in_file(name: str, kind: str, dims: tuple[int, ...]) -> Stored:
+    parts = name.split(".")
+    elements = 1
+    for n in dims:
+        elements *= n
+    layer = int(parts[1]) if parts[0] == "blk" else -1
+    label = parts[2] if parts[0] == "blk" else parts[0]
+    module = {
+        "attn_q": "q_proj",
+        "attn_k": "k_proj",
+        "attn_v": "v_proj",
+        "attn_output": "o_proj",
+        "ffn_gate": "gate_proj",
+        "ffn_up": "up_proj",
+        "ffn_down": "down_proj",
+    }
+    return _stored(
+        layer, label, module.get(label.removesuffix("_exps"), label), elements, dims[0], GGUF[kind], expert=label.endswith("_exps")
+    )
+
+
+@formula(cites=GGML, at="ggml-cuda.cu ggml_backend_cuda_buffer_type_get_alloc_size: the last row of a quantized matrix to 512 elements")
+def _stored(layer: int, kind: str, module: str, elements: int, row: int, dtype: DType, *, expert: bool = False) -> Stored:
+    extra = -row % ROW_PADDING
+    padding = int(dtype.nbytes(-(-extra // dtype.block) * dtype.block)) if dtype.block > 1 and extra else 0
+    return Stored(layer=layer, kind=kind, module=module, nbytes=int(dtype.nbytes(elements)), padding=padding, expert=expert)
+
+
+@formula(cites=LLAMA_CPP, at="llama-quant.cpp llama_tensor_get_type: the table as the main type, the output matrix in Q6_K beside most")
+def _ends(spec: ModelSpec, mix: str) -> Iterator[Stored]:
+    """Tables and the output matrix. A tied one is stored once, in the type of an output, and held twice where its two uses are apart."""
+    tied = spec.head.tied or not spec.head.weights
+    for weight in (*spec.embeddings.weights, *(w for norm in spec.embeddings.norms for w in norm.weights)):
+        table = weight.role is Role.EMBEDDING and weight.shape[0] >= spec.vocab
+        dtype = GGUF[end_type(mix, output=tied, row=weight.shape[-1])] if table else FP32
+        yield _stored(-1, TOKENS if table else "embd", "embed", weight.elements, weight.shape[-1], dtype)
+    for weight in spec.head.weights:
+        matrix = len(weight.shape) > 1
+        dtype = GGUF[end_type(mix, output=True, row=weight.shape[-1])] if matrix else FP32
+        yield _stored(-1, OUTPUT, "head", weight.elements, weight.shape[-1], dtype)
+    for stack in spec.stacks:
+        for norm in stack.final_norms:
+            yield from (_stored(-1, "output_norm", "norm", w.elements, w.shape[-1], FP32) for w in norm.weights)
+
+
+def _layers(spec: ModelSpec, mix: str) -> Iterator[Stored]:
+    blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    for layer, block in enumerate(blocks):
+        where = _where(block, layer, len(blocks))
+        for weight in block.weights:
+            module = weight.path.removesuffix(".weight").split(".")[-1]
+            dtype = _dtype(weight, module, mix, where)
+            found = _stored(
+                layer, KINDS.get(module, module), module, weight.elements, weight.shape[-1], dtype, expert=weight.role is Role.EXPERT
+            )
+            yield _ranged(found, weight, mix) if dtype is not FP32 and mix not in WHOLE else found
+
+
+def _ranged(stored: Stored, weight: Weight, mix: str) -> Stored:
+    """With what recipes do to a type: nothing at the low end; at the high end attention in eight bits and down projections in six."""
+    main = GGUF[MIXES.get(mix, (mix, {}))[0]]
+    raised = "Q6_K" if stored.kind == "ffn_down" else "Q8_0" if stored.kind.startswith("attn") else ""
+    high = (
+        max(stored.nbytes, int(GGUF[raised].nbytes(weight.elements)))
+        if raised and main.bits / main.block < GGUF[raised].bits / GGUF[raised].block
+        else stored.nbytes
+    )
+    return replace(stored, low=min(stored.nbytes, int(main.nbytes(weight.elements))), high=high)
+
+
+def _where(block: Block, layer: int, layers: int) -> Where:
+    mixer = next((m for m in block.mixers if isinstance(m, Attention)), None)
+    experts = block.feed_forward.experts if isinstance(block.feed_forward, Moe) else 0
+    return Where(layer=layer, layers=layers, grouped=mixer.heads // mixer.kv_heads if mixer else 1, experts=experts)
+
+
+def _dtype(weight: Weight, module: str, mix: str, where: Where) -> DType:
+    """Matrices are quantized; norms, biases and routers stay in fp32."""
+    if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
+        return FP32
+    return GGUF[matrix_type(mix, KINDS.get(module, module), where, weight.shape[-1])]

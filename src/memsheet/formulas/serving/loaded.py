@@ -1,0 +1,133 @@
+"""Weights of a server with kernels of its own (vLLM, SGLang) as its ranks hold them once loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from memsheet.arith import Count, ceil_div, maximum, round_up
+from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
+from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
+from memsheet.references import VLLM, formula
+from memsheet.sheet import NOTHING, Bytes, Component, FromCode, Instant, Item
+from memsheet.spec.dtypes import BF16, FP8, FP32, MXFP4, DType
+from memsheet.spec.engine import Sharding
+from memsheet.spec.model import Attention, LatentAttention, Mixer, ModelSpec, Role
+from memsheet.spec.plan import Plan
+
+VOCABULARY = 64
+"""The vocabulary is padded to a multiple of it (v0.11.0 model_executor/layers/vocab_parallel_embedding.py:23, SGLang v0.5.23 the same)."""
+LOADED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/vocab_parallel_embedding.py", 227)
+ROPE = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/rotary_embedding/base.py", 45)
+PADDED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/quantization/mxfp4.py", 599)
+SCALED = FromCode(
+    "vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py", 105
+)
+ABSORBED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084)
+
+
+def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
+    """Every parameter of a stage as a rank holds it: latent projections whole, heads and experts cut, the vocabulary padded."""
+    return tuple(held_tensors(part, replace(plan, vocab_multiple=VOCABULARY)))
+
+
+def loaded_items(part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant]) -> list[Item]:
+    """Parameters, tables of rotary positions, copies that latent attention makes of quantized projections, and the gaps between segments."""
+    sizes = parameter_bytes(part, plan, held, Sharding.REPLICATED)
+    ranges = padded_experts(held)
+    items = [
+        Item(component, path, dict.fromkeys(instants, ranges.get(path, Bytes.exact(size))), PADDED if path in ranges else LOADED)
+        for (component, path), size in sizes.items()
+    ]
+    items += [
+        Item(Component.BUFFERS, path, dict.fromkeys(instants, Bytes.exact(size)), evidence)
+        for path, size, evidence in (("rotary_emb", rope_bytes(part, plan.precision.compute), ROPE), ("absorbed", absorbed_bytes(part, plan), ABSORBED))
+        if size
+    ]  # fmt: skip
+    if scales := row_scales_bytes(held):
+        items.append(Item(Component.BUFFERS, "weight_scale", dict.fromkeys(instants, Bytes(0, scales, scales)), SCALED))
+    gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
+    return [*items, Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR)]
+
+
+@formula(
+    cites=VLLM,
+    at="v0.11.0 compressed_tensors_w8a8_fp8.py: one fp32 scale an output channel, or one a matrix where it was quantized while loading",
+)
+def row_scales_bytes(held: Iterable[Held]) -> Count:
+    """Bytes of the scales of eight-bit matrices that are scaled by rows."""
+    total: Count = 0
+    for one in held:
+        if one.dtype is FP8 and one.role in (Role.LINEAR, Role.EXPERT) and len(one.shape) > 1:
+            total = total + one.times * FP32.nbytes(one.elements // one.shape[-1])
+    return total
+
+
+def _mixers(part: ModelSpec) -> Iterable[tuple[Mixer, int]]:
+    return ((mixer, run.count) for stack in part.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
+
+
+@formula(cites=VLLM, at="v0.11.0 rotary_embedding/__init__.py get_rope: one table of cosines and sines for each kind of rotation")
+def rope_bytes(part: ModelSpec, dtype: DType) -> int:
+    """Bytes of the tables of rotary positions, up to the longest the model was made for. Layers with and without a window that rotate
+    alike share one, which is how they are counted.
+    """
+    rotated = {
+        mixer.qk_rope_head_dim if isinstance(mixer, LatentAttention) else mixer.rotary_dim
+        for mixer, _ in _mixers(part) if isinstance(mixer, Attention | LatentAttention)
+    }  # fmt: skip
+    return sum(dtype.nbytes((part.max_positions or 0) * size) for size in rotated)
+
+
+@formula(cites=VLLM, at="v0.11.0 mla/common.py process_weights_after_loading: views of kv_b_proj, or a 16-bit copy where it is quantized")
+def absorbed_bytes(part: ModelSpec, plan: Plan) -> Count:
+    """Bytes of the key and value projections that latent attention multiplies with the query and the output."""
+    if plan.quantization is None:
+        return 0
+    total: Count = 0
+    for mixer, layers in _mixers(part):
+        if isinstance(mixer, LatentAttention):
+            rows = ceil_div(mixer.heads, plan.mesh.tp) * (mixer.qk_nope_head_dim + mixer.v_head_dim)
+            total = total + layers * plan.precision.compute.nbytes(rows * mixer.kv_lora_rank)
+    return total
+
+
+PADDED_TO, SCALE_ROWS, SCALE_COLUMNS, SHARE = 256, 256, 2, 32
+"""Sizes that FlashInfer's kernels of MXFP4 pad to, the most of all (v0.11.0 mxfp4.py:184; Marlin pads the inner size to 128, :168); those of
+triton's scales (v0.14.0 third_party/triton_kernels/tensor_details/layout_details/hopper_scale.py:25); elements that share a scale.
+"""
+
+
+@formula(
+    cites=VLLM,
+    at="v0.11.0 mxfp4.py:599: triton's kernels get their scales in a layout of their own, and those of the checkpoint stay (:612 deletes the weights)",
+)
+def swizzled_scales_bytes(shape: tuple[Count, ...]) -> Count:
+    """Bytes of a second copy of the scales of (experts, in, out), one a share of the input."""
+    experts, inputs, outputs = shape
+    return experts * round_up(outputs, SCALE_ROWS) * round_up(ceil_div(inputs, SHARE), SCALE_COLUMNS)
+
+
+def padded_experts(held: tuple[Held, ...]) -> dict[str, Bytes]:
+    """Ranges of expert matrices in MXFP4, by module path: as stored, as triton's kernels keep them (the value), and as the kernels that pad
+    most. Which one runs depends on the card and on what is installed.
+    """
+    found: dict[str, Bytes] = {}
+    for one in held:
+        if one.role is Role.EXPERT and one.dtype is MXFP4:
+            stored, padded = one.dtype.nbytes(one.elements), one.dtype.nbytes(_padded(one))
+            twice = stored + swizzled_scales_bytes(one.shape)
+            size = Bytes(one.times * stored, one.times * twice, one.times * maximum(twice, padded))
+            found[module_of(one.path)] = found.get(module_of(one.path), NOTHING) + size
+    for one in held:
+        if one.role is Role.EXPERT_BIAS and module_of(one.path) in found:
+            bias = one.times * BF16.nbytes(one.elements)
+            found[module_of(one.path)] += Bytes(bias, 2 * bias, 2 * bias)  # triton's kernels read biases in fp32 (mxfp4.py:581)
+    return found
+
+
+def _padded(held: Held) -> Count:
+    """Elements of (experts, in, out) with the inner and the hidden size padded; both gates lie in one output."""
+    experts, inputs, outputs = held.shape
+    gates = 1 if "down" in held.path else 2
+    return experts * round_up(inputs, PADDED_TO) * round_up(outputs, gates * PADDED_TO)

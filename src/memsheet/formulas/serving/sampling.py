@@ -1,0 +1,50 @@
+"""What choosing the next token of every sequence takes: copies of the logits, a sort of each row, counts that a server keeps."""
+
+from __future__ import annotations
+
+from memsheet.arith import Count, at_least, ceil_div, where
+from memsheet.engines.vllm import Sampler
+from memsheet.references import FLASHINFER, TORCH_SORT, VLLM, formula
+from memsheet.spec.dtypes import FP32, INT32, INT64, DType
+
+SEGMENTED_ROWS, WIDE_ROW = 128, 1_000_000
+"""From so many rows on torch sorts them as segments, and rows from this length on one by one (Sort.cu, launch_stable_sort_kernel)."""
+
+
+@formula(
+    cites=TORCH_SORT,
+    at="launch_stable_sort_kernel: indices of 8 bytes and cub's second copies of keys and indices; below 128 rows two of (row, place) more",
+)
+def sort_scratch_bytes(rows: Count, width: Count) -> Count:
+    """Bytes beside the sorted values and indices while fp32 rows are sorted."""
+    segments = rows * (INT64.nbytes(width) + FP32.nbytes(width) + INT64.nbytes(width))
+    whole = rows * (2 * INT64.nbytes(width) + 2 * FP32.nbytes(width) + INT64.nbytes(width))
+    one_by_one = INT64.nbytes(width) + FP32.nbytes(width) + INT64.nbytes(width)
+    by_count = where(at_least(rows, SEGMENTED_ROWS), segments, where(at_least(rows, 2), whole, one_by_one))
+    return where(at_least(width, WIDE_ROW), one_by_one, by_count)
+
+
+@formula(
+    cites=VLLM, at="v0.11.0 v1/sample/sampler.py:85 to float32, ops/topk_topp_sampler.py:157 sort, with the logits of the model still there"
+)
+def sorted_sampler_bytes(rows: Count, width: Count, dtype: DType) -> Count:
+    """Bytes at the sampler's peak: logits, their fp32 copy, sorted values, their places, and the sort's own."""
+    logits = dtype.nbytes(rows * width) + (0 if dtype is FP32 else FP32.nbytes(rows * width))
+    return logits + FP32.nbytes(rows * width) + INT64.nbytes(rows * width) + sort_scratch_bytes(rows, width)
+
+
+@formula(cites=FLASHINFER, at="top_k_top_p_sampling_from_logits: masked logits and their softmax, beside the logits and their fp32 copy")
+def masked_sampler_bytes(rows: Count, width: Count, dtype: DType) -> Count:
+    """Bytes at the sampler's peak where no row is sorted; torch's own softmax and noise take as much."""
+    return dtype.nbytes(rows * width) + (0 if dtype is FP32 else FP32.nbytes(rows * width)) + 2 * FP32.nbytes(rows * width)
+
+
+@formula(cites=VLLM, at="v0.33.0 v1/worker/gpu/sample/penalties.py:43: how often each token was made, and a bit for each of the prompt's")
+def sampler_state_bytes(sequences: Count, width: Count) -> Count:
+    """Bytes that a stateful sampler keeps for all sequences it may serve."""
+    return INT32.nbytes(sequences * width) + INT32.nbytes(sequences * ceil_div(width, INT32.bits))
+
+
+def sampler_bytes(sampler: Sampler, rows: Count, width: Count, dtype: DType) -> Count:
+    """Bytes at the peak of a release's sampler."""
+    return sorted_sampler_bytes(rows, width, dtype) if sampler is Sampler.SORTED else masked_sampler_bytes(rows, width, dtype)

@@ -1,0 +1,33 @@
+"""Which module accounts a server's memory: transformers' generation, vLLM, SGLang and others, each as its engine says (``Engine.server``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from memsheet.sheet import Item, Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+
+class Server(Protocol):
+    """What such a module has. ``items``: everything on a rank of a stage, context and slack included. ``facts``: what a serving engineer
+    asks besides, among it ``short_bytes`` where the engine would refuse to start.
+    """
+
+    def items(self, spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]: ...
+
+    def facts(self, spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]: ...
+
+
+MODULES = {"transformers": "serving"}
+"""Modules that are called otherwise than what they account."""
+
+
+def server_of(engine: Engine) -> Server:
+    """The module that accounts the engine's inference."""
+    name = MODULES.get(engine.server, engine.server)
+    return cast("Server", import_module(f"memsheet.formulas.serving.{name}"))

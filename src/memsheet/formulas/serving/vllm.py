@@ -1,0 +1,207 @@
+"""vLLM on a rank: weights, what its profiling run peaked at, and a pool of blocks that takes the rest of its fraction of the card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.arith import Count, maximum, minimum
+from memsheet.engines.vllm import Release, Sampler, release_of
+from memsheet.formulas.pipeline import stage_model
+from memsheet.formulas.runtime import outside_tensors
+from memsheet.formulas.serving.capacity import Pool, capacity, start_up
+from memsheet.formulas.serving.graphs import graph_items
+from memsheet.formulas.serving.kv_cache import caching_layers
+from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
+from memsheet.formulas.serving.pages import Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.formulas.serving.profiled import Peak, profiled
+from memsheet.formulas.serving.sampling import sampler_state_bytes
+from memsheet.frozen import dataclass
+from memsheet.references import VLLM, formula
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, total
+from memsheet.spec.device import Cluster
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import Attention, LatentAttention, ModelSpec
+from memsheet.spec.plan import Plan
+
+LOADED = (Instant.LOAD,)
+RUNNING = (Instant.PREFILL, Instant.DECODE)
+EVERY = (Instant.LOAD, *RUNNING)
+AT_PROFILE = Cited(VLLM, "v1/worker/gpu_model_runner.py profile_run")
+AT_POOL = Cited(VLLM, "v1/worker/gpu_worker.py determine_available_memory: what the fraction leaves")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A rank of one pipeline stage before its pool is made: its items, its pool's layout, and what the fraction leaves for it (None without a card)."""
+
+    items: tuple[Item, ...]
+    layout: Layout
+    available: Bytes | None
+    peak: Bytes  # the engine's "peak activation"
+    weights: Bytes
+
+
+def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
+    """Everything on a rank of a stage; all stages have as many blocks as the one that has room for the fewest."""
+    if plan.phase == "load":
+        part = stage_model(spec, plan, stage)
+        held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED)
+        return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
+    release = release_of(plan.engine_version)
+    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    own = stages[stage]
+    blocks = _blocks(stages, plan, release)
+    pool = Bytes(*(own.layout.block_bytes * count for count in (blocks.high, blocks.value, blocks.low)))  # most where others take least
+    return [*own.items, Item(Component.KV_CACHE, "pool", dict.fromkeys(RUNNING, pool), AT_POOL)]
+
+
+def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
+    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY)
+    loaded.append(_scales(part))
+    states = _sampler_states(part, plan, release)
+    assert plan.max_batched_tokens is not None
+    assert plan.max_sequences is not None
+    peaks = {
+        Instant.PREFILL: profiled(part, plan, release, plan.max_batched_tokens),
+        Instant.DECODE: profiled(part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)),
+    }
+    working = (*states, *_working(peaks))
+    outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}})
+    graphs = graph_items(plan)
+    tensors = [*loaded, *working, *graphs, *outside]
+    weights = total(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
+    workspace = total(item.largest for item in outside if item.component is Component.WORKSPACES)
+    return Stage(
+        items=tuple(tensors), layout=layout_of(kinds_of(part, plan, release), release), weights=weights,
+        peak=peaks[Instant.PREFILL].total + workspace + total(item.largest for item in states),
+        available=_available(plan, release, cluster, tensors) if cluster else None,
+    )  # fmt: skip
+
+
+ALLOCATED = 512
+"""The least a tensor takes (kMinBlockSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp)."""
+
+
+def _scales(part: ModelSpec) -> Item:
+    """Scalars of each attention layer, which a cache in eight bits needs: seven, in newer releases four."""
+    layers = sum(count for _, mixer, count in caching_layers(part) if isinstance(mixer, Attention | LatentAttention))
+    source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/attention/layer.py", 140)
+    return Item(
+        Component.BUFFERS,
+        "attn.scales",
+        dict.fromkeys(EVERY, Bytes(4 * ALLOCATED * layers, 7 * ALLOCATED * layers, 7 * ALLOCATED * layers)),
+        source,
+    )
+
+
+def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
+    if release.sampler is not Sampler.STATEFUL or part.head.kind == "none":
+        return []
+    assert plan.max_sequences is not None
+    size = Bytes.exact(sampler_state_bytes(plan.max_sequences, part.head.width))
+    return [Item(Component.BUFFERS, "sampler_states", dict.fromkeys(RUNNING, size), Cited(VLLM, "v1/worker/gpu/sample/penalties.py:43"))]
+
+
+def _working(peaks: Mapping[Instant, Peak]) -> list[Item]:
+    """The peak as two items: hidden states that rest, and what is highest above them."""
+    above = {when: _beyond(peak) for when, peak in peaks.items()}
+    rows = (("hidden_states", {when: peak.resting for when, peak in peaks.items()}), (_highest(peaks), above))
+    return [Item(Component.TEMPORARIES, path, at, AT_PROFILE) for path, at in rows if any(size.high for size in at.values())]
+
+
+def _beyond(peak: Peak) -> Bytes:
+    """What the peak holds besides the resting hidden states."""
+    whole, rest = peak.total, peak.resting
+    return Bytes(whole.low - rest.low, whole.value - rest.value, whole.high - rest.high)
+
+
+def _highest(peaks: Mapping[Instant, Peak]) -> str:
+    peak = peaks[Instant.PREFILL]
+    return "sampler" if peak.layer.value <= (peak.resting + peak.sampler).value else "widest_layer"
+
+
+@formula(
+    cites=VLLM, at="gpu_worker.py: fraction · memory - weights - peak of the profiling run - what others than torch took since (or in all)"
+)
+def _available(plan: Plan, release: Release, cluster: Cluster, tensors: list[Item]) -> Bytes:
+    """Bytes for the pool: the low end where everything else is high. Segments' gaps are no part of the engine's sum."""
+    device = cluster.device
+    assert plan.memory_fraction is not None
+    low, value, high = (
+        int(size * plan.memory_fraction) for size in (device.framework_low_bytes, device.framework_bytes, device.framework_high_bytes)
+    )
+    others = total(size for item in tensors if (size := _counted(item, release)) is not None)
+    return Bytes(maximum(0, low - others.high), maximum(0, value - others.value), maximum(0, high - others.low))
+
+
+def _counted(item: Item, release: Release) -> Bytes | None:
+    """What the engine's sum takes of an item. The context is there before its first look at the card, and grows by what is loaded later."""
+    size = item.at.get(Instant.PREFILL, NOTHING)
+    match item.component:
+        case Component.ALLOCATOR_SLACK:
+            return None
+        case Component.CUDA_GRAPHS if not release.counts_graphs:
+            return None
+        case Component.CONTEXT if item.path == "cuda" and not release.counts_context:
+            return Bytes(0, size.value - size.low, size.high - size.low)
+        case Component.CONTEXT if item.path == "cuda":
+            return Bytes(size.low, size.value, 2 * size.high)  # all that is used on the card, by a second process too
+        case _:
+            return size
+
+
+def _blocks(stages: list[Stage], plan: Plan, release: Release) -> Bytes:
+    """Blocks of the pool: of the stage with the fewest; without a card as many as the sequences that are asked for take."""
+    sizes = [(stage.available, stage.layout) for stage in stages if stage.layout.block_bytes]
+    if not sizes:
+        return NOTHING
+    if any(available is None for available, _ in sizes):
+        return Bytes.exact(_asked(sizes[0][1], plan, release))
+    ends = [tuple(end // layout.block_bytes for end in (room.low, room.value, room.high)) for room, layout in sizes if room is not None]
+    return Bytes(*(min(end[place] for end in ends) for place in range(3)))
+
+
+def _asked(layout: Layout, plan: Plan, release: Release) -> Count:
+    length, sequences = plan.max_model_len or 1, plan.max_sequences or 1
+    return sequences * sequence_blocks(layout, length, release)
+
+
+def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
+    """What a serving engineer asks: blocks, tokens, sequences at several lengths, and the engine's own start-up lines."""
+    release = release_of(plan.engine_version)
+    if plan.phase == "load":
+        return {}
+    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    pool = Pool(layout=stages[0].layout, blocks=_blocks(stages, plan, release), release=release, in_flight=_in_flight(plan, release))
+    found = {"read": f"{plan.engine} {release.tag}", **capacity(spec, plan, pool)}
+    if cluster is None:
+        return found
+    found["short_bytes"] = _short(stages, plan, pool)
+    found["start_up"] = start_up(plan, pool, stages[0].weights, stages[0].available or NOTHING)
+    found["budget"] = _budget(plan, cluster, stages[0])
+    return found
+
+
+def _in_flight(plan: Plan, release: Release) -> int:
+    """Tokens that may be scheduled and not settled; a pipeline has a batch in each stage."""
+    batches = plan.mesh.pp + 1 if release.in_flight > 1 else 1
+    return batches * int(plan.max_batched_tokens or 1)
+
+
+def _short(stages: list[Stage], plan: Plan, pool: Pool) -> Bytes:
+    """Bytes that the pool lacks for one sequence of max_model_len, without which the engine does not start; negative where it has them."""
+    lacks = []
+    for stage in stages:
+        needed = sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight) * stage.layout.block_bytes
+        room = stage.available or NOTHING
+        lacks.append(Bytes(needed - room.high, needed - room.value, needed - room.low))
+    return max(lacks, key=lambda lack: lack.value)
+
+
+def _budget(plan: Plan, cluster: Cluster, stage: Stage) -> Mapping[str, Any]:
+    """The engine's own sum, in its own words."""
+    return {
+        "memory_fraction": plan.memory_fraction, "requested_bytes": int(cluster.device.framework_bytes * (plan.memory_fraction or 0)),
+        "weights": stage.weights, "peak_activation": stage.peak, "kv_cache": stage.available,
+    }  # fmt: skip
