@@ -34,6 +34,7 @@ GROUPS = ("korthikanti_tab5", "megatronlm_llama_fp8", "torchtitan_", "mbridge_pe
 OPEN = ("mesh", "zero", "reshard_after_forward", "sequence_parallel", "context_parallel_comm", "schedule", "layers_per_stage", "microbatch", "loss",
         "recompute", "offload", "async_tp")  # fmt: skip
 """What the search chooses; of a nested key its first name."""
+DATA = Path(__file__).parent / "data" / "cases.json"
 LOOKED_AT = 4
 """Of the fastest plans, until one fits when it is accounted by itself."""
 Kept = tuple[str, str, str]
@@ -113,14 +114,15 @@ def _fastest(ranking: Ranking) -> Planned | None:
 
 def _why(published: Planned, ours: Planned | None, space: Space) -> Iterator[str]:
     """Facts that explain a case where ours is slower, or the published plan not sure to fit."""
-    over = int(published.verdict.device.high) - budget_of(space.cluster).low_bytes
-    if published.verdict.result is not Result.FITS:
+    over = max(0, int(published.verdict.device.high) - budget_of(space.cluster).low_bytes)
+    if over:
         yield f"published: the high end of its range is {over / GIB:.1f} GiB over, and the search offers what surely fits"
     if ours is None:
         yield "no plan of the space surely fits"
     elif published.seconds < ours.seconds:
         outside = list(outside_of(published, space))
-        yield f"not searched: {', '.join(outside)}" if outside else "in the space, and slower there"
+        if outside or not over:
+            yield f"not searched: {', '.join(outside)}" if outside else "in the space, and slower there"
         if ours.seconds <= published.seconds * (1 + APART):
             yield f"a tie: times are told apart from {APART:.0%} on"
 
@@ -196,7 +198,7 @@ def chosen(path: Path, groups: Sequence[str]) -> list[Case]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Published plans beside ours.")
     parser.add_argument("--group", action="append", metavar="PREFIX", help=f"groups that begin so; {', '.join(GROUPS)} by default")
-    parser.add_argument("--data", type=Path, default=Path(__file__).parent / "data" / "cases.json")
+    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     cases = chosen(options.data, options.group or GROUPS)

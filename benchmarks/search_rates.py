@@ -2,7 +2,7 @@
 
     python benchmarks/search_rates.py NAME
 
-``grid_*`` searches a whole space: strata are made, resolved and accounted. ``array_*`` accounts one stratum again whose rows are repeated until
+``grid_*`` searches a whole space: strata are made, resolved and accounted (``seconds``), then those that fit are timed (``timed_s``). ``array_*`` accounts one stratum again whose rows are repeated until
 it is full, which is what the arrays can do where a space has that many plans of one kind.
 """
 
@@ -27,6 +27,7 @@ class Case:
     gpus: int
     request: dict[str, Any]
     wanted: str
+    model: str = MODEL
     one_stratum: bool = False
 
 
@@ -37,6 +38,10 @@ CASES = {
     "grid_large": Case(
         what=f"{MODEL} on 16,384 cards, every megatron plan", gpus=16384, request={"engine": "megatron", **_STEP, "global_batch": 16384},
         wanted="≤ 10 s, ≤ 500 MB",
+    ),
+    "grid_experts": Case(
+        what="deepseek-v3 on 2,048 cards, every megatron plan", model="deepseek-v3", gpus=2048, wanted="≤ 500 MB",
+        request={"engine": "megatron", "seq_len": 4096, "global_batch": 15360},
     ),
     "array_whole": Case(
         what="a full stratum of megatron plans without a pipeline", gpus=512, wanted="≥ 500,000 plans/s", one_stratum=True,
@@ -57,12 +62,15 @@ def measured(case: Case) -> dict[str, Any]:
     from memsheet.search.space import space_of
     from memsheet.spec.device import cluster_of
 
-    found = find_model(MODEL)
-    assert found is not None
-    space = space_of(read_hf_config(found["config"], name=MODEL), cluster_of(find_device(CARD), case.gpus), case.request)
+    described = find_model(case.model)
+    assert described is not None
+    space = space_of(read_hf_config(described["config"], name=case.model), cluster_of(find_device(CARD), case.gpus), case.request)
     start = time.process_time()
     searched = grid(space)
     seconds, plans, strata = time.process_time() - start, searched.plans, len(searched.graded)
+    start = time.process_time()
+    timed = 0 if case.one_stratum else sum(_timed(one) for one in searched.graded)
+    timed_s = time.process_time() - start
     if case.one_stratum:
         full = max((one.stratum for one in searched.graded), key=len).full()
         account_stratum(full)
@@ -70,7 +78,20 @@ def measured(case: Case) -> dict[str, Any]:
         account_stratum(full)
         seconds, plans, strata = time.process_time() - start, len(full), 1
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * RESIDENT_UNIT
-    return {"plans": plans, "strata": strata, "seconds": seconds, "plans_per_s": plans / seconds, "peak_bytes": peak}
+    found = {"plans": plans, "strata": strata, "seconds": seconds, "plans_per_s": plans / seconds, "peak_bytes": peak}
+    return {**found, "timed": timed, "timed_s": timed_s}
+
+
+def _timed(one: Any) -> int:
+    """The plans of a stratum that fit, each with the seconds of a step, as a ranking weighs them; how many there are."""
+    import numpy as np
+
+    from memsheet.budget import Result
+    from memsheet.search.grid import results
+    from memsheet.search.rank import seconds_of
+
+    space = one.stratum.space
+    return len(seconds_of(one.stratum, np.flatnonzero(results(one, space)[Result.FITS]), space, None))
 
 
 if __name__ == "__main__":

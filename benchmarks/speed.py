@@ -1,8 +1,10 @@
 """How long memsheet takes, beside something known run on the same machine a moment later. Ratios are printed, nothing is asserted.
 
-    python benchmarks/speed.py [--runs N] [--json]
+    python benchmarks/speed.py [--runs N] [--json] [--peer PYTHON]
 
-``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it.
+``--runs``: how often each is measured; the median is shown, and the fastest and slowest beside it. ``--peer`` (or MEMSHEET_PEER): a Python that
+can import SimuMax (https://github.com/MooreThreads/SimuMax: clone it, put its folder on that Python's path, install numpy, pandas, sympy,
+tabulate, matplotlib and tqdm there); it weighs plans of the same grid in the same minute. Without it there is a line that says so.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -36,6 +39,7 @@ DEMO = (
     "4",
     "--json",
 )
+PEER_PYTHON = "MEMSHEET_PEER"
 BUDGET = {"estimate_train": "≤ 1 ms", "cold": "≤ 0.2 s, ≤ 60 MB"}
 WARM, IN_PROCESS = 20, 20  # calls before the clock starts, and calls measured for each of --runs
 VERDICTS = (0, 10, 11)  # exit codes that are answers
@@ -49,6 +53,43 @@ with init_empty_weights():
     model = AutoModelForCausalLM.from_config(config)
 print(sum(p.numel() * p.element_size() for p in model.parameters()))
 """
+
+
+# Plans of Llama-3 70B on 512 cards as SimuMax weighs them one by one, bytes and time together, for as many seconds as it is given.
+PLANNER = """
+import contextlib, io, itertools, json, resource, sys, time, warnings
+from simumax.core.config import ModelConfig, StrategyConfig, SystemConfig
+from simumax.core.perf_llm import PerfLLM
+from simumax.utils import get_simu_model_config, get_simu_strategy_config, get_simu_system_config
+warnings.simplefilter("ignore")
+model, system = get_simu_model_config("llama3-70b"), get_simu_system_config("a100_pcie")
+base = StrategyConfig.read_json_file(get_simu_strategy_config("tp1_pp2_dp4_mbs1"))
+def weigh(tp, pp, size, again):
+    ranks = 512 // (tp * pp)
+    asked = {
+        "tp_size": tp, "pp_size": pp, "world_size": 512, "micro_batch_size": size, "micro_batch_num": 1024 // (size * ranks), "seq_len": 8192,
+        "enable_sequence_parallel": tp > 1, "enable_recompute": again, "recompute_granularity": "full_block" if again else None,
+        "recompute_layer_num": 80 // pp if again else 0,
+    }
+    plan = PerfLLM()
+    plan.configure(
+        strategy_config=StrategyConfig.init_from_dict({**base, **asked}), model_config=ModelConfig.init_from_config_file(model),
+        system_config=SystemConfig.init_from_config_file(system),
+    )
+    plan.run_estimate()
+    plan.analysis_mem()
+plans, start, limit = 0, time.process_time(), float(sys.argv[1])
+for asked in itertools.product((1, 2, 4, 8), (1, 2, 4, 8), (1, 2), (False, True)):
+    with contextlib.redirect_stdout(io.StringIO()):
+        weigh(*asked)
+    plans += 1
+    if time.process_time() - start > limit:
+        break
+seconds = time.process_time() - start
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+print(json.dumps({"plans": plans, "seconds": seconds, "plans_per_s": plans / seconds, "peak_bytes": peak}))
+"""
+PLANNER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,19 +157,24 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def process(name: str, what: str, command: Sequence[str], runs: int, answers: Sequence[int] = (0,)) -> Timing:
-    """Wall time and peak resident memory of a process, its output thrown away."""
-    found = [_spawn(command) for _ in range(runs)]
+    """Wall time and peak resident memory of a process, its output thrown away; its modules are compiled before, as pip leaves them."""
+    with tempfile.TemporaryDirectory() as compiled:
+        _spawn(command, compiled)
+        found = [_spawn(command, compiled) for _ in range(runs)]
     failed = next((code for _, _, code in found if code not in answers), None)
     if failed is not None:
         return Timing(name=name, what=what, skipped=f"exits with {failed}")
     return _of(name, what, [wall for wall, _, _ in found], max(peak for _, peak, _ in found))
 
 
-def _spawn(command: Sequence[str]) -> tuple[float, int, int]:
-    """Seconds, peak resident bytes and exit code of one run."""
+def _spawn(command: Sequence[str], compiled: str) -> tuple[float, int, int]:
+    """Seconds, peak resident bytes and exit code of one run; ``compiled``: where bytecode is."""
     nowhere = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (1, 2)]
+    around = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
-    child = os.posix_spawn(command[0], list(command), {**os.environ, "HF_HUB_OFFLINE": "1"}, file_actions=nowhere)
+    child = os.posix_spawn(
+        command[0], list(command), {**around, "HF_HUB_OFFLINE": "1", "PYTHONPYCACHEPREFIX": compiled}, file_actions=nowhere
+    )
     _, status, usage = os.wait4(child, 0)
     wall = time.perf_counter() - start
     return wall, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024), os.waitstatus_to_exitcode(status)
@@ -159,17 +205,45 @@ def searches() -> list[dict[str, Any]]:
     return found
 
 
+def planner(python: str | None) -> dict[str, Any]:
+    """A peer's rate, measured by its own Python on this core a moment later."""
+    row = {"name": "peer_planner", "what": "SimuMax, plans of the same grid one by one, bytes and time", "wanted": "to compare with"}
+    if not python:
+        return {**row, "skipped": f"no peer: --peer PYTHON or {PEER_PYTHON} names one that can import simumax"}
+    try:
+        ran = subprocess.run([python, "-c", PLANNER, str(PLANNER_S)], capture_output=True, text=True, check=False, timeout=60 * PLANNER_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {**row, "skipped": str(error)}
+    if ran.returncode:
+        return {**row, "skipped": (ran.stderr.strip() or "no word").splitlines()[-1]}
+    return {**row, **json.loads(ran.stdout.splitlines()[-1])}
+
+
+def over_peer(rows: Sequence[dict[str, Any]]) -> float | None:
+    """Plans a second of the first grid, beside the peer's; the grid's time is of bytes and of the seconds of all plans that fit."""
+    taken = {row["name"]: row for row in rows if "skipped" not in row}
+    ours, theirs = taken.get("grid_megatron"), taken.get("peer_planner")
+    if ours is None or theirs is None:
+        return None
+    return float(ours["plans"] / (ours["seconds"] + ours["timed_s"]) / theirs["plans_per_s"])
+
+
 def search_screen(rows: Sequence[dict[str, Any]]) -> str:
-    lines = ["", "plans searched, on one core"]
+    lines = ["", f"{'plans searched, on one core':<30}{'plans':>10}{'seconds':>12}{'plans/s':>12}{'peak':>10}"]
     for row in rows:
         lines.append(f"{row['what']}   (wanted {row['wanted']})")
         if "skipped" in row:
             lines.append(f"    not measured: {row['skipped']}")
             continue
-        plans, rate, strata = row["plans"], row["plans_per_s"], row["strata"]
-        lines.append(
-            f"    {plans:,} plans in {strata:,} strata, {_shown(row['seconds'])}, {rate:,.0f} plans/s, peak {row['peak_bytes'] / 1e6:.0f} MB"
-        )
+        strata = f"{row['strata']:,} strata" if row.get("strata") else "one by one"
+        peak = f"{row['peak_bytes'] / 1e6:.0f} MB"
+        lines.append(f"    {strata:<26}{row['plans']:>10,}{_shown(row['seconds']):>12}{row['plans_per_s']:>12,.0f}{peak:>10}")
+        if row.get("timed"):
+            lines.append(f"    and {_shown(row['timed_s'])} for the step times of the {row['timed']:,} that fit")
+    beside = over_peer(rows)
+    lines.append(
+        f"    the first grid, bytes and step times, beside the peer: {'not measured' if beside is None else f'{beside:,.0f} x its plans a second'}"
+    )
     return "\n".join(lines)
 
 
@@ -212,13 +286,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Times of memsheet beside a bare interpreter and a peer.")
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--peer", default=os.environ.get(PEER_PYTHON), metavar="PYTHON", help="one that can import simumax")
     chosen = parser.parse_args(arguments)
     runs = max(1, chosen.runs)
     fresh = cold(runs)  # first: on Linux a child's peak is never below what its parent held when it was started
     timings = [*in_process(runs), *fresh]
-    searched = searches()
+    searched = [*searches(), planner(chosen.peer)]
     if chosen.json:
-        answer = {"runs": runs, "timings": [asdict(timing) for timing in timings], "ratios": ratios(timings), "searches": searched}
+        answer = {
+            "runs": runs,
+            "timings": [asdict(timing) for timing in timings],
+            "ratios": ratios(timings),
+            "searches": searched,
+            "over peer": over_peer(searched),
+        }
         print(json.dumps(answer, indent=1))
     else:
         print(screen(timings))

@@ -19,6 +19,7 @@ import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
 from memsheet.formulas.literature import segmented  # noqa: E402
 from memsheet.report.bars import Look  # noqa: E402
+from memsheet.report.plans import render_plans  # noqa: E402
 from memsheet.report.table import render  # noqa: E402
 from memsheet.sheet import Component, Instant, Sheet  # noqa: E402
 from memsheet.units import GIB  # noqa: E402
@@ -183,24 +184,36 @@ And as the step's peak shows, the saving is not the difference of two activation
 the room of activations that are gone. Here recompute of every layer lowers the peak of the step by {saved}.
 """
 
-# ---- the README's screen -----------------------------------------------------------------------------------------------------
+# ---- screens in pages ------------------------------------------------------------------------------------------------------------
 
-DEMO = "memsheet train llama-3-70b --gpus 8xA100-80GB --engine fsdp2 --zero 3 --seq-len 2048 --microbatch 4"
+LOOK = Look(width=100, decimal=False, full=False, colour=False, ascii=False)
+JOB = "llama-3-70b --gpus 8xA100-80GB --seq-len 2048"
 OPEN, CLOSE = "<!-- demo: made by docs/generate.py -->\n", "<!-- /demo -->"
 
 
 def readme() -> str:
-    """../README.md with the screen that `make demo` prints."""
+    """../README.md with the first screen that `make demo` prints."""
     answer = memsheet.train("llama-3-70b", gpus="8xA100-80GB", engine="fsdp2", zero=3, seq_len=2048, microbatch=4)
-    screen = render(answer, Look(width=100, decimal=False, full=False, colour=False, ascii=False))
-    before, rest = (DOCS.parent / "README.md").read_text(encoding="utf-8").split(OPEN)
-    return f"{before}{OPEN}```\n$ {DEMO}\n{screen.rstrip()}\n```\n{CLOSE}{rest.split(CLOSE)[1]}"
+    return with_screen("../README.md", f"memsheet train {JOB} --engine fsdp2 --zero 3 --microbatch 4", render(answer, LOOK))
+
+
+def planning() -> str:
+    """guides/plan.md with the second."""
+    advice = memsheet.plan("llama-3-70b", gpus="8xA100-80GB", seq_len=2048, global_batch=32)
+    return with_screen("guides/plan.md", f"memsheet plan train {JOB} --global-batch 32", render_plans(advice, LOOK))
+
+
+def with_screen(name: str, command: str, screen: str) -> str:
+    """A page with its screen made anew."""
+    before, rest = (DOCS / name).read_text(encoding="utf-8").split(OPEN)
+    return f"{before}{OPEN}```\n$ {command}\n{screen.rstrip()}\n```\n{CLOSE}{rest.split(CLOSE)[1]}"
 
 
 PAGES = {
     "reference/worked_examples.md": worked_examples,
     "concepts/recompute.md": recompute,
     "concepts/parallelism.md": parallelism.page,
+    "guides/plan.md": planning,
     "../README.md": readme,
 }
 

@@ -11,7 +11,7 @@ from memsheet.errors import require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
 from memsheet.resolve_options import switches
-from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel, experts_split, server_options, usual_options
+from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel, experts_split, pages, server_options, usual_options
 from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, llama_options, precision_of, quantization_of
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
@@ -53,7 +53,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     gaps = Gaps(request)
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None
-    engine = _engine(gaps, task, gpus)
+    engine = _engine(gaps, task, gpus, model)
     if real:
         engine = replace(
             engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules),
@@ -73,7 +73,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     card = cluster if engine.server == "transformers" else None  # whose capability decides whether transformers dequantizes
     quantization = quantization_of(gaps, model, task, adapter, card, converts=engine.code is not Code.TRANSFORMERS)
     precision = precision_of(gaps, engine, task, adapter, model)
-    usual = usual_options(gaps, engine, task, model, cluster)
+    usual = usual_options(gaps, engine, mesh, model, cluster)
     attention = attention_of(gaps, engine, model)
     sequences = _sequences(gaps, task, usual.get("serving.max_sequences"))
     plan = Plan(
@@ -111,9 +111,10 @@ def reread(document: Mapping[str, Any], model: ModelSpec | None = None, *, real:
     return resolve({key: value for key, value in flatten(document).items() if key not in DESCRIBED}, model, None, real=real).plan
 
 
-def _engine(gaps: Gaps, task: str, gpus: int | None) -> Engine:
+def _engine(gaps: Gaps, task: str, gpus: int | None, model: ModelSpec | None) -> Engine:
     several = (gpus or _product(gaps.request)) > 1
-    default = "fsdp2" if task == "train" and several and gaps.request.get("zero") != 0 else "transformers"
+    sharded = task == "train" and several and gaps.request.get("zero") != 0
+    default = "fsdp2" if sharded else "vllm" if task == "infer" and several and pages(model) else "transformers"
     name = gaps.get("engine", default)
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:
@@ -214,7 +215,7 @@ def _divisibility(gaps: Gaps, mesh: Mesh, model: ModelSpec) -> None:
         if experts % mesh.ep:
             gaps.wrong("mesh.ep", mesh.ep, f"does not divide the {experts} experts of {model.name}")
     ranks = mesh.data_parallel * mesh.cp * mesh.tp
-    if not (mesh.ep == mesh.etp == 1) and mesh.etp != mesh.tp and ranks % (mesh.ep * mesh.etp):
+    if ranks % (mesh.ep * mesh.etp):  # Megatron-LM 23e00ed core/parallel_state.py:703: the world is divided by ep · etp · pp
         gaps.wrong("mesh.ep", mesh.ep, f"times etp does not divide the {ranks} ranks of a stage")
 
 

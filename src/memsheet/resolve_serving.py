@@ -9,7 +9,7 @@ from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import Gaps
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Code, Engine
-from memsheet.spec.model import LatentAttention, ModelSpec
+from memsheet.spec.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.spec.plan import AttentionKind, Mesh
 
 NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
@@ -62,6 +62,14 @@ def dequantizes(method: str, cluster: Cluster | None) -> str:
     return f"{needed[0]}.{needed[1]}"
 
 
+def pages(model: ModelSpec | None) -> bool:
+    """Whether a server with a pool of pages is what a model is usually served by: a decoder that reads no other sequence."""
+    stacks = model.stacks if model else ()
+    mixers = (mixer for stack in stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
+    encoder = any(stack.role == "encoder" for stack in stacks) or any(isinstance(mixer, CrossAttention) for mixer in mixers)
+    return model is not None and model.head.kind == "causal_lm" and not encoder
+
+
 def experts_split(gaps: Gaps, degrees: Mapping[str, int], engine: str) -> int:
     """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to ranks whole (``ep``)."""
     ep, etp, tp = degrees["ep"], degrees["etp"], degrees["tp"]
@@ -73,13 +81,13 @@ def experts_split(gaps: Gaps, degrees: Mapping[str, int], engine: str) -> int:
     return 1 if ep > 1 else tp
 
 
-def usual_options(gaps: Gaps, engine: Engine, task: str, model: ModelSpec | None, cluster: Cluster | None) -> Mapping[str, Any]:
+def usual_options(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None, cluster: Cluster | None) -> Mapping[str, Any]:
     """What a server with a pool of pages takes where the plan says nothing; empty for engines without one."""
-    if task != "infer" or engine.served is None:
+    if engine.served is None:
         return {}
     mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers] if model else []
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
-    return engine.served(gaps.request, cluster.device if cluster else None, latent=latent)
+    return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 
 def server_options(gaps: Gaps, usual: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None,
         _check_name(gaps, name, engine, task)
         base = NAMED_PRECISIONS[name]
     elif task == "infer":
-        base = _only(_kept(gaps, model, silent=bool(fields)))
+        base = _only(_kept(gaps, model, silent=bool(fields), lowers=engine.served is not None))
     elif adapter is not None:
         base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
         gaps.assumed += [] if fields else [f"precision = bf16 frozen base, {engine.adapter_dtype} adapters"]
@@ -75,11 +75,13 @@ def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
         gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
 
 
-def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool) -> DType:
-    """What weights are served in: the file's dtype where it is one of the three that are computed in."""
+def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = False) -> DType:
+    """What weights are served in: the file's dtype where it is one of the three that are computed in. ``lowers``: a server makes 16 bits of
+    fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang v0.5.23 configs/model_config.py _get_and_verify_dtype).
+    """
     stored = dtype_named(model.dtype) if model and model.dtype else None
-    kept = stored if stored in (FP16, FP32, BF16) else BF16
-    odd = f" (the file's {model.dtype} is not computed in)" if model and model.dtype and stored is not kept else ""
+    kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
+    odd = f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)" if model and model.dtype and stored is not kept else ""
     gaps.assumed += [] if silent else [f"precision.parameters = {kept.name}{odd}"]
     return kept
 

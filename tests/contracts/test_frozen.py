@@ -27,7 +27,7 @@ SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
-    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--method", "--tokens", "--top"]),
+    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--axes", "--cells", "--method", "--picture", "--show", "--tokens", "--top"]),
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),

@@ -15,6 +15,7 @@ import pytest
 from craft import LLAMA, array, config, entry, gguf, gguf_llama, info, key, raw_config, safetensors, string, text, u32
 
 from memsheet.errors import InputError
+from memsheet.readers.cluster_file import read_cluster
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.guard import parse_json, read_yaml
 from memsheet.readers.model import read_model
@@ -279,6 +280,43 @@ YAML: dict[str, bytes] = {
     "a quote that does not end": b'a: "' + b"x" * 100_000,
 }  # fmt: skip
 
+TOML: dict[str, bytes] = {
+    "10^4 nested lists": b"a = " + b"[" * 10_000,
+    "200 nested lists": b"a = " + b"[" * 200 + b"]" * 200,
+    "5,000 nested tables": b"a = " + b"{b = " * 3000,
+    "a key of 8,000 parts": b"a" + b".a" * 7999 + b" = 1",
+    "a header of 8,000 parts": b"[a" + b".a" * 7999 + b"]",
+    "8,000 headers": b"".join(b"[[a]]\n" for _ in range(2700)),
+    "duplicate keys": b"count = 8\ncount = 9\n",
+    "a table twice": b"[links]\n[links]\n",
+    "not a number": b'device = "L4"\n[links]\nhost_gb_s = nan\n',
+    "infinity": b'device = "L4"\n[links]\nhost_gb_s = inf\n',
+    "an int of 5,000 digits": b"count = " + b"9" * 5000,
+    "an int above 2^63": b"count = 9223372036854775809",
+    "a float beyond all floats": b"count = 1e999",
+    "a date": b"count = 2026-01-01",
+    "a time": b"count = 12:00:00",
+    "empty": b"",
+    "only a comment": b"# nothing\n",
+    "UTF-16": 'device = "L4"'.encode("utf-16"),
+    "Latin-1": 'device = "é"'.encode("latin-1"),
+    "binary": bytes(range(256)),
+    "a control character": b"device = '\x1b[31m'\n",
+    "an escaped control character": b'device = "\\u001b[31m"\n',
+    "a device from right to left": f'device = "{RIGHT_TO_LEFT}"'.encode(),
+    "a key with escapes": b'"\\u001b[31m" = 1\n',
+    "a device of 10,000 letters": b'device = "' + b"a" * 10_000 + b'"',
+    "a thousand keys": b"".join(b"a%d = 1\n" % n for n in range(1000)),
+    "more than 16 KiB": b"a = 1\n" * 6000,
+    "a string that does not end": b'device = "L4',
+    "negative GPUs": b'device = "L4"\ncount = -8\n',
+    "true GPUs": b'device = "L4"\ncount = true\n',
+    "a million million GPUs": b'device = "L4"\nnodes = 1000000\nper_node = 1000000\n',
+    "no memory": b'device = "L4"\ncount = 8\nhost_memory = "0B"\n',
+    "memory without end": b'device = "L4"\ncount = 8\nhost_memory = "999999999TiB"\n',
+    "two kinds of node": b'[[nodes]]\ndevice = "L4"\n[[nodes]]\ndevice = "T4"\n',
+}  # fmt: skip
+
 INDEXES: dict[str, bytes] = {
     "no map": b"{}",
     "an empty map": b'{"weight_map": {}}',
@@ -297,6 +335,8 @@ READERS: dict[str, tuple[str, Callable[[Path], Any], dict[str, bytes]]] = {
     "gguf model": ("model.gguf", model, GGUF_MODELS),
     "yaml": ("settings.yaml", read_yaml, YAML),
     "index": ("model.safetensors.index.json", read_index, INDEXES),
+    "cluster": ("cluster.toml", read_cluster, TOML),
+    "cluster in yaml": ("cluster.yaml", read_cluster, YAML),
 }
 CASES = [pytest.param(kind, content, id=f"{kind}: {what}") for kind, (_, _, corpus) in READERS.items() for what, content in corpus.items()]
 

@@ -18,6 +18,7 @@ from memsheet.budget import Result, budget_of, host_shortage, judge
 from memsheet.errors import InputError
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
+from memsheet.search import grid as searching
 from memsheet.search.grid import SAFE_BYTES, Grid, grid, one_plan, results
 from memsheet.search.lattice import Tally, lattice
 from memsheet.search.space import Space, divisors, space_of
@@ -70,6 +71,8 @@ def tried(space: Space) -> Iterator[Plan]:
             continue
         if space.plain_replicas and choice["zero"] == 0 and mesh[0] != space.cluster.count:
             continue  # stage 1 takes its place
+        if space.plain_replicas and choice["zero"] and space.cluster.count == 1 and not choice.get("offload.optimizer"):
+            continue  # stage 0 is the same
         named = dict(zip(("mesh.dp_replicate", "mesh.dp_shard", "mesh.cp", "mesh.tp"), mesh, strict=True))
         request = {**space.request, **choice, **pipeline, **named, "microbatch": micro}
         if mesh[2] == 1:
@@ -139,6 +142,61 @@ def test_experts(pipeline: dict[str, int]) -> None:
         one_plan(one.stratum, row) for one in found.graded for row in range(len(one))
     }
     compare(found)
+
+
+def sample(found: Grid, number: int, seed: int = 0) -> None:
+    """Some rows beside the account of their plans."""
+    space, every = found.space, [(one, row) for one in found.graded for row in range(len(one))]
+    for one, row in random.Random(seed).sample(every, number):
+        plan = one_plan(one.stratum, row)
+        sheets = [account(space.model, plan, space.cluster, stage) for stage in sorted(one.stages)]
+        for end in ("low", "value", "high"):
+            sizes = [getattr(sheet.device, end) for sheet in sheets]
+            assert [int(getattr(one.stages[sheet.stage], end)[row]) for sheet in sheets] == sizes, (end, plan)
+            assert getattr(one.device, end)[row] == max(sizes)
+
+
+@pytest.mark.parametrize("mode", ["none", "selective", "full"])
+def test_pipelines_are_accounted_together(mode: str) -> None:
+    """Numbers of layers, stages and chunks as arrays."""
+    asked = {"engine": "megatron", "seq_len": 2048, "global_batch": 64, "zero": 1, "recompute.mode": mode, "mesh.cp": 1}
+    found = grid(space_of(model("llama-3.1-70b"), cluster(64), {**asked, "microbatch": 1}))
+    assert {(one.stratum.plan.mesh.pp, one.stratum.plan.mesh.vpp) for one in found.graded} >= {
+        (1, 1),
+        (2, 1),
+        (8, 1),
+        (2, 4),
+        (4, 2),
+        (8, 2),
+        (8, 5),
+    }
+    sample(found, 40)
+
+
+def test_uneven_pipelines_of_unlike_layers_are_accounted_together() -> None:
+    asked = {"engine": "megatron", "seq_len": 1024, "global_batch": 256, "zero": 1, "recompute.mode": "none", "mesh.cp": 1, "mesh.tp": 1}
+    found = grid(space_of(model("deepseek-v3"), cluster(64), {**asked, "microbatch": 1}))
+    assert len({one.stratum.plan.mesh.pp for one in found.graded}) > 3
+    sample(found, 12)
+
+
+@pytest.mark.parametrize("zero", [0, 1])
+def test_plans_told_by_fewer(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What divides the states, worked out by itself."""
+    monkeypatch.setattr(searching, "MANY", 1)
+    asked = {"engine": "megatron", "seq_len": 512, "global_batch": 32, "zero": zero, "recompute.mode": "none", "mesh.cp": 1}
+    many = grid(space_of(model("granite-3.1-1b-a400m"), cluster(8), asked))
+    assert len(many.graded) > 20
+    sample(many, 60)
+    monkeypatch.setattr(searching, "CHUNK", 3)
+    assert grid(many.space).counts() == many.counts()
+
+
+@pytest.mark.parametrize("mesh", [{"pp": 2, "ep": 2}, {"tp": 2, "ep": 2, "etp": 2}])
+def test_experts_are_divided_over_the_ranks_there_are(mesh: dict[str, int]) -> None:
+    asked = {"task": "train", "engine": "megatron", "seq_len": 64, **{f"mesh.{axis}": degree for axis, degree in mesh.items()}}
+    with pytest.raises(InputError, match="times etp does not divide"):
+        resolve(asked, model("granite-3.1-1b-a400m"), cluster(2))
 
 
 def test_all_verdicts_come_up() -> None:

@@ -14,6 +14,8 @@ from memsheet.errors import InputError
 from memsheet.formulas.serving.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
 from memsheet.formulas.serving.ggml_devices import compute_buffers
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.report.json import plan_document
+from memsheet.resolve import reread
 from memsheet.sheet import Component, Instant
 from memsheet.spec.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 
@@ -273,3 +275,30 @@ def test_layers_without_a_list_of_operations_are_refused():
 
 def test_reading_needs_no_file():
     assert read_hf_config(LLAMA, name="x").source.tensors == ()
+
+
+def test_a_plan_reads_back_as_it_was_written():
+    answer = served(LLAMA, quantize="gguf:Q4_K_M", k_dtype="q8_0", gpu_layers=20, max_batched_tokens=1024)
+    again = reread(plan_document(answer.plan), answer.model)
+    assert again == answer.plan
+
+
+LATENT = {
+    "model_type": "deepseek_v3", "vocab_size": 129280, "hidden_size": 2048, "intermediate_size": 4096, "num_hidden_layers": 3,
+    "num_attention_heads": 16, "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_shared_experts": 1,
+    "moe_intermediate_size": 512, "first_k_dense_replace": 1, "tie_word_embeddings": False, "max_position_embeddings": 163840,
+}  # fmt: skip
+
+
+def test_latents_are_cached_once_with_their_rotary_part():
+    answer = served(LATENT)
+    assert held(answer, Component.KV_CACHE) == 3 * 4096 * 576 * 2
+    assert answer.serving["kv_bytes_per_token"] == 3 * 576 * 2
+    older = served(LATENT, engine_version="b7342")
+    assert held(older, Component.KV_CACHE) == 3 * 4096 * (576 + 512) * 2
+
+
+def test_the_forks_latent_attention_is_refused():
+    with pytest.raises(InputError, match="latent attention in the fork"):
+        served(LATENT, engine_version="ik_llama.cpp")

@@ -73,9 +73,10 @@ def test_a_degree_that_does_not_divide_is_refused() -> None:
 
 def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
     with pytest.raises(InputError, match="does not divide 32 layers over 3 stages"):
-        resolve({"task": "infer", "mesh.pp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
-    plan = resolve({"task": "infer", "mesh.pp": 3, "layers_per_stage": [11, 11, 10], "serving.max_model_len": 8}, model("llama-3-8b")).plan
-    assert plan.layers_per_stage == (11, 11, 10)
+        resolve({"task": "infer", "engine": "transformers", "mesh.pp": 3, "serving.max_model_len": 8}, model("llama-3-8b"))
+    request = {"task": "infer", "mesh.pp": 3, "layers_per_stage": [11, 11, 10], "serving.max_model_len": 8}
+    assert resolve(request, model("llama-3-8b")).plan.layers_per_stage == (11, 11, 10)
+    assert resolve({**request, "layers_per_stage": None}, model("llama-3-8b")).plan.layers_per_stage == (10, 11, 11)  # vllm's own rule
 
 
 @pytest.mark.parametrize(
@@ -119,8 +120,12 @@ def test_learned_positions_end_somewhere() -> None:
 def test_serving_needs_a_length_and_takes_the_cards_to_tensor_parallelism() -> None:
     with pytest.raises(InputError, match="max_model_len"):
         resolve({"task": "infer"}, model())
-    plan = resolve({"task": "infer", "serving.max_model_len": 8}, model("llama-3-8b"), cluster_of(catalog.find_device("A100-80GB"), 4)).plan
+    cluster, request = cluster_of(catalog.find_device("A100-80GB"), 4), {"task": "infer", "serving.max_model_len": 8}
+    plan = resolve(request, model("llama-3-8b"), cluster).plan
+    assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("vllm", 4, 256)
+    plan = resolve({**request, "engine": "transformers"}, model("llama-3-8b"), cluster).plan
     assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("transformers", 4, 1)
+    assert resolve(request, model("t5-small" if "t5-small" in catalog.model_names() else "t5-3b"), cluster).plan.engine == "transformers"
 
 
 def test_the_cache_is_as_long_as_prompt_and_output_together() -> None:

@@ -38,7 +38,7 @@ def test_eager_scores_of_layers_that_are_not_recorded_do_not_fit() -> None:
 )
 def test_what_transformers_cannot_serve_is_refused(model: str, options: dict[str, Any], key: str) -> None:
     with pytest.raises(InputError) as caught:
-        memsheet.infer(model, **{"max_model_len": 1024, **options})
+        memsheet.infer(model, **{"max_model_len": 1024, "engine": "transformers", **options})
     assert key in str(caught.value)
 
 
@@ -69,7 +69,7 @@ def test_an_fp8_cache_leaves_recurrent_states_as_they_are() -> None:
 
 @pytest.mark.parametrize(("card", "kept"), [("A100-80GB", False), ("H100-80GB", True)])
 def test_fp8_checkpoints_are_dequantized_on_older_cards(card: str, kept: bool) -> None:
-    answer = memsheet.infer("deepseek-v3", gpus=f"16x{card}", max_model_len=1024)
+    answer = memsheet.infer("deepseek-v3", gpus=f"16x{card}", max_model_len=1024, engine="transformers")
     released = answer.model.quantization is not None
     assert (answer.plan.quantization is not None) == (kept and released)
     assert not released or kept == any("as released" in line for line in answer.assumed)

@@ -280,9 +280,47 @@ def test_every_kind_of_layer_takes_time(name: str) -> None:
     assert 0 < found.mfu < 0.9
 
 
-def test_towers_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match="towers"):
-        time_of("llava-1.5-7b")
+def test_pictures_take_time() -> None:
+    """Text alone passes no tower; the layers of one with pictures do 2 flops a parameter and patch, and twice that backward."""
+    text, some, more = (time_of("qwen2.5-vl-7b", engine="transformers", global_batch=8, seq_len=4096, **asked)
+                        for asked in ({}, {"image_tokens": 1024}, {"image_tokens": 2048}))  # fmt: skip
+    assert "text alone" in text.notes[-1]
+    assert text.value < some.value < more.value
+    (tower,) = spec_of("qwen2.5-vl-7b").towers
+    weights = sum(w.elements * run.count for run in tower.stack.runs for block in run.pattern for w in block.weights if len(w.shape) == 2)
+    products = 6 * weights * 4 * 1024 * 8
+    assert products < some.flops - text.flops < 1.6 * products  # and attention between the patches
+    words = time_of("qwen2.5-vl-7b", engine="fsdp2", zero=3, global_batch=8, seq_len=4096)
+    assert words.flops == text.flops
+
+
+def test_what_is_asked_to_run_beside_products_keeps_its_first_chunk() -> None:
+    """Asynchronous tensor parallelism hides no more than the chunks but one, and no more than the products beside them last."""
+    how = {"engine": "torchtitan", "mesh__tp": 8, "sequence_parallel": True, "global_batch": 8, "compile": True}
+    plain, beside = (time_of("llama-3.1-70b", cluster(count=64), **how, async_tp=asked) for asked in (False, True))
+    told = [time.parts["tensor_parallel"] for time in (plain, beside)]
+    assert told[0] / 8 < told[1] < 0.8 * told[0]
+    assert beside.value < plain.value
+    assert next(iter(plain.against(beside))) == "tensor_parallel"
+
+
+@pytest.mark.parametrize("how", ["ring", "all_gather"])
+def test_a_sequence_in_blocks_is_never_less_work(how: str) -> None:
+    """The same attention in as many blocks as ranks: shorter blocks are slower, and each is added to the sums of the ones before."""
+    each = []
+    for ranks in (1, 2, 4, 8):
+        asked = {"mesh__cp": ranks, "context_parallel_comm": how} if ranks > 1 else {}
+        found = time_of("llama-3.1-8b", engine="torchtitan", mesh__dp_shard=8 // ranks, seq_len=8192, global_batch=8, **asked)
+        each.append(found.parts["attention"] + found.parts["compute"])
+    assert each == sorted(each)
+    assert each[-1] < 1.5 * each[0]
+
+
+def test_towers_that_were_not_read_are_refused_by_name() -> None:
+    machines, spec = cluster(), spec_of("gemma-3-27b")
+    plan = plan_of("gemma-3-27b", machines, engine="fsdp2")
+    with pytest.raises(InputError, match="image_tokens"):
+        step_time(spec, replace(plan, image_tokens=256), machines)
 
 
 # arrays -----------------------------------------------------------------------------------------------------------------

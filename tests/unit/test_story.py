@@ -100,7 +100,7 @@ def test_what_the_question_says_itself_is_not_changed():
 
 def test_a_step_that_fits_is_a_plan_that_fits():
     cluster, engine = on(8, "A100-80GB"), find_engine("deepspeed")
-    way = naive(engine, cluster, {"seq_len": 2048, "global_batch": 32, "task": "train"}, 4)
+    way = naive(engine, cluster, model("llama-3-70b"), {"seq_len": 2048, "global_batch": 32, "task": "train"}, 4)
     assert attempt(0, Question(model=model("llama-3-70b"), request=way.request(), cluster=cluster), replays=False).plan.zero == 0
     assert way.request()["mesh.dp_replicate"] == 8
 

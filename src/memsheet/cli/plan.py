@@ -12,7 +12,9 @@ from memsheet import api
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.flags import JobFlags, ModelName, OutputFlags, PlanFlags
+from memsheet.cli.plan_pictures import PictureFlags, check, pictures
 from memsheet.cli.progress import waiting
+from memsheet.report.bars import Look
 
 SEARCH = Group("Search", sort_key=8)
 FOUND, NOTHING = 0, 10
@@ -41,25 +43,28 @@ def plan(
     job: Annotated[JobFlags | None, Parameter(name="*")] = None,
     plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
     flags: Annotated[SearchFlags | None, Parameter(name="*")] = None,
+    drawing: Annotated[PictureFlags | None, Parameter(name="*")] = None,
     output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
 ) -> int:
     """The fastest plans that fit, of every legal one, and why the others do not."""
-    flags, output = flags or SearchFlags(), output or OutputFlags()
+    flags, drawing, output = flags or SearchFlags(), drawing or PictureFlags(), output or OutputFlags()
+    check(drawing, json=output.json)
     decimal, tokens = screen.decimal(output.units), _tokens(flags)
     start, asked = monotonic(), jobs.question(model, plan, job or JobFlags())
     with waiting("weighing every legal plan"):
         found = api.plan(**asked, task=task, method=flags.method, top=jobs.number("top", flags.top) or SHOWN)
     took = monotonic() - start
+    look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
     if output.json:
         from memsheet.report.plans_json import plans_document
 
         screen.write_json(plans_document(found, seconds=took, tokens=tokens))
     else:
-        from memsheet.report.bars import Look
         from memsheet.report.plans import render_plans
 
-        look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_plans(found, look, tokens=tokens))
+    if drawn := pictures(found.ranking, found.story, drawing, look):
+        screen.write(f"\n{drawn}")
     return FOUND if found.ranking.plans else NOTHING
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +30,8 @@ def write_json(document: Mapping[str, Any]) -> None:
 
 
 def width() -> int:
+    import shutil  # what a program reads has no width
+
     return max(NARROWEST, min(WIDEST, shutil.get_terminal_size((WITHOUT_TERMINAL, 24)).columns))
 
 

@@ -20,8 +20,10 @@ MODELLED = (
     "llm-foundry",
     "internevo",
     "vllm",
+    "sglang",
     "llama.cpp",
     "autoawq",
+    "gpt-fast",
 )
 """Engines whose memory is accounted so far; the vocabulary of plans knows more and they are refused by name."""
 

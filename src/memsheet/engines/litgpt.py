@@ -23,7 +23,8 @@ def _code(file: str, line: int) -> Evidence:
 ENGINE = Engine(
     name="litgpt",
     tested="0f021f3 (torch 2.2, bitsandbytes 0.41.0)",
-    tasks=("train",),
+    tasks=("train", "infer"),
+    server="litgpt_generate",
     axes=(),
     zero=(0,),
     default_zero=0,

@@ -11,7 +11,7 @@ from memsheet.frozen import dataclass
 from memsheet.sheet import FromCode
 from memsheet.spec.device import Device
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, OptimizerName, RecomputeMode
+from memsheet.spec.plan import AttentionKind, Implementation, Mesh, OptimizerName, RecomputeMode
 from memsheet.units import GIB
 
 
@@ -77,7 +77,7 @@ V0_CHUNK, V0_BATCH, V0_SEQUENCES = 512, 2048, 256
 """max_num_batched_tokens and max_num_seqs of V0 (v0.6.4.post1 engine/arg_utils.py:996, :123, config.py:1110-1118)."""
 
 
-def served(request: Mapping[str, Any], device: Device | None, *, latent: bool) -> Mapping[str, Any]:
+def served(request: Mapping[str, Any], device: Device | None, _: Mesh, *, latent: bool) -> Mapping[str, Any]:
     """What ``vllm serve`` takes where nobody says (v0.11.0 engine/arg_utils.py:1606, v0.33.0 :2973: by the card's memory, A100 excepted)."""
     release = release_of(request.get("engine_version"))
     length = request.get("serving.max_model_len") or request.get("seq_len") or 0

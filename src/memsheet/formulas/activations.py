@@ -63,7 +63,8 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
 
     ``input_grad``: whether what it is handed needs a gradient.
     """
-    how = replace(model_code(engine.code).block_numerics(block, plan, numerics(plan, engine)), input_grad=input_grad)
+    how = model_code(engine.code).block_numerics(block, plan, numerics(plan, engine))
+    how = how if how.input_grad == input_grad else replace(how, input_grad=input_grad)
     if how.attention not in (AttentionKernel.EAGER, AttentionKernel.MATH):
         return _parts(block, prefix, plan, how, release=release)
     if isinstance(plan.microbatch, int):

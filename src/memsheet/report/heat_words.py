@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
 from memsheet.report.plan_words import seconds
-from memsheet.units import format_bytes, format_giga
+from memsheet.units import GIB, format_bytes, format_giga
 
 if TYPE_CHECKING:
     from memsheet.search.heat import Cell, Heat
@@ -19,6 +19,7 @@ AXES = {
     "dp_replicate": "replicas", "ep": "expert parallel", "etp": "tensor parallel in an expert", "zero": "ZeRO stage", "recompute": "recompute",
     "optimizer": "optimizer", "loss": "loss", "offload": "offload", "schedule": "schedule", "engine": "engine",
 }  # fmt: skip
+HOST = "host: a node's memory is short"
 WHOLE = 100
 """From this many GiB on a figure has no decimal."""
 
@@ -30,13 +31,17 @@ def axis_words(name: str) -> str:
 
 
 def figure_words(cell: Cell, *, decimal: bool) -> tuple[str, str]:
-    """The expected need, rounded up, and beside it a step's time, or that the host is what is short."""
-    size = cell.device.value
-    digits = 0 if size >= WHOLE * (10**9 if decimal else 2**30) else 1
-    figure = format_giga(size, decimal=decimal, digits=digits)
-    return figure if digits else figure.partition(".")[0], "host is short" if cell.host_short else seconds(
-        cell.seconds
-    ) if cell.seconds is not None else ""
+    """The expected need, rounded up, and beside it what makes it uncertain, that the host is what is short, or a step's time."""
+    figure = _giga(cell.device.value, decimal=decimal)
+    if cell.result is Result.UNCERTAIN:
+        return figure, f"to {_giga(cell.device.high, decimal=decimal)}"
+    return figure, "host" if cell.host_short else seconds(cell.seconds) if cell.seconds is not None else ""
+
+
+def _giga(size: int, *, decimal: bool) -> str:
+    few = size >= WHOLE * (10**9 if decimal else GIB)
+    figure = format_giga(size, decimal=decimal, digits=0 if few else 1)
+    return figure.partition(".")[0] if few else figure
 
 
 def title_of(heat: Heat) -> str:

@@ -146,8 +146,17 @@ def _serving(plan: Plan) -> dict[str, Any]:
     return {
         "max_model_len": _whole(plan.max_model_len), "max_sequences": _whole(plan.max_sequences),
         "kv_dtype": plan.kv_dtype.name if plan.kv_dtype else None, "prompt_tokens": _whole(plan.prompt_tokens),
-        **said, **pooled,
+        **said, **pooled, **_on_devices(plan),
     }  # fmt: skip
+
+
+def _on_devices(plan: Plan) -> dict[str, Any]:
+    """What only llama.cpp's plans say."""
+    named = {
+        "max_batched_tokens": _whole(plan.max_batched_tokens) if plan.memory_fraction is None else None, "gpu_layers": plan.gpu_layers,
+        "k_dtype": plan.k_dtype.name if plan.k_dtype else None, "host_experts": plan.host_experts or None,
+    }  # fmt: skip
+    return {key: value for key, value in named.items() if value is not None}
 
 
 def _source(source: Source) -> dict[str, Any]:

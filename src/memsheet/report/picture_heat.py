@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.heat_words import MARKS, NAMES, axis_words, figure_words, title_of, under_of
+from memsheet.report.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
 from memsheet.report.palette import INK, QUIET
 from memsheet.report.picture_chart import quiet, save, sheet
 
@@ -22,6 +23,7 @@ COLOURS = {Result.FITS: "#44AA99", Result.UNCERTAIN: "#EEDD88", Result.DOES_NOT_
 HATCH = {Result.FITS: "", Result.UNCERTAIN: "", Result.DOES_NOT_FIT: "////"}
 STRIPES = "#E2B8BC"
 NONE = "#F6F6F6"
+LEGEND_LETTERS = 24
 PLOT = (0.13, 0.05, 0.69, 0.72)
 WIDTH, HEIGHT = 1200 * PLOT[2], 675 * PLOT[3]  # pixels of the plot
 
@@ -55,7 +57,9 @@ def _ticks(axes: Axes, heat: Heat) -> None:
     axes.set_xlabel(axis_words(heat.across.name), color=QUIET, labelpad=8)
     axes.set_ylabel(axis_words(heat.down.name), color=QUIET)
     quiet(axes)
+    longest = max(len(line) for value in heat.across.values for line in _said(value).split("\n"))
     axes.tick_params(length=0, labelcolor=INK, labelsize=10)
+    axes.tick_params(axis="x", labelsize=min(10.0, WIDTH / columns / (longest + 1) / 0.85))
 
 
 def _said(value: int | str) -> str:
@@ -105,4 +109,7 @@ def _legend(axes: Axes, heat: Heat) -> None:
         axes.text(
             1.065, top - 0.02, f"{MARKS[result]}  {NAMES[result]}  {count}", transform=axes.transAxes, color=INK, fontsize=10, va="center"
         )
-    axes.text(1.025, 0.98 - 0.075 * 3 - 0.02, "–  no legal plan", transform=axes.transAxes, color=QUIET, fontsize=10, va="center")
+    rest = ["–  no legal plan", *([HOST] if any(cell.host_short for cell in heat.cells.values()) else [])]
+    for number, words in enumerate(rest, start=3):
+        said = textwrap.fill(words, LEGEND_LETTERS)
+        axes.text(1.025, 0.98 - 0.075 * number - 0.02, said, transform=axes.transAxes, color=QUIET, fontsize=10 - (number > 3), va="center")

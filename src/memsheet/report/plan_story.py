@@ -40,7 +40,23 @@ def story_table(advice: Advice, look: Look) -> RenderableType:
     )
     for step in advice.story:
         table.add_row(step.asks, *_done(step, look))
+    if advice.ranking.plans:
+        best = advice.ranking.plans[0]
+        saves = int(advice.story[-1].device.high) - int(best.verdict.device.high)
+        table.add_row(
+            "The best of all",
+            words(best),
+            look.cell(int(best.verdict.device.value)),
+            _signed(saves, look),
+            seconds(best.seconds) if best.time else "",
+            "yes",
+        )
     return table
+
+
+def _signed(size: int, look: Look) -> str:
+    """What is saved; with a minus what is taken."""
+    return f"-{look.cell(-size)}" if size < 0 else look.cell(size) if size else ""
 
 
 def _done(step: Step, look: Look) -> tuple[str, ...]:
@@ -49,9 +65,8 @@ def _done(step: Step, look: Look) -> tuple[str, ...]:
     kept = f" ({look.need(step.part_bytes)} without gradients and states)" if step.part_bytes else ""
     host = f" ({look.need(step.host_bytes)} of host memory a rank)" if step.host_bytes else ""
     change = f"{step.change}{kept}{host}" + ("" if step.taken else "; taken back")
-    saves = look.cell(step.saves_bytes) if step.saves_bytes > 0 else f"-{look.cell(-step.saves_bytes)}" if step.saves_bytes else ""
     time = seconds(step.seconds) if step.seconds is not None else ""
-    return change, look.cell(int(step.device.value)), saves, time, "yes" if step.fits else "no"
+    return change, look.cell(int(step.device.value)), _signed(step.saves_bytes, look), time, "yes" if step.fits else "no"
 
 
 def copies_lines(replicas: Replicas, look: Look) -> Iterator[str]:

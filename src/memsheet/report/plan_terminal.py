@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Result
 from memsheet.report.bars import Look
 from memsheet.report.front_points import Mark, front_title, front_under, marks_of
-from memsheet.report.heat_words import MARKS, NAMES, axis_words, figure_words, title_of, under_of
+from memsheet.report.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
 from memsheet.report.layout import flow, printed
 from memsheet.report.plan_words import seconds
 from memsheet.report.waterfall_bars import Bar, bars_of, costs, needs, saves, scale_bytes, step_time
@@ -33,7 +33,7 @@ GAP = 2
 
 
 def _shown(parts: Sequence[Text], look: Look) -> str:
-    text = printed(parts, look)
+    text = printed(parts, look).replace("\xa0", " ")  # which kept words on one line
     return text.translate(PLAIN) if look.ascii else text
 
 
@@ -52,7 +52,8 @@ def render_heat(heat: Heat, look: Look) -> str:
     counts = " · ".join(f"{MARKS[result]} {NAMES[result]} {count}" for result, count in heat.counts().items())
     from rich.text import Text
 
-    legend = Text(flow((counts, "– no legal plan", *heat.notes), look.width), no_wrap=True)
+    short = (HOST,) if any(cell.host_short for cell in heat.cells.values()) else ()
+    legend = Text(flow((counts, "– no legal plan", *short, *heat.notes), look.width), no_wrap=True)
     return _shown([_heading(title_of(heat), under_of(heat, decimal=look.decimal), look), *_blocks(heat, look), legend], look)
 
 

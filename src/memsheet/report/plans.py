@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -98,8 +99,21 @@ def cost(planned: Planned, tokens: int | None) -> str:
     budget = tokens or BILLION
     low, value, high = (float(hours) for hours in planned.time.gpu_hours(budget))
     gpus = float(planned.time.gpus)
-    days = f", {value / gpus / 24:,.3g} days" if value / gpus >= 24 else f", {value / gpus:,.3g} hours"
-    return f"{billions(budget)} tokens take {value:,.4g} GPU-hours ({low:,.4g} to {high:,.4g}){days} on {gpus:,.0f} GPUs"
+    return f"{billions(budget)} tokens take {rounded(value)} GPU-hours ({rounded(low)} to {rounded(high)}), {_lasting(value / gpus)} on {gpus:,.0f} GPU{"s" * (gpus > 1)}"
+
+
+def rounded(value: float) -> str:
+    """Three digits that count, thousands separated."""
+    digits = max(0, 2 - math.floor(math.log10(value))) if value > 0 else 0
+    return f"{round(value, 2 - math.floor(math.log10(value))):,.{digits}f}" if value > 0 else "0"
+
+
+def _lasting(hours: float) -> str:
+    """A time that people plan by."""
+    for unit, name in ((24.0, "days"), (1.0, "hours")):
+        if hours >= 2 * unit:
+            return f"{rounded(hours / unit)} {name}"
+    return f"{rounded(hours * 60)} minutes"
 
 
 def _table(ranking: Ranking, look: Look) -> RenderableType:

@@ -53,6 +53,8 @@ def _started(serving: Mapping[str, Any], look: Look) -> Iterator[str]:
     pages = int(serving.get("pages") or 0)
     blocks = f"{pages:,} blocks of {int(serving['page_tokens']):,} tokens" if pages and serving.get("page_tokens", 0) > 1 else ""
     spread = f"between {low:,} and {high:,} tokens" if low != high else ""
+    if warning := serving.get("warning"):
+        yield f"  But {warning}."
     if parts := flow((spread, blocks, *_groups(serving)), look.width - 2, between="; "):
         yield "  " + parts.replace("\n", "\n  ")
 
@@ -60,11 +62,17 @@ def _started(serving: Mapping[str, Any], look: Look) -> Iterator[str]:
 def _refused(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator[str]:
     """Why the engine does not start, and what of its options would let it."""
     plan, budget = answer.plan, serving["budget"]
-    length, lacks = plan.max_model_len or 0, serving["short_bytes"]
+    length, lacks = int(budget.get("needs_tokens") or plan.max_model_len or 0), serving["short_bytes"]
     room = max(0, int(budget["kv_cache"].value))
-    words = f"{plan.engine} refuses to start: one sequence of {length:,} tokens needs {look.need(int(lacks.value) + room)} of cache"
-    yield flow((words, f"and its fraction of {plan.memory_fraction:g} leaves {look.room(room)}."), look.width, between=", ")
-    options = ("a shorter --max-model-len", "a larger --memory-fraction", "fewer --sequences (a smaller sampler)", "a larger --tp")
+    missing = look.need(int(lacks.value))
+    if length > 1:
+        words = f"{plan.engine} refuses to start: one sequence of {length:,} tokens needs {look.need(int(lacks.value) + room)} of cache"
+        yield flow((words, f"and its fraction of {plan.memory_fraction:g} leaves {look.room(room) if room else 'nothing'}."), look.width, between=", ")
+    else:
+        words = f"{plan.engine} refuses to start: the weights leave no room in its fraction of {plan.memory_fraction:g}"
+        yield flow((words, f"{missing} are missing."), look.width, between="; ")
+    shorter = ("a shorter --max-model-len", "fewer --sequences (a smaller sampler)") if length > 1 else ()
+    options = (*shorter, "a larger --memory-fraction", "a larger --tp", "--quantize fp8")
     yield flow(("What makes room:", *options), look.width, between="  ")
 
 

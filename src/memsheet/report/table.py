@@ -177,7 +177,8 @@ def _training(plan: Plan) -> Iterator[str]:
 def _serving(plan: Plan) -> Iterator[str]:
     yield plan.precision.parameters.name
     if plan.max_sequences is not None and plan.max_model_len is not None:
-        yield f"{plan.max_sequences} × {plan.max_model_len} tokens"
+        shared = plan.engine == "llama.cpp"  # whose sequences share one cache
+        yield f"{plan.max_model_len} tokens for {plan.max_sequences}" if shared else f"{plan.max_sequences} × {plan.max_model_len} tokens"
     if plan.kv_dtype:
         yield f"{plan.kv_dtype.name} cache"
 
@@ -215,6 +216,7 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         table.add_row(*row_of, *(("",) if profiled else ()), told)
 
     component_rows(None)
+    of_torch = answer.plan.engine != "llama.cpp"
     outside = any(component in OUTSIDE_TENSORS for component, _ in rows)
     if not outside:
         ends = (
@@ -224,9 +226,10 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         )
         total_row("= allocated", sheet.allocated, ends)
         return table
-    total_row("= allocated", sheet.allocated, "tensors; torch.cuda.max_memory_allocated" if named else "all tensors")
+    total_row("= allocated", sheet.allocated, "tensors; torch.cuda.max_memory_allocated" if named and of_torch else "all tensors")
     component_rows((Component.ALLOCATOR_SLACK,))
-    total_row("= reserved", sheet.reserved, "segments; torch.cuda.max_memory_reserved" if named else "allocator's segments")
+    segments = "segments; torch.cuda.max_memory_reserved" if named else "allocator's segments"
+    total_row("= reserved", sheet.reserved, segments if of_torch else "its buffers; nothing besides")
     component_rows((Component.CONTEXT,))
     total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if named else "what nvidia-smi shows")
     return table

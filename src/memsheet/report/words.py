@@ -60,7 +60,11 @@ def why(component: Component, answer: Answer, sheet: Sheet) -> str:
             return _joined(f"gathered in {plan.precision.compute.name}", mostly(component, sheet))
         case Component.KV_CACHE:
             pooled = plan.memory_fraction is not None and answer.cluster is not None
-            return _joined(plan.kv_dtype.name if plan.kv_dtype else "", f"what {plan.memory_fraction:g} of the card leaves") if pooled else _cache(plan)
+            return (
+                _joined(plan.kv_dtype.name if plan.kv_dtype else "", f"what {plan.memory_fraction:g} of the card leaves")
+                if pooled
+                else _cache(plan)
+            )
         case Component.ALLOCATOR_SLACK:
             return "segments beyond the bytes asked for"
         case Component.CONTEXT:
@@ -147,6 +151,8 @@ def _cache(plan: Plan) -> str:
     if plan.max_sequences is None or plan.max_model_len is None:
         return dtype
     plural = "s" if plan.max_sequences != 1 else ""
+    if plan.engine == "llama.cpp":  # whose sequences share what -c says
+        return _joined(dtype, f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""))
     return _joined(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
 
 
@@ -167,4 +173,5 @@ def _flag(name: str, value: object) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {printable(value)}"
+    text = ",".join(map(str, value)) if isinstance(value, tuple | list) else value
+    return f"--{flag} {printable(text)}"

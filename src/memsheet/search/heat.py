@@ -6,6 +6,7 @@ asked for by itself.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -82,7 +83,7 @@ def heat(
     across, down = (filled(axis, request, cluster) for axis in axes)
     best: dict[Place, Cell] = {}
     problems: InputError | None = None
-    notes: dict[str, None] = {}
+    notes, refused = dict[str, None](), Counter[str]()
     for asked in questions((across, down), request, cluster):
         for engine in engines:
             try:
@@ -96,11 +97,15 @@ def heat(
                 problems = problems or known
                 notes[f"{engine}: {reason_of(known)}"] = None
                 continue
+            refused += found.refused
             weigh = _Weigh(space=found.space, engine=engine, asked=asked, axes=(across.name, down.name), shows=shows, scaled=scaled)
             for place, cell in (pair for one in found.graded for pair in weigh.cells(one)):
                 best[place] = _better(best[place], cell) if place in best else cell
-    if not best and problems is not None:
-        raise problems
+    if not best:
+        why = next((reason for reason, _ in refused.most_common(1)), "nothing to combine")
+        raise problems or refuse(
+            "axes", f"{across.name},{down.name}", f"has no legal plan in any cell: {why}", "ask for less, or other values"
+        )
     shown = tuple(replace(axis, values=ordered(axis, {place[number] for place in best})) for number, axis in enumerate((across, down)))
     return Heat(
         model=model, cluster=cluster, request=request, across=shown[0], down=shown[1], shows=shows, cells=best, notes=(*notes, *_left_out(shown, best)),
@@ -120,9 +125,9 @@ def _better(one: Cell, other: Cell) -> Cell:
     return replace(first, plans=one.plans + other.plans, fit=one.fit + other.fit)
 
 
-def _rank(cell: Cell) -> tuple[int, bool, float, int]:
+def _rank(cell: Cell) -> tuple[int, float, int]:
     timed = cell.seconds if cell.seconds is not None else np.inf
-    return BEST_FIRST.index(cell.result), cell.host_short, timed, int(cell.device.high)
+    return BEST_FIRST.index(cell.result), timed, int(cell.device.high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,9 +171,11 @@ class _Weigh:
 
 
 def _cell(one: Graded, rows: Any, engine: str, keys: tuple[Any, Any, Any]) -> Cell:
-    """The plans of some rows; ``keys``: of every row its verdict, whether the host is short, and seconds, by which the best comes first."""
+    """The plans of some rows; ``keys``: of every row its verdict, whether the host is short, and seconds; the best verdict comes first,
+    then the fastest, then the one that needs least.
+    """
     verdict, short, seconds = keys
-    order = np.lexsort((np.asarray(one.device.high)[rows], seconds[rows], short[rows], verdict[rows]))
+    order = np.lexsort((np.asarray(one.device.high)[rows], seconds[rows], verdict[rows]))
     row = int(rows[order[0]])
     size = Bytes(*(int(np.asarray(getattr(one.device, end))[row]) for end in ("low", "value", "high")))
     timed = float(seconds[row])

@@ -137,6 +137,5 @@ def _of_experts(model: ModelSpec) -> Iterator[Rule]:
 
 
 def _experts_divide(rows: Rows) -> Array:
-    ep, etp, tp = rows["ep"], rows["etp"], rows["tp"]
-    ranks = rows["dp_replicate"] * rows["dp_shard"] * rows["cp"] * tp
-    return ((ep == 1) & (etp == 1)) | (etp == tp) | (ranks % (ep * etp) == 0)
+    ranks = rows["dp_replicate"] * rows["dp_shard"] * rows["cp"] * rows["tp"]
+    return ranks % (rows["ep"] * rows["etp"]) == 0

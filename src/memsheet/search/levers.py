@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memsheet.engines import find_engine
-from memsheet.search.space import Request, divisors
+from memsheet.search.space import Request, dealt, divisors
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
+from memsheet.spec.model import ModelSpec, Moe
 from memsheet.spec.plan import Loss, OptimizerName, RecomputeMode
 
 REPLICAS = "transformers"
@@ -22,16 +23,21 @@ REPLICAS = "transformers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How a job is run, as far as levers change it; ``request`` makes a question of it. ``precision`` None is the engine's own."""
+    """How a job is run, as far as levers change it; ``request`` makes a question of it. ``precision`` None is the engine's own; ``layers`` and
+    ``experts`` are the model's (0 experts where a layer has none).
+    """
 
     engine: Engine
     cluster: Cluster
     fixed: Mapping[str, Any]
+    layers: int
+    experts: int
     precision: str | None = "fp32"
     recompute: str = "none"
     loss: str
     zero: int
     optimizer: str = "adamw"
+    ep: int = 1
     tp: int = 1
     pp: int = 1
     microbatch: int = 1
@@ -49,6 +55,11 @@ class Way:
         each = others[0] * others[1] * others[2]
         return self.cluster.count // each if self.cluster.count % each == 0 else 0
 
+    def _dealt(self) -> Request:
+        """Layers of each stage where they do not come out even and the engine has no rule of its own."""
+        uneven = self.pp > 1 and self.layers % self.pp and self.engine.stages is None
+        return dealt(self.layers, self.pp) if uneven else {}
+
     def request(self) -> Request:
         """The question, with what was asked in the first place on top. A global batch that its ranks cannot share is left out: bytes are those of a
         micro-batch, and only its time is not known.
@@ -58,7 +69,7 @@ class Way:
             "engine": self.named, "zero": self.zero, "mesh.dp_replicate": self.ranks if replicas else 1,
             "mesh.dp_shard": 1 if replicas else self.ranks, "mesh.tp": self.tp, "mesh.pp": self.pp, "recompute.mode": self.recompute,
             "loss": self.loss, "optimizer.name": self.optimizer, "microbatch": self.microbatch, "precision.name": self.precision,
-            **{f"offload.{what}": 1 for what in self.offload},
+            **({"mesh.ep": self.ep} if self.experts else {}), **self._dealt(), **{f"offload.{what}": 1 for what in self.offload},
         }  # fmt: skip
         asked = {key: value for key, value in {**made, **self.fixed}.items() if value is not None}
         together = int(asked["microbatch"]) * self.ranks
@@ -73,14 +84,16 @@ def default_precision(way: Way) -> str:
     return engine.default_precision if engine else ""
 
 
-def naive(engine: Engine, cluster: Cluster, fixed: Mapping[str, Any], microbatch: int) -> Way:
+def naive(engine: Engine, cluster: Cluster, model: ModelSpec, fixed: Mapping[str, Any], microbatch: int) -> Way:
     """A whole copy in fp32 on every device, everything kept for backward. What the question says itself stays."""
     losses = [loss.value for loss in engine.losses]
     whole = 0 if 0 in engine.zero or engine.name == "fsdp2" else engine.zero[0]
+    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     dtypes = any(key.startswith("precision.") for key in fixed)
     return Way(
         engine=engine, cluster=cluster, fixed=fixed, zero=whole, loss=Loss.PLAIN.value if Loss.PLAIN.value in losses else losses[0],
-        microbatch=microbatch, precision=None if dtypes else "fp32",
+        microbatch=microbatch, precision=None if dtypes else "fp32", layers=sum(stack.layers for stack in model.stacks),
+        experts=max((b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)), default=0),
     )  # fmt: skip
 
 
@@ -133,6 +146,12 @@ def _eight_bit(way: Way) -> Iterator[tuple[str, str, Way]]:
         yield "8-bit AdamW", "--optimizer adamw_8bit", replace(way, optimizer="adamw_8bit")
 
 
+def _experts(way: Way) -> Iterator[tuple[str, str, Way]]:
+    if "ep" in way.engine.axes and way.experts:
+        shared = (n for n in divisors(way.experts) if way.ep < n and way.ranks % n == 0)
+        yield from ((f"ep {n}", f"--ep {n}", replace(way, ep=n)) for n in shared)
+
+
 def _tensor(way: Way) -> Iterator[tuple[str, str, Way]]:
     if "tp" in way.engine.axes:
         yield from ((f"tp {n}", f"--tp {n}", replace(way, tp=n)) for n in divisors(way.cluster.per_node) if n > way.tp)
@@ -181,6 +200,7 @@ LEVERS = (
     _RECOMPUTE,
     _LOSS,
     Lever(name="8-bit", asks="Do states fit in 8 bits?", why="both moments take a byte a parameter", options=_eight_bit, spares=True),
+    Lever(name="ep", asks="Spread the experts (expert parallel)?", why="each rank has some of every layer's experts", options=_experts),
     Lever(name="tp", asks="Split every layer (tensor parallel)?", why="each rank has a part of every matrix", options=_tensor),
     Lever(name="pp", asks="Split the layers (pipeline)?", why="each rank has some of the layers", options=_stages),
     replace(_MICROBATCH, spares=True),

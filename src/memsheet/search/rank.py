@@ -33,6 +33,11 @@ LOOKED_AT = 8
 APART = 0.03
 """Plans whose times differ by less are told as equals: what a calibrated step time tells apart."""
 
+HOST_DOUBT = 0.12
+"""How much faster a plan has to be that moves states to the host: what step times are known within before anything is measured there
+(``step_time``: operator tables are met within 12 %; nothing is known of how fast a host's processors and its shared links are).
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
@@ -216,11 +221,15 @@ def seconds_of(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency
 
 
 def _fastest(timed: list[_Timed], cluster: Cluster, top: int) -> Iterator[Planned]:
-    """The fastest plans that fit when they are accounted by themselves; of those whose times cannot be told apart, the simplest first."""
-    best = min((float(one.seconds.min()) for one in timed if len(one.seconds)), default=0.0)
+    """The fastest plans that fit when they are accounted by themselves; of those whose times cannot be told apart, the simplest first. One that
+    keeps states on the host comes first only where it is faster beyond doubt.
+    """
+    weighed = [one.seconds * (1 + HOST_DOUBT * offloads(one.stratum.request)) for one in timed]
+    best = min((float(each.min()) for each in weighed if len(each)), default=0.0)
     pairs = (
         (s > best * (1 + APART), effort(one.stratum.request, one.counts(row)) if s <= best * (1 + APART) else (), float(s), n, int(row))
-        for n, one in enumerate(timed) for s, row in zip(one.seconds.tolist(), one.fit.tolist(), strict=True)
+        for n, (one, each) in enumerate(zip(timed, weighed, strict=True))
+        for s, row in zip(each.tolist(), one.fit.tolist(), strict=True)
     )  # fmt: skip
     found = 0
     for *_, number, row in nsmallest(top * LOOKED_AT, pairs):
@@ -232,6 +241,11 @@ def _fastest(timed: list[_Timed], cluster: Cluster, top: int) -> Iterator[Planne
             return
 
 
+def offloads(choice: Request) -> bool:
+    """Whether a plan lives on what the host gives: its memory's rate and a link that devices may share."""
+    return any(choice.get(key) for key in ("offload.optimizer", "offload.parameters", "offload.activations"))
+
+
 def _replicas(timed: list[_Timed], cluster: Cluster) -> Iterator[Planned]:
     """The fastest plan of each engine that keeps the whole model, and all states, on every device."""
     best: dict[str, tuple[float, int, int]] = {}
@@ -239,7 +253,8 @@ def _replicas(timed: list[_Timed], cluster: Cluster) -> Iterator[Planned]:
         asked = one.stratum.request
         if asked.get("zero") or asked["mesh.pp"] > 1 or not len(one.seconds):
             continue
-        alone = np.flatnonzero(one.stratum.rows["dp_replicate"][one.fit] == cluster.count)
+        rows = one.stratum.rows
+        alone = np.flatnonzero((rows["dp_replicate"] == cluster.count)[one.fit] & (rows["ep"] * rows["etp"] == 1)[one.fit])
         if len(alone):
             place = int(alone[np.argmin(one.seconds[alone])])
             found = float(one.seconds[place]), number, int(one.fit[place])

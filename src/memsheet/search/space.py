@@ -133,24 +133,28 @@ def _offload(engine: Engine, fixed: Request) -> list[Request]:
     return [*found, {"offload.activations": True}] if "activations" in engine.offload else found
 
 
-USUAL_CHUNKS = 8
-"""Chunks a stage beyond which a step is mostly sending: published runs have 2 to 8."""
+USUAL_CHUNKS = 20
+"""The most chunks a stage of the recipes that an engine publishes: Llama 3 70B on GB200 and B200 (NVIDIA-NeMo/Megatron-Bridge 067f987,
+perf_recipes/llama/gb200/llama3.py:615).
+"""
 
 
 def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluster, *, every: bool) -> Iterator[Request]:
     """Stages, chunks of each and the schedule. One that leaves layers over is refused later, by reason."""
     layers = sum(stack.layers for stack in model.stacks)
     stages = divisors(cluster.count) if "pp" in engine.axes else (1,)
-    parts = sorted({*divisors(layers), *divisors(layers + ENDS)})
-    chunks = tuple(n for n in parts if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
     deals = engine.stages is None and "layers_per_stage" not in fixed
     odd = all(layers % pp for pp in stages if pp > 1)
+    parts = sorted({*divisors(layers), *divisors(layers + ENDS)})
+    chunks = tuple(n for n in parts if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
     for pp, vpp in product(_given(fixed, "mesh.pp", stages), _given(fixed, "mesh.vpp", chunks)):
         if pp == 1 and vpp == 1:
             yield {"mesh.pp": 1, "mesh.vpp": 1}
         for schedule in _schedules(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
             if fixed.get("schedule") in (None, schedule.value):
-                uneven = deals and layers % (pp * vpp) and ((odd and vpp == 1) or (layers + ENDS) % (pp * vpp) == 0)
+                uneven = (
+                    deals and layers % (pp * vpp) and ((odd and (vpp == 1 or "mesh.vpp" in fixed)) or (layers + ENDS) % (pp * vpp) == 0)
+                )
                 yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value, **(dealt(layers, pp * vpp) if uneven else {})}
 
 

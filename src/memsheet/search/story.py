@@ -83,7 +83,7 @@ def told(
     if engine is None:
         return ()
     asked = {key: value for key, value in request.items() if value is not None and key not in ("engine", "task")} | {"task": "train"}
-    way = naive(engine, cluster, asked, min(int(chosen.plan.microbatch), int(asked["global_batch"])))
+    way = naive(engine, cluster, model, asked, min(int(chosen.plan.microbatch), int(asked["global_batch"])))
     start = _at(model, way, scaled) or _at(model, replace(way, precision=None), scaled)
     return tuple(_walk(model, start, scaled)) if start is not None else ()
 

@@ -79,8 +79,13 @@ def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
 
 
 def _beaten(space: Space, pipeline: Request, choice: Request) -> bool:
-    """Whether stage 1 does what a choice does with less."""
-    return space.plain_replicas and choice.get("zero") == 0 and pipeline["mesh.pp"] > 1
+    """Whether another stage does what a choice does with less: stage 1 for replicas of a pipeline, stage 0 for one device that nobody shares with
+    (states on the host are divided by stages above it alone).
+    """
+    if not space.plain_replicas:
+        return False
+    stage, alone = choice.get("zero"), space.cluster.count == 1
+    return pipeline["mesh.pp"] > 1 if stage == 0 else alone and not choice.get("offload.optimizer")
 
 
 def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] | None:
@@ -93,7 +98,7 @@ def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] |
                 return None
             del own[key]
     if own.get("zero") == 0:
-        shared = ("dp_shard", "tp", "cp", "ep") if space.plain_replicas else ("dp_shard",)
+        shared = ("dp_shard", "tp", "cp", "ep", "etp") if space.plain_replicas else ("dp_shard",)
         rows = taken(rows, np.flatnonzero(np.all([rows[axis] == 1 for axis in shared], axis=0)))  # whole states: dp_replicate has them all
     return (own, rows) if len(rows["microbatch"]) else None
 
@@ -131,7 +136,7 @@ def _alike(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
     """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at all, whether gradients accumulate."""
     if not len(rows["microbatch"]):
         return
-    traits = sum(np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_traits(space, rows)))
+    traits: Array = sum(np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_traits(space, rows)))
     order = np.argsort(traits, kind="stable")
     for part in np.split(order, np.flatnonzero(np.diff(traits[order])) + 1):
         yield int(traits[part[0]]), taken(rows, part)

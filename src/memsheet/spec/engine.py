@@ -65,7 +65,7 @@ class Engine:
     sharding: Sharding
     code: Code = Code.TRANSFORMERS
     server: str = "transformers"  # the module of ``formulas.serving`` that accounts its inference
-    served: Callable[..., Mapping[str, Any]] | None = None  # defaults of a server, of (request, card, latent=whether attention is latent)
+    served: Callable[..., Mapping[str, Any]] | None = None  # a server's defaults: of (request, card, mesh, latent=whether attention is)
     experts_whole: bool = False  # with expert parallelism every expert is whole on its rank
     models: frozenset[str] = frozenset()  # keys of a plan that are refused elsewhere (``spec.defaults.UNMODELLED``) and accounted here
     default_precision: str

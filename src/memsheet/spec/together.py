@@ -11,8 +11,11 @@ from memsheet.spec.defaults import CACHE_DTYPES, LLAMA_CACHE_DTYPES, NEEDS_RANK,
 from memsheet.spec.dtypes import FP8, MXFP8, dtype_named
 
 SIZES = ("microbatch", "global_batch", "serving.batch", "serving.max_sequences", "serving.max_model_len", "serving.prompt_tokens")
-POOLED = ("llama.cpp",)  # whose sequences share one cache, so that a batch may be smaller than what is allowed
+ONE_CACHE = ("llama.cpp", "vllm", "sglang")  # whose sequences share one cache, so that a batch may be smaller than what is allowed
 SEQUENCES = ("serving.max_sequences", "serving.batch", "microbatch")  # three names for what is served at once
+
+PAGED = ("vllm", "sglang")
+"""Servers whose pool has room for max_model_len tokens however long the sequences of a run are."""
 
 
 def contradictions(request: Request, task: str) -> Iterator[Problem]:
@@ -28,7 +31,7 @@ def contradictions(request: Request, task: str) -> Iterator[Problem]:
             yield Problem(field=key, value=0, reason="is no size of a job", hint="give 1 or more, or leave it out")
     if task == "infer":
         yield from _lengths(request)
-        yield from _differing(request, SEQUENCES[:1] if request.get("engine") in POOLED else SEQUENCES)
+        yield from _differing(request, SEQUENCES[:1] if request.get("engine") in ONE_CACHE else SEQUENCES)
 
 
 def _alone(request: Request, needed: str, keys: tuple[str, ...], reason: str, hint: str) -> Iterator[Problem]:
@@ -52,7 +55,9 @@ def _dtypes(request: Request) -> Iterator[Problem]:
 
 
 def _lengths(request: Request) -> Iterator[Problem]:
-    yield from _differing(request, ("serving.max_model_len", "seq_len"))
+    longest = request.get("serving.max_model_len")
+    if request.get("engine") not in PAGED or (longest or 0) < (request.get("seq_len") or 0):
+        yield from _differing(request, ("serving.max_model_len", "seq_len"))
     prompt, output = request.get("serving.prompt_tokens"), request.get("serving.output_tokens")
     length = request.get("serving.max_model_len") or request.get("seq_len")
     if length is not None and prompt is not None and prompt > length:

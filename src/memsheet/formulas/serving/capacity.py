@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -68,28 +68,32 @@ def capacity(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
         "pages": pool.blocks.value, "page_bytes_per_rank": pool.layout.block_bytes,
         "page_tokens": min((group.block_tokens for group in pool.layout.groups if group.kept is not Kept.STATE), default=0),
         "groups": [f"{group.layers} layers that keep {group.kept.value}" for group in pool.layout.groups],
-        "max_sequences": {str(n): pool.sequences(n).value for n in _lengths(plan)},
-        "capacity": _capacity(plan, pool, whole, per_token),
+        "max_sequences": {str(n): pool.sequences(n).value for n in lengths_of(plan)},
+        "capacity": held(plan, pool.sequences, _contiguous(plan, pool, per_token), _waste(whole)),
     }  # fmt: skip
 
 
-def _lengths(plan: Plan) -> list[int]:
+def lengths_of(plan: Plan) -> list[int]:
+    """Lengths that are told about: usual ones, the longest, and those that are asked about."""
     full = plan.max_model_len or 1
     asked = (plan.prompt_tokens or 0) + (plan.output_tokens or 0)
     return sorted({*(n for n in LENGTHS if n <= full), full, *([asked] if asked else [])})
 
 
-def _capacity(plan: Plan, pool: Pool, whole: Layout, per_token: int) -> Mapping[str, Any]:
-    """Concurrency for the lengths that are asked about, what paging saves, and whether requests may have to be computed again."""
+def held(plan: Plan, sequences: Callable[[int], Bytes], contiguous: int, waste_bytes: int) -> Mapping[str, Any]:
+    """Concurrency for the lengths that are asked about, what paging saves, and whether requests may have to be computed again.
+    ``sequences``: how many of a length have room.
+    """
     full, limit = plan.max_model_len or 1, int(plan.max_sequences or 1)
+    most = sequences(full).value
     found: dict[str, Any] = {
-        "limit": limit, "replicas": int(plan.mesh.dp_replicate), "contiguous": _contiguous(plan, pool, per_token),
-        "waste_per_sequence_bytes": _waste(whole), "worst": min(limit, pool.sequences(full).value),
+        "limit": limit, "replicas": int(plan.mesh.dp_replicate), "contiguous": contiguous, "waste_per_sequence_bytes": waste_bytes,
+        "worst": min(limit, most), "preempts": most < limit,
     }  # fmt: skip
     if plan.prompt_tokens is None:
-        return {**found, "preempts": pool.sequences(full).value < limit}
+        return found
     prompt, answer = int(plan.prompt_tokens), int(plan.output_tokens or max(0, full - plan.prompt_tokens))
-    middle, end = pool.sequences(max(1, prompt + answer // 2)), pool.sequences(max(1, prompt + answer))
+    middle, end = sequences(max(1, prompt + answer // 2)), sequences(max(1, prompt + answer))
     return {
         **found, "prompt_tokens": prompt, "output_tokens": answer, "expected": min(limit, middle.value), "expected_low": min(limit, middle.low),
         "worst": min(limit, end.value), "preempts": end.value < limit,

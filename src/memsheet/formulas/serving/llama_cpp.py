@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import round_up
 from memsheet.formulas.serving.driver import driver_items
 from memsheet.formulas.serving.ggml_devices import compute_buffers
-from memsheet.formulas.serving.llama_cpp_graph import Reserved, reserved_graph
+from memsheet.formulas.serving.llama_cpp_build import Reserved
+from memsheet.formulas.serving.llama_cpp_graph import reserved_graph
 from memsheet.formulas.serving.llama_cpp_weights import OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.frozen import dataclass
 from memsheet.references import GGML, LLAMA_CPP, formula
@@ -20,7 +22,7 @@ from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, 
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP16, DType
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, Block, ModelSpec
+from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec
 from memsheet.spec.plan import AttentionKind, Plan
 
 WHOLE = True
@@ -125,7 +127,11 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, 
     """Bytes of a layer's keys and of its values."""
     keys = values = 0
     for mixer in block.mixers:
-        if isinstance(mixer, Attention):
+        if isinstance(mixer, LatentAttention):
+            cells = cells_of(plan, facts)
+            keys += cells * int(_key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim))
+            values += 0 if facts.recent else cells * int(_value_type(plan).nbytes(mixer.kv_lora_rank))
+        elif isinstance(mixer, Attention):
             window = mixer.window or mixer.chunk
             cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
             width = mixer.kv_heads * mixer.head_dim
@@ -244,7 +250,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     """Cache bytes a token, cells that fit, and the lines that llama.cpp prints."""
     made, devices = buffers_of(spec, plan), int(plan.mesh.pp)
     where = placed(len(_blocks(spec)), plan, Facts.of(plan))
-    rows = [_per_token(block, plan) for block in _blocks(spec)]
+    rows = [_per_token(block, plan, Facts.of(plan)) for block in _blocks(spec)]
     per_device = [sum(row for row, at in zip(rows, where.layers, strict=True) if at == d) for d in range(devices)]
     found: dict[str, Any] = {
         "kv_bytes_per_token": sum(rows), "kv_bytes_per_token_per_rank": max(per_device), "kv_bytes_per_sequence": sum(map(sum, made.caches)),
@@ -261,10 +267,10 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     return found
 
 
-def _per_token(block: Block, plan: Plan) -> int:
+def _per_token(block: Block, plan: Plan, facts: Facts) -> int:
     """Bytes that a cell of a layer takes."""
-    width = sum(m.kv_heads * m.head_dim for m in block.mixers if isinstance(m, Attention))
-    return int(_key_type(plan).nbytes(width) + _value_type(plan).nbytes(width))
+    one = replace(plan, max_model_len=CELLS)
+    return sum(cache_of(block, one, facts, CELLS)) // CELLS
 
 
 def _tokens_that_fit(sheets: tuple[Sheet, ...], per_device: list[int], cluster: Cluster) -> int:

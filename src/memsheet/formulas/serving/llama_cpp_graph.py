@@ -6,88 +6,15 @@ product and sums of experts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from memsheet.errors import refuse
 from memsheet.formulas.serving.ggml import Graph, Tensor
+from memsheet.formulas.serving.llama_cpp_build import Building, Inputs, Reserved
+from memsheet.formulas.serving.llama_cpp_latent import latent_attention
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 
 SANDWICHED = frozenset({Arrangement.SANDWICH, Arrangement.POST_BRANCH})
-WORDS = {"f32": 4, "i32": 4, "i64": 8, "f16": 2}
 MASK_ROWS = 64
 """Rows that a mask is padded to (ggml.h, GGML_KQ_MASK_PAD)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reserved:
-    """What the graph depends on besides the model. ``cells``: cache cells of a full-attention layer, of a windowed one ``window_cells``."""
-
-    ubatch: int
-    cells: int
-    window_cells: int
-    flash: bool
-    layer_devices: tuple[int, ...]
-    output_device: int
-    host: int
-    fused: bool  # as ik_llama.cpp writes it
-    half_mask: bool  # the mask is an f16 input, not cast from an f32 one
-    kv_bytes: tuple[tuple[int, int], ...] = ()  # of each layer's keys and values, which may have to be copied
-    host_experts: int = 0  # layers, the first ones, whose routed experts lie on the host
-
-
-@dataclass(slots=True)
-class Building:
-    """A graph on its way. Weights are made where they are used: only their device matters here, and their bytes where they are copied."""
-
-    how: Reserved
-    graph: Graph = field(default_factory=Graph)
-    device: int = 0
-    outputs: int = 0
-    experts: int = 0  # the device of the layer's routed experts
-
-    def weight(self, nbytes: int = 0) -> Tensor:
-        return Tensor(nbytes=nbytes, held=self.device, weight=True)
-
-    def expert(self, nbytes: int) -> Tensor:
-        return Tensor(nbytes=nbytes, held=self.experts, weight=True)
-
-    def held(self, nbytes: int = 0) -> Tensor:
-        """A cache, which no one takes for a weight."""
-        return Tensor(nbytes=nbytes, held=self.device)
-
-    def given(self, *shape: int, of: str = "f32") -> Tensor:
-        return Tensor(nbytes=_size(shape, of), layout=(of, *shape), given=True)
-
-    def make(self, op: str, sources: list[Tensor], *shape: int, of: str = "f32") -> Tensor:
-        return Tensor(nbytes=_size(shape, of), layout=(of, *shape), op=op, sources=sources, rows=_rows(shape))
-
-    def view(self, source: Tensor, *layout: int | str) -> Tensor:
-        return Tensor(nbytes=source.nbytes, layout=layout, op="view", sources=[source], base=source.base or source)
-
-    def times(self, matrix: int, x: Tensor, *shape: int) -> Tensor:
-        """A product with a weight of ``matrix`` bytes."""
-        return self.make("mul_mat", [self.weight(matrix), x], *shape)
-
-    def norm(self, x: Tensor) -> Tensor:
-        if self.how.fused:
-            return Tensor(nbytes=x.nbytes, layout=x.layout, op="fused_rms_norm", sources=[x, self.weight()], rows=x.rows or 1)
-        found = Tensor(nbytes=x.nbytes, layout=x.layout, op="rms_norm", sources=[x], device=self._own(x))
-        return Tensor(nbytes=x.nbytes, layout=x.layout, op="mul", sources=[found, self.weight()], rows=x.rows or 1)
-
-    def _own(self, _: Tensor) -> int:
-        """A norm is pinned to its layer's device where the whole model is on devices (llama-context.cpp, graph_get_cb)."""
-        return self.device if self.how.host not in (*self.how.layer_devices, self.how.output_device) else -1
-
-
-def _size(shape: tuple[int, ...], of: str) -> int:
-    size = WORDS[of]
-    for n in shape:
-        size *= n
-    return size
-
-
-def _rows(shape: tuple[int, ...]) -> int:
-    return shape[1] if len(shape) == 2 else shape[2] if len(shape) > 2 else 1
 
 
 def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str, int]]) -> Graph:
@@ -118,15 +45,6 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     return b.graph
 
 
-@dataclass(slots=True)
-class Inputs:
-    """Positions, and the mask of each kind of layer as attention reads it."""
-
-    positions: Tensor
-    masks: dict[bool, Tensor]
-    cells: tuple[Tensor, Tensor] | None
-
-
 def _inputs(b: Building, blocks: list[Block]) -> Inputs:
     n, masks = b.how.ubatch, dict[bool, Tensor]()
     kinds = {bool(m.window or m.chunk) for block in blocks for m in block.mixers if isinstance(m, Attention)} or {False}
@@ -145,12 +63,17 @@ def _inputs(b: Building, blocks: list[Block]) -> Inputs:
 def _layer(b: Building, block: Block, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int], *, last: bool) -> Tensor:
     hidden = block.hidden
     mixer = block.mixers[0] if len(block.mixers) == 1 else None
-    if not isinstance(mixer, Attention) or block.arrangement not in (Arrangement.PRE, *SANDWICHED):
-        what = "latent attention" if isinstance(mixer, LatentAttention) else f"layers of {block.kind}"
+    latent = isinstance(mixer, LatentAttention) and not b.how.fused
+    if not (latent or isinstance(mixer, Attention)) or block.arrangement not in (Arrangement.PRE, *SANDWICHED):
+        what = "latent attention in the fork" if isinstance(mixer, LatentAttention) else f"layers of {block.kind}"
         raise refuse("engine", "llama.cpp", f"has no list of operations here for {what}", "engine transformers, vllm or sglang")
     sandwiched = block.arrangement in SANDWICHED
     normed = x if block.arrangement is Arrangement.POST_BRANCH else b.norm(x)
-    mixed = _attention(b, mixer, normed, inputs, sizes, kv)
+    if isinstance(mixer, LatentAttention):
+        mixed = latent_attention(b, mixer, normed, inputs, sizes, kv)
+    else:
+        assert isinstance(mixer, Attention)
+        mixed = _attention(b, mixer, normed, inputs, sizes, kv)
     if sandwiched and block.kind in POST_NORM_FIRST:
         mixed = b.norm(mixed)
     if last:
@@ -181,9 +104,8 @@ def _attention(b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict
     for tensor in (q, k, v) if b.how.fused else (q, v, k):
         b.graph.expand(tensor)
     keys, values = b.held(kv[0]), b.held(kv[1])
-    for tensor, cache, at in ((k, keys, 0), (v, values, 1)):
-        stored = [tensor, b.view(cache, "cells")] if inputs.cells is None else [tensor, inputs.cells[at], cache]
-        b.graph.expand(Tensor(nbytes=0, op="store", sources=stored, base=cache, layout=("store",)))
+    b.store(k, keys, inputs, 0)
+    b.store(v, values, inputs, 1)
     mask = inputs.masks[bool(m.window or m.chunk)]
     made = _mixed(b, m, b.view(q, "permuted", d, n, heads), (b.view(keys, "read"), b.view(values, "read")), mask)
     b.graph.expand(made)
@@ -244,7 +166,9 @@ def _dense(b: Building, ff: Dense, x: Tensor, sizes: dict[str, int]) -> Tensor:
 
 
 def _routed(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
-    """Experts chosen and weighted, all choices of all tokens at once, then their sum."""
+    """Experts chosen and weighted, all choices of all tokens at once, then their sum. Biases of the choice and its groups are left out: their
+    tensors have a number for each expert and token, which is below a mebibyte.
+    """
     hidden, n, used, inner = int(x.layout[1]), int(x.layout[2]), ff.experts_per_token, ff.intermediate
     routed = b.times(0, x, ff.experts, n)
     shares = b.make("soft_max", [routed], ff.experts, n)
@@ -265,7 +189,8 @@ def _routed(b: Building, ff: Moe, x: Tensor, sizes: dict[str, int]) -> Tensor:
     experts = b.make("mul_mat_id", [b.expert(sizes.get("down_proj", 0)), made, chosen], hidden, used, n)
     experts = b.make("mul", [experts, weights], hidden, used, n)
     found = _summed(b, experts, hidden, used, n)
-    return found if ff.shared is None else b.make("add", [found, _dense(b, ff.shared, x, {})], hidden, n)
+    shared = {name.removeprefix("shared."): size for name, size in sizes.items() if name.startswith("shared.")}
+    return found if ff.shared is None else b.make("add", [found, _dense(b, ff.shared, x, shared)], hidden, n)
 
 
 def _up(sizes: dict[str, int]) -> int:

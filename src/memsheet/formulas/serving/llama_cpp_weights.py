@@ -19,6 +19,11 @@ KINDS = {
     "o_proj": "attn_output", "dense": "attn_output", "gate_proj": "ffn_gate", "up_proj": "ffn_up", "gate_up_proj": "ffn_up",
     "down_proj": "ffn_down", "w1": "ffn_gate", "w2": "ffn_down", "w3": "ffn_up",
 }  # fmt: skip
+MODULES = {
+    "attn_q": "q_proj", "attn_k": "k_proj", "attn_v": "v_proj", "attn_output": "o_proj", "ffn_gate": "gate_proj", "ffn_up": "up_proj",
+    "ffn_down": "down_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_k_b": "kv_b_proj",
+}  # fmt: skip
+"""Names in the model's own code of what a file calls otherwise."""
 TOKENS, OUTPUT = "token_embd", "output"
 
 
@@ -63,18 +68,9 @@ def _in_file(name: str, kind: str, dims: tuple[int, ...]) -> Stored:
         elements *= n
     layer = int(parts[1]) if parts[0] == "blk" else -1
     label = parts[2] if parts[0] == "blk" else parts[0]
-    module = {
-        "attn_q": "q_proj",
-        "attn_k": "k_proj",
-        "attn_v": "v_proj",
-        "attn_output": "o_proj",
-        "ffn_gate": "gate_proj",
-        "ffn_up": "up_proj",
-        "ffn_down": "down_proj",
-    }
-    return _stored(
-        layer, label, module.get(label.removesuffix("_exps"), label), elements, dims[0], GGUF[kind], expert=label.endswith("_exps")
-    )
+    expert, shared = label.endswith("_exps"), label.endswith("_shexp")
+    module = MODULES.get(label.removesuffix("_exps").removesuffix("_shexp"), label)
+    return _stored(layer, label, f"shared.{module}" if shared else module, elements, dims[0], GGUF[kind], expert=expert)
 
 
 @formula(cites=GGML, at="ggml-cuda.cu ggml_backend_cuda_buffer_type_get_alloc_size: the last row of a quantized matrix to 512 elements")
@@ -107,9 +103,10 @@ def _layers(spec: ModelSpec, mix: str) -> Iterator[Stored]:
         where = _where(block, layer, len(blocks))
         for weight in block.weights:
             module = weight.path.removesuffix(".weight").split(".")[-1]
+            named = f"shared.{module}" if "shared" in weight.path else module
             dtype = _dtype(weight, module, mix, where)
             found = _stored(
-                layer, KINDS.get(module, module), module, weight.elements, weight.shape[-1], dtype, expert=weight.role is Role.EXPERT
+                layer, KINDS.get(module, module), named, weight.elements, weight.shape[-1], dtype, expert=weight.role is Role.EXPERT
             )
             yield _ranged(found, weight, mix) if dtype is not FP32 and mix not in WHOLE else found
 

@@ -31,8 +31,12 @@ def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
     return tuple(held_tensors(part, replace(plan, vocab_multiple=VOCABULARY)))
 
 
-def loaded_items(part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant]) -> list[Item]:
-    """Parameters, tables of rotary positions, copies that latent attention makes of quantized projections, and the gaps between segments."""
+def loaded_items(
+    part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant], *, rope: DType | None = None, absorbs: bool = False
+) -> list[Item]:  # fmt: skip
+    """Parameters, tables of rotary positions, copies that latent attention makes of projections, and the gaps between segments. ``rope``: the
+    dtype of the tables where it is not the model's; ``absorbs``: projections are copied whether quantized or not.
+    """
     sizes = parameter_bytes(part, plan, held, Sharding.REPLICATED)
     ranges = padded_experts(held)
     items = [
@@ -41,7 +45,7 @@ def loaded_items(part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: 
     ]
     items += [
         Item(Component.BUFFERS, path, dict.fromkeys(instants, Bytes.exact(size)), evidence)
-        for path, size, evidence in (("rotary_emb", rope_bytes(part, plan.precision.compute), ROPE), ("absorbed", absorbed_bytes(part, plan), ABSORBED))
+        for path, size, evidence in (("rotary_emb", rope_bytes(part, rope or plan.precision.compute), ROPE), ("absorbed", absorbed_bytes(part, plan, always=absorbs), ABSORBED))
         if size
     ]  # fmt: skip
     if scales := row_scales_bytes(held):
@@ -80,9 +84,9 @@ def rope_bytes(part: ModelSpec, dtype: DType) -> int:
 
 
 @formula(cites=VLLM, at="v0.11.0 mla/common.py process_weights_after_loading: views of kv_b_proj, or a 16-bit copy where it is quantized")
-def absorbed_bytes(part: ModelSpec, plan: Plan) -> Count:
+def absorbed_bytes(part: ModelSpec, plan: Plan, *, always: bool = False) -> Count:
     """Bytes of the key and value projections that latent attention multiplies with the query and the output."""
-    if plan.quantization is None:
+    if plan.quantization is None and not always:
         return 0
     total: Count = 0
     for mixer, layers in _mixers(part):

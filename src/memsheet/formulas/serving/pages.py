@@ -159,6 +159,7 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
             return release.state_pages
 
 
+@formula(cites=VLLM, at="v1/core/kv_cache_utils.py:783 get_max_concurrency_for_kv_cache_config: the blocks of a sequence are those of all groups")
 def sequence_blocks(layout: Layout, tokens: Count, release: Release, in_flight: Count = 1) -> Count:
     """Blocks of the pool that one sequence takes, over all groups."""
     total: Count = 0

@@ -54,6 +54,7 @@ def resting_bytes(hidden: int, plan: Plan, tokens: Count, rows: Count) -> Count:
     return plan.precision.compute.nbytes((tokens + 2 * rows) * hidden)
 
 
+@formula(cites=VLLM, at="v0.11.0 gpu_model_runner.py:3325: one layer after another, then pictures through the tower before them")
 def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     """The widest layer over a batch, and at the high end a batch of pictures through the tower."""
     blocks = dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern)

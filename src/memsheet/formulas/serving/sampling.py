@@ -45,6 +45,7 @@ def sampler_state_bytes(sequences: Count, width: Count) -> Count:
     return INT32.nbytes(sequences * width) + INT32.nbytes(sequences * ceil_div(width, INT32.bits))
 
 
+@formula(cites=VLLM, at="v1/sample/ops/topk_topp_sampler.py: which sampler is the default of a release (memsheet/engines/vllm.py)")
 def sampler_bytes(sampler: Sampler, rows: Count, width: Count, dtype: DType) -> Count:
     """Bytes at the peak of a release's sampler."""
     return sorted_sampler_bytes(rows, width, dtype) if sampler is Sampler.SORTED else masked_sampler_bytes(rows, width, dtype)

@@ -12,6 +12,7 @@ from memsheet.errors import refuse
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
+from memsheet.formulas.serving.all_logits import prompt_logits_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.serving.work import Work, dequantized_bytes, tower_bytes, widest
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
@@ -153,8 +154,9 @@ def logits_bytes(spec: ModelSpec, plan: Plan, sequences: Count) -> tuple[Count, 
 def _logits_beside(spec: ModelSpec, plan: Plan, sequences: Count, prompt: Bytes, step: Bytes) -> dict[Instant, Bytes]:
     """What logits take besides the widest layer: they are made when it is gone, and no earlier ones are there while prompts are read."""
     kept, made = logits_bytes(spec, plan, sequences)
-    first, later = maximum(0, made - prompt.value), kept + maximum(0, made - step.value)
-    return {Instant.PREFILL: Bytes(first, first, made), Instant.DECODE: Bytes(later, later, kept + made)}
+    whole = maximum(made, prompt_logits_bytes(spec, plan, _lengths(plan)[1], sequences))  # of every position, in old versions
+    first, later = maximum(0, whole - prompt.value), kept + maximum(0, made - step.value)
+    return {Instant.PREFILL: Bytes(first, first, whole), Instant.DECODE: Bytes(later, later, kept + made)}
 
 
 def _exact(spec: ModelSpec, plan: Plan) -> bool:

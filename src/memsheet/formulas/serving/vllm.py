@@ -68,7 +68,7 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     }
     working = (*states, *_working(peaks))
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}})
-    graphs = graph_items(plan)
+    graphs = graph_items(plan, minimum(2 * plan.max_sequences, LARGEST_GRAPH))
     tensors = [*loaded, *working, *graphs, *outside]
     weights = total(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
     workspace = total(item.largest for item in outside if item.component is Component.WORKSPACES)
@@ -79,6 +79,8 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     )  # fmt: skip
 
 
+LARGEST_GRAPH = 512
+"""Sequences of the largest CUDA graph: twice those that may run, at most so many (v0.11.0 config/scheduler.py:176, v0.33.0 config/vllm.py:2463)."""
 ALLOCATED = 512
 """The least a tensor takes (kMinBlockSize, pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp)."""
 

@@ -112,15 +112,23 @@ def attention_of(shop: Shop, mixer: Attention | LatentAttention | CrossAttention
         return
     forward, backward = shop.rates.attention[kernels.attention]
     rate = shop.rates.attention_dense * shop.rates.efficiency.attention
-    rings = cp if plan.context_parallel is ContextParallel.RING else 1
+    rings = cp if _in_blocks(plan, kernels) else 1
     start, block = rings * shop.rates.start_s("bf16"), span / rings
     worst = flops * (2 - 1 / cp) if shop.uneven and causal and kernels.code not in BALANCES else flops
     yield Operator(
         part="core_attn", forward_s=start + worst / (rate * forward.at(block)), backward_s=start + 2.5 * worst / (rate * backward.at(block)),
         flops=flops, attention=True,
     )  # fmt: skip
-    if plan.context_parallel is ContextParallel.RING:
+    if _in_blocks(plan, kernels):
         yield _merged(shop, plan.microbatch * length / cp / shop.tp * mixer.heads * wide / 2)
+
+
+def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
+    """Whether a rank attends to every rank's keys in turn. torch does so of gathered ones too (_attention.py, _templated_ring_attention, over
+    either rotater).
+    """
+    gathers = plan.context_parallel is ContextParallel.ALL_GATHER
+    return plan.context_parallel is ContextParallel.RING or (gathers and kernels.code is not Code.MEGATRON)
 
 
 def _merged(shop: Shop, elements: Real) -> Operator:

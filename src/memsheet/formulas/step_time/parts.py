@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memsheet.formulas.pipeline import layers_of_stage
+from memsheet.formulas.states.params import tower_tensors
 from memsheet.formulas.step_time.exchange import Exchange, exchanges
 from memsheet.formulas.step_time.kernels import ROUTING_CALLS
 from memsheet.formulas.step_time.layers import adapted, ends, layer
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.formulas.step_time.operators import Operator, Shop
+from memsheet.formulas.step_time.pictures import layers_of_towers
 from memsheet.references import LORA, formula
 from memsheet.spec.engine import Code, Sharding
 from memsheet.spec.model import Block, ModelSpec, Role, Weight
@@ -50,13 +52,15 @@ class Part:
 
 
 def parts_of(shop: Shop, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int, int], Part]:
-    """By (stage, chunk). Equal layers are timed once."""
+    """By (stage, chunk); equal ones are one. Equal layers are timed once."""
     plan, blocks = shop.plan, [b for stack in spec.stacks for run in stack.runs for _ in range(run.count) for b in run.pattern]
     timed: dict[int, Unit] = {}
     by_id = {id(block): block for block in blocks}
     share = _share(plan.recompute, len(blocks))
-    mesh, found = plan.mesh, {}
+    mesh, found = plan.mesh, dict[tuple[int, int], Part]()
+    alike: dict[tuple[tuple[int, int], ...], Part] = {}
     first, last = _first(shop, spec), _last(shop, spec)
+    towers = _towers(shop, spec, sharding, share)
     for stage in range(mesh.pp):
         for chunk in range(mesh.vpp):
             low, high = layers_of_stage(len(blocks), plan, stage, chunk) if mesh.pp * mesh.vpp > 1 else (0, len(blocks))
@@ -66,10 +70,19 @@ def parts_of(shop: Shop, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int,
                     timed[key] = _unit(shop, by_id[key], sharding, share)
                 units.append((count, timed[key]))
             number = chunk * mesh.pp + stage
-            units += [(1, first)] if number == 0 else []
+            units += [(1, first), *towers] if number == 0 else []
             units += [(1, last)] if number == mesh.pp * mesh.vpp - 1 else []
-            found[stage, chunk] = Part(units=tuple(units))
+            found[stage, chunk] = alike.setdefault(tuple((count, id(unit)) for count, unit in units), Part(units=tuple(units)))
     return found
+
+
+def _towers(shop: Shop, spec: ModelSpec, sharding: Sharding, share: float) -> tuple[tuple[int, Unit], ...]:
+    """What pictures pass. Without them the towers' parameters are gathered with the model's all the same, and have no gradients."""
+    timed = tuple(layers_of_towers(spec, shop, lambda own, block: _unit(own, block, sharding, share)))
+    if timed or not spec.towers:
+        return timed
+    elements = sum((weight.elements * times for _, weight, times in tower_tensors(spec)), 0.0)
+    return ((1, replace(_end(0.0, 0.0, 0.0, elements, shop.plan), trained=0.0)),)
 
 
 def _unit(shop: Shop, block: Block, sharding: Sharding, share: float) -> Unit:

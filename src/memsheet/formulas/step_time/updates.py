@@ -36,6 +36,21 @@ def kept(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
     return own / dense.shards + theirs / experts.shards if divided else own + theirs
 
 
+A_MILLION = 1 << 20
+"""Elements over which the scales of a quantized format come out even."""
+
+
+@formula(cites=ZERO_OFFLOAD, at="section 4: parameters of a rank, frozen ones too, in the dtype that they are stored in")
+def stored(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
+    """Bytes of a rank's parameters."""
+    dense, experts = groups_of(plan)
+    divided = plan.zero == 3 or sharding.gathers
+    own, theirs = (sum((part.total(name) for part in parts), 0.0) for name in ("dense", "experts"))
+    dtype = plan.quantization.weights if plan.quantization else plan.precision.parameters
+    each = float(dtype.nbytes(A_MILLION)) / A_MILLION
+    return (own / dense.shards + theirs / experts.shards if divided else own + theirs) * each
+
+
 @formula(cites=TORCH_OPTIM, at="gradient, parameter and two moments read, three written; the gradient's norm before and its zeroing after")
 def update_s(elements: Real, plan: Plan, rates: Rates) -> Real:
     if plan.optimizer is None:
@@ -54,11 +69,11 @@ def update_s(elements: Real, plan: Plan, rates: Rates) -> Real:
     cites=ZERO_OFFLOAD,
     at="section 4: 2M bytes of gradients to the host and 2M of parameters back every step, and the update on the processor",
 )
-def offloaded_s(elements: Real, passes_s: Real, microbatches: Real, plan: Plan, rates: Rates, activations: Real) -> Real:
-    """Seconds besides the passes: the optimizer's on the host, and parameters fetched for every pass as far as the
+def offloaded_s(elements: Real, parameters: Real, activations: Real, passes_s: Real, plan: Plan, rates: Rates) -> Real:
+    """``elements`` that are trained, bytes of ``parameters`` on the host and of a micro-batch's ``activations``. Seconds besides the passes: the optimizer's on the host, and parameters fetched for every pass as far as the
     passes do not hide them.
     """
-    link = rates.host or DEFAULT_HOST_LINK
+    link, microbatches = rates.host or DEFAULT_HOST_LINK, plan.accumulation
     seconds: Real = 0.0
     if plan.offload.optimizer:
         share = plan.offload.optimizer
@@ -66,14 +81,17 @@ def offloaded_s(elements: Real, passes_s: Real, microbatches: Real, plan: Plan, 
         seconds = share * elements * ((gradient + 2.0) / link + CPU_ADAM_BYTES * rates.near / HOST_MEMORY_BYTES_PER_S)
         seconds = seconds + share * accumulated_s(elements, passes_s, microbatches - 1, plan, rates)
     if plan.offload.parameters:
-        seconds = seconds + exposed(
-            plan.offload.parameters * elements * 2 * plan.precision.parameters.bits / 8 * microbatches / link, passes_s
-        )
-    if plan.offload.activations:  # out beside forward, back beside backward
-        seconds = seconds + exposed(2 * activations * microbatches / link, passes_s)
+        seconds = seconds + exposed(plan.offload.parameters * parameters * 2 * microbatches / link, passes_s)
+    if plan.offload.activations:  # out with forward, back with backward
+        copied = 2 * activations * microbatches / link
+        seconds = seconds + (exposed(copied, passes_s) if plan.engine in STREAMED else copied)
     return seconds
 
 
+STREAMED = frozenset({"torchtune"})
+"""Engines that copy activations beside the passes (torchtune/training/_activation_offloading.py, use_streams). Hooks that only copy, as
+torch.autograd.graph.save_on_cpu's do, do it on the stream that computes (torch 2.13 autograd/graph.py).
+"""
 ADD_BYTES = 12
 """Of host memory an element: two numbers of fp32 read, their sum written."""
 

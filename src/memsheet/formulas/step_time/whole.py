@@ -13,12 +13,13 @@ from memsheet.formulas.step_time.kernels import kernels_of
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
 from memsheet.formulas.step_time.operators import BF16_BYTES, Shop
 from memsheet.formulas.step_time.parts import Part, parts_of
+from memsheet.formulas.step_time.pictures import timed_pictures
 from memsheet.formulas.step_time.rates import Efficiency, Rates, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, Passes, passes
 from memsheet.formulas.step_time.result import StepTime
 from memsheet.formulas.step_time.schedule import hops, pipeline_s
 from memsheet.formulas.step_time.shares import NAMES, of_passes
-from memsheet.formulas.step_time.updates import activation_bytes, kept, offloaded_s, update_s
+from memsheet.formulas.step_time.updates import activation_bytes, kept, offloaded_s, stored, update_s
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import ModelSpec
@@ -46,6 +47,9 @@ CALIBRATED = Band(
 )  # fmt: skip
 
 
+TEXT = "a batch of text alone: no picture passes the model's towers"
+
+
 def step_time(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Efficiency | None = None) -> StepTime:
     """The step of ``plan`` on ``cluster``: low has everything beside the passes that could run there, at the fastest rates; high nothing.
 
@@ -60,7 +64,8 @@ def step_time(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Effi
     return StepTime(
         low=smaller(low.seconds, value.seconds), value=value.seconds, high=larger(high.seconds, value.seconds), parts=value.parts,
         tokens=_sequences(plan) * plan.seq_len, gpus=plan.mesh.gpus, flops=value.flops,
-        dense_flops=base.attention_dense, calibrated=found.source, notes=(band.why,),
+        dense_flops=base.attention_dense, calibrated=found.source,
+        notes=(band.why, *((TEXT,) if spec.towers and not plan.image_tokens else ())),
     )  # fmt: skip
 
 
@@ -83,8 +88,7 @@ def _times(found: Efficiency, factor: float) -> Efficiency:
 def _check(spec: ModelSpec, plan: Plan) -> None:
     if plan.task != "train":
         raise refuse("task", plan.task, "has no step to time", "step time is of training")
-    if spec.towers:
-        raise refuse("model", spec.name, "has towers, whose images are not timed yet")
+    timed_pictures(spec, plan.image_tokens)
 
 
 def _sequences(plan: Plan) -> Real:
@@ -118,22 +122,24 @@ def one_step(spec: ModelSpec, plan: Plan, engine: Engine, rates: Rates, overlap:
     mesh, shop = plan.mesh, shop_of(plan, engine, rates, overlap)
     parts = parts_of(shop, spec, engine.sharding)
     run = {key: passes(part, plan, engine.sharding, overlap, rates) for key, part in _distinct(parts).items()}
-    stages = [[run[id(parts[stage, chunk])] for chunk in range(mesh.vpp)] for stage in range(mesh.pp)]
-    each = [sum((p.forward_s + p.backward_s for p in chunks), 0.0) for chunks in stages]
-    working, bubble = pipeline_s(each, maximum(plan.accumulation, 1), mesh.vpp, plan.schedule)
+    mine = [[parts[stage, chunk] for chunk in range(mesh.vpp)] for stage in range(mesh.pp)]
+    names = [tuple(id(part) for part in chunks) for chunks in mine]
+    alike = dict(zip(names, mine, strict=True))  # stages with the same parts take the same
+    stages = {name: [run[part] for part in name] for name in alike}
+    each = {name: sum((p.forward_s + p.backward_s for p in chunks), 0.0) for name, chunks in stages.items()}
+    working, bubble = pipeline_s([each[name] for name in names], maximum(plan.accumulation, 1), mesh.vpp, plan.schedule)
     payload = shop.tokens * BF16_BYTES * spec.hidden / shop.between
     sent = hops(mesh.pp, mesh.vpp, plan.accumulation, plan.schedule) * send_s(payload, mesh.gpus / mesh.pp, rates)
     sent = 0.0 if overlap is Overlap.ALL else sent
-    mine = [[parts[stage, chunk] for chunk in range(mesh.vpp)] for stage in range(mesh.pp)]
     layers = sum(stack.layers for stack in spec.stacks) / mesh.pp
     kept_bytes = activation_bytes(shop.tokens, spec.hidden, layers, plan)
-    once = _once(mine, stages, plan, engine, rates, working, kept_bytes)
+    once = _once([*alike.values()], [*stages.values()], plan, engine, rates, working, kept_bytes)
     seconds = working + sent + sum(once.values(), 0.0)
     if not told:
         return OneStep(seconds=seconds)
     each_way = 2 if plan.adapter is not None else 3  # a frozen matrix has no gradient of its own
     flops = each_way * sum((p.total("flops") for p in parts.values()), 0.0) * shop.tp * mesh.cp / plan.microbatch * _sequences(plan)
-    named = of_passes(mine, stages, maximum(plan.accumulation, 1)) | {"bubble": bubble, "pipeline_sends": sent}
+    named = of_passes([*alike.values()], [*stages.values()], maximum(plan.accumulation, 1)) | {"bubble": bubble, "pipeline_sends": sent}
     return OneStep(seconds=seconds, flops=flops, parts={name: named.get(name, 0.0) + once.get(name, 0.0) for name in NAMES})
 
 
@@ -152,7 +158,7 @@ def _once(
             "parameters_gathered": sum((p.gathered_once_s for p in run), 0.0),
             "gradients_reduced": sum((p.reduced_once_s for p in run), 0.0),
             "optimizer": update_s(elements, plan, rates),
-            "offload": offloaded_s(elements, working, plan.accumulation, plan, rates, kept_bytes),
+            "offload": offloaded_s(elements, stored(chunks, plan, engine.sharding), kept_bytes, working, plan, rates),
         }
         found = {name: larger(found[name], own[name]) for name in found}
     return found

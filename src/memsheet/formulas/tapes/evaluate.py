@@ -43,7 +43,7 @@ class Bag:
 
 
 class Later(Bag):
-    """A bag of arrays whose parts are worked out when they are asked for: a search weighs strata of plans and mostly reads no part.
+    """A bag whose parts are worked out when they are asked for: of many moments one is the largest, and a search mostly reads no part.
 
     ``make`` gives all parts; ``pick`` one of them, and which plans have it.
     """
@@ -54,8 +54,11 @@ class Later(Bag):
     _made: dict[Key, Count] | None
 
     def __init__(self, make: Callable[[], dict[Key, Count]], pick: Callable[[Key], tuple[Count, Any]], total: Count) -> None:
-        for name, value in (("total", total), ("_make", make), ("_pick", pick), ("_made", None)):
-            object.__setattr__(self, name, value)
+        keep = object.__setattr__
+        keep(self, "total", total)
+        keep(self, "_make", make)
+        keep(self, "_pick", pick)
+        keep(self, "_made", None)
 
     @property
     def held(self) -> dict[Key, Count]:
@@ -111,9 +114,9 @@ def _pairs(moment: Moment) -> list[tuple[Key, Count]]:
 
 
 def together(moment: Moment) -> Moment:
-    """A moment as one bag where it is one of arrays, so that what is laid on top adds it up once."""
+    """A moment as one bag, so that what is laid on top adds it up once."""
     total = weigh(moment)
-    return moment if type(total) is int or not is_array(total) else [(1, _later(moment, total))]
+    return [(1, _later(moment, total))] if type(total) is int or is_array(total) else moment
 
 
 def _later(moment: Moment, total: Count) -> Later:
@@ -349,6 +352,18 @@ def _located(prefix: str, path: str) -> str:
 
 def evaluate(tape: Tape, axes: Axes, prefix: str, *, release: Release, forward: Tape | None = None) -> Part:
     """Numbers for a part. ``forward``: the tape of a forward that saves nothing, for a part that is recomputed on its own."""
+    if {*map(type, axes.values())} <= WHOLE:
+        return _evaluated(tape, tuple(axes.items()), prefix, release, forward)
+    return _evaluate(tape, axes, prefix, release, forward)
+
+
+@lru_cache(maxsize=512)
+def _evaluated(tape: Tape, axes: tuple[tuple[str, Count], ...], prefix: str, release: Release, forward: Tape | None) -> Part:
+    """Plans that are asked about one after another have most parts in common: stages, fixes, steps of a bisection."""
+    return _evaluate(tape, dict(axes), prefix, release, forward)
+
+
+def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Tape | None) -> Part:
     sizes = _sizes(tape, axes)
     keys = _keys(tape, prefix)
     saved = tape.saved - tape.outputs

@@ -1,0 +1,34 @@
+"""gpt-fast: a Llama written for one compiled decoding step, with a cache of the whole length and weight-only int8 or int4.
+
+Read at meta-pytorch/gpt-fast 6ecad9b5 (August 2025); what is accounted has been the same since its first release.
+"""
+
+from __future__ import annotations
+
+from memsheet.references import GPT_FAST
+from memsheet.sheet import Cited
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.model import Role
+from memsheet.spec.plan import AttentionKind, Implementation, OptimizerName
+
+ENGINE = Engine(
+    name="gpt-fast",
+    tested="6ecad9b5 (torch 2.8)",
+    tasks=("infer",),
+    server="gpt_fast",
+    axes=(),
+    serving_axes=("tp",),
+    zero=(0,),
+    default_zero=0,
+    sharding=Sharding.REPLICATED,
+    models=frozenset({"compile", "cuda_graphs", "serving.cuda_graphs"}),
+    default_precision="bf16-pure",
+    precisions=("bf16-pure",),
+    autocast=False,
+    attention=(AttentionKind.SDPA,),
+    optimizers=(OptimizerName.ADAMW,),
+    default_implementation=Implementation.FUSED,
+    adapters=(),
+    whole_roles=frozenset({Role.EMBEDDING, Role.HEAD}),  # tp.py, apply_tp: layers alone are divided
+    evidence={"weights": Cited(GPT_FAST, "quantize.py"), "cache": Cited(GPT_FAST, "model.py KVCache")},
+)

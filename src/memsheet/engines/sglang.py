@@ -1,0 +1,154 @@
+"""SGLang: what each release that was read keeps free, captures and takes when nobody says (sgl-project/sglang at the tag of the release)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.frozen import dataclass
+from memsheet.sheet import FromCode
+from memsheet.spec.device import Device
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.plan import AttentionKind, Implementation, Mesh, OptimizerName, RecomputeMode
+from memsheet.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tier:
+    """What cards below a size take: tokens of a chunk of a prompt, and sequences of the largest CUDA graph, by whether four ranks share a model."""
+
+    below_mib: int
+    chunk_tokens: int
+    graph_sequences: int
+    shared_graph_sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Facts of a release. It stands for all after it until the next one in the table."""
+
+    tag: str
+    since: tuple[int, int, int]
+    tiers: tuple[Tier, ...]
+    reserves: bool = False  # the fraction follows from what is kept free, else from the number of ranks
+    reserves_above_mib: int = 2**40  # from which on a fixed size is kept free instead
+    window_pools: bool = False  # a sliding window's layers have a pool of their own, in families that are named for it
+    prints_dtype: bool = False
+
+
+EVERY = 2**40
+EARLY = (Tier(below_mib=25_000, chunk_tokens=2048, graph_sequences=8, shared_graph_sequences=80), Tier(below_mib=EVERY, chunk_tokens=8192, graph_sequences=160, shared_graph_sequences=160))  # fmt: skip
+LATE = (
+    Tier(below_mib=20 * 1024, chunk_tokens=2048, graph_sequences=8, shared_graph_sequences=8),
+    Tier(below_mib=35 * 1024, chunk_tokens=4096, graph_sequences=48, shared_graph_sequences=160),
+    Tier(below_mib=60 * 1024, chunk_tokens=4096, graph_sequences=32, shared_graph_sequences=160),
+    Tier(below_mib=160 * 1024, chunk_tokens=8192, graph_sequences=256, shared_graph_sequences=512),
+    Tier(below_mib=EVERY, chunk_tokens=16384, graph_sequences=512, shared_graph_sequences=512),
+)
+RELEASES = (
+    Release(tag="v0.4.3.post4", since=(0, 0, 0), tiers=EARLY),
+    Release(tag="v0.4.6.post1", since=(0, 4, 6), tiers=EARLY, reserves_above_mib=81920),
+    Release(tag="v0.5.23", since=(0, 5, 0), tiers=LATE, reserves=True, window_pools=True, prints_dtype=True),
+)
+"""v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 server_args.py:224-270, v0.5.23 arg_groups/memory_hook.py:75-150, 281-342."""
+NEWEST = RELEASES[-1]
+
+BY_RANKS = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
+"""mem_fraction_static from so many tensor-parallel ranks on (v0.4.3.post4 server_args.py:205)."""
+LARGE_RESERVE_MIB = 13 * 1024
+"""Kept free on cards above 80 GiB (v0.4.6.post1 server_args.py:238)."""
+METADATA_MIB, TOKEN_MIB, RANKS_MIB, GRAPH_MIB, PREFILL_GRAPH_MIB, LATENT_GRAPH_MIB = 512, 1.5, 1024, 2, 8, 1536
+FLOOR_MIB, FLOOR_ABOVE_MIB = 10 * 1024, 60 * 1024
+"""What the fraction leaves: metadata, a chunk's activations, ranks over eight, a captured sequence, a captured chunk (all of latent attention), and
+the least on large cards (v0.5.23 arg_groups/memory_hook.py:303-322, 360-400).
+"""
+WINDOW_SHARE = 0.8
+"""Tokens of a window's layers for each of the others (swa_full_tokens_ratio, v0.5.23 arg_groups/fields/schedule.py:150)."""
+WINDOWED = frozenset({"gpt_oss", "llama4_text", "llama4", "gemma4", "gemma4_text", "step3p5", "mimo_v2"})
+"""Families whose windows have a pool of their own (v0.5.23 configs/model_config.py:88, 2655); others keep windows whole."""
+REQUESTS, MOST_REQUESTS = 2048, 4096
+"""Requests that may run where nobody says: by the pool's tokens, between these (v0.5.23 mem_cache/kv_cache_configurator.py:3124)."""
+
+
+def release_of(version: str | None) -> Release:
+    """The release that stands for a version ("0.4.3.post4 (torch 2.5)"); the newest that was read where none is said."""
+    found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version or "")
+    if found is None:
+        return NEWEST
+    number = int(found[1]), int(found[2]), int(found[3])
+    return [release for release in RELEASES if release.since <= number][-1]
+
+
+def tier_of(release: Release, device: Device | None) -> Tier:
+    """The tier of a card by its memory as nvidia-smi counts it; of an unknown one the second, as in the source."""
+    if device is None:
+        return release.tiers[min(1, len(release.tiers) - 1)]
+    return next(tier for tier in release.tiers if _mib(device) < tier.below_mib)
+
+
+def _mib(device: Device) -> int:
+    return (device.driver_bytes or device.framework_bytes) // MIB
+
+
+def graph_sequences(release: Release, device: Device | None, tp: int) -> int:
+    """Sequences of the largest CUDA graph of decoding."""
+    tier = tier_of(release, device)
+    return tier.shared_graph_sequences if tp >= 4 else tier.graph_sequences
+
+
+def served(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, latent: bool) -> Mapping[str, Any]:
+    """What the server takes where nobody says."""
+    release = release_of(request.get("engine_version"))
+    tokens = request.get("serving.max_batched_tokens") or tier_of(release, device).chunk_tokens
+    return {
+        "serving.max_sequences": REQUESTS, "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
+        "serving.memory_fraction": _fraction(release, device, mesh, tokens, latent=latent),
+    }  # fmt: skip
+
+
+def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool) -> float:
+    """mem_fraction_static: weights and pool as a share of what was free before loading."""
+    tp, pp = int(mesh.tp), mesh.pp
+    if device is not None and _mib(device) > release.reserves_above_mib:
+        return round(1 - LARGE_RESERVE_MIB / _mib(device), 3)
+    if not release.reserves or device is None:
+        return next(share for ranks, share in BY_RANKS if tp >= ranks)
+    kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * tp * pp / 8 + GRAPH_MIB * graph_sequences(release, device, tp)
+    kept += LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
+    kept = max(kept, FLOOR_MIB) if _mib(device) > FLOOR_ABOVE_MIB else kept
+    return round(1 - kept / _mib(device), 3)
+
+
+def captured_chunks(most: int) -> int:
+    """How many sizes of a chunk are captured up to the largest (v0.5.23 arg_groups/cuda_graph_hook.py:486)."""
+    steps = ((4, 33, 4), (48, 257, 16), (288, 513, 32), (576, 1025, 64), (1280, 4097, 256), (4608, most + 1, 512))
+    return sum(1 for first, end, step in steps for size in range(first, end, step) if size <= most)
+
+
+ENGINE = Engine(
+    name="sglang",
+    tested="0.5.23",
+    tasks=("infer",),
+    axes=(),
+    serving_axes=("dp_replicate", "tp", "pp", "ep"),
+    zero=(0,),
+    default_zero=0,
+    sharding=Sharding.REPLICATED,
+    server="sglang",
+    served=served,
+    default_precision="bf16-pure",
+    precisions=("fp32", "bf16-pure"),
+    autocast=False,
+    attention=(AttentionKind.FLASH, AttentionKind.SDPA),
+    losses=(),
+    recompute=(RecomputeMode.NONE,),
+    optimizers=(OptimizerName.ADAMW,),
+    default_implementation=Implementation.FUSED,
+    models=frozenset({
+        "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens",
+    }),
+    splits_experts_over_tp=True,
+    experts_whole=True,
+    evidence={"pool": FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/mem_cache/kv_cache_configurator.py", 2990)},
+)  # fmt: skip

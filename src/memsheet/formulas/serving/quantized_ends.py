@@ -1,0 +1,23 @@
+"""Output matrices of engines for which they are linear layers like any other, quantized with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from memsheet.formulas.states.held import Held
+from memsheet.spec.dtypes import DType
+from memsheet.spec.model import Role
+from memsheet.spec.plan import Plan
+
+
+def linear_ends(held: Iterable[Held], plan: Plan, stored: DType | None = None) -> Iterator[Held]:
+    """The tensors of a model, its output matrix stored as its linear layers are. ``stored``: the engine's own form of the plan's format."""
+    how = plan.quantization
+    for h in held:
+        if how is None:
+            yield h
+            continue
+        skipped = any(f".{name}." in f".{h.path}" for name in how.skip)
+        quantized = h.dtype is how.weights or (h.role is Role.HEAD and len(h.shape) > 1 and not skipped)
+        yield replace(h, dtype=stored or how.weights, role=Role.LINEAR) if quantized else h

@@ -1,0 +1,256 @@
+"""vLLM: pages, groups, the profiling run's peak, the pool that takes the rest, and the lines it starts with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memsheet import catalog
+from memsheet.api import infer
+from memsheet.budget import Answer, Result
+from memsheet.engines.vllm import RELEASES, release_of, stages
+from memsheet.errors import InputError
+from memsheet.formulas.serving.pages import Kept, kinds_of, layout_of, sequence_blocks
+from memsheet.formulas.serving.sampling import sort_scratch_bytes, sorted_sampler_bytes
+from memsheet.readers.model import read_model
+from memsheet.resolve import resolve
+from memsheet.sheet import Component, Instant
+from memsheet.spec.dtypes import BF16
+from memsheet.spec.model import ModelSpec
+from memsheet.units import GIB
+
+OLD = {"engine_version": "0.11.0", "page_tokens": 128, "max_model_len": 16000}
+
+
+def model(name: str) -> ModelSpec:
+    return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
+
+
+def served(name: str = "llama-3.1-8b", gpus: str = "1xH100-80GB", **options: Any) -> Answer:
+    return infer(name, gpus=gpus, engine="vllm", **{"max_model_len": 8192, **options})
+
+
+def facts(*args: Any, **options: Any) -> dict[str, Any]:
+    return dict(served(*args, **options).serving or {})
+
+
+def layout(name: str, version: str = "0.11.0", **keys: Any) -> Any:
+    spec = model(name)
+    request = {"task": "infer", "engine": "vllm", "serving.max_model_len": 8192, **{k.replace("__", "."): v for k, v in keys.items()}}
+    release = release_of(version)
+    return layout_of(kinds_of(spec, resolve(request, spec).plan, release), release)
+
+
+# pages -------------------------------------------------------------------------------------------------------------------------
+
+PER_TOKEN = {  # layers · (2 · key/value heads · head size, or latent and rotary key) · 2 bytes, from the released configurations
+    "llama-3.1-8b": 32 * 2 * 8 * 128 * 2, "llama-2-7b": 32 * 2 * 32 * 128 * 2, "qwen3-0.6b": 28 * 2 * 8 * 128 * 2,
+    "qwen2.5-7b": 28 * 2 * 4 * 128 * 2, "mixtral-8x7b": 32 * 2 * 8 * 128 * 2, "gemma-3-27b": 62 * 2 * 16 * 128 * 2,
+    "gpt-oss-20b": 24 * 2 * 8 * 64 * 2, "deepseek-v3": 61 * (512 + 64) * 2, "jamba-v0.1": 4 * 2 * 8 * 128 * 2, "mamba-2.8b": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "per_token"), PER_TOKEN.items())
+def test_cache_bytes_a_token(name: str, per_token: int) -> None:
+    assert facts(name, gpus="4xH200")["kv_bytes_per_token"] == per_token
+
+
+def test_a_block_of_a_uniform_model_has_a_page_of_every_layer() -> None:
+    found = layout("llama-3.1-8b", serving__page_tokens=16)
+    assert found.block_bytes == 16 * PER_TOKEN["llama-3.1-8b"]
+    assert [group.layers for group in found.groups] == [32]
+
+
+def test_heads_are_copied_where_ranks_are_more() -> None:
+    assert layout("qwen2.5-7b", mesh__tp=4).block_bytes == layout("qwen2.5-7b", mesh__tp=2).block_bytes // 2
+    assert facts("qwen2.5-7b", gpus="4xH100-80GB", tp=4)["kv_bytes_per_token_per_rank"] == 28 * 2 * 1 * 128 * 2
+    assert layout("deepseek-v3", mesh__tp=8).block_bytes == layout("deepseek-v3").block_bytes  # a latent is whole on every rank
+
+
+def test_windows_have_groups_of_as_many_layers_as_the_rarest_kind() -> None:
+    gemma = layout("gemma-3-27b")
+    assert [(group.kept, group.layers) for group in gemma.groups] == [(Kept.WINDOW, 10)] * 6 + [(Kept.ALL, 10)]  # 52 windows, 8 of padding
+    assert gemma.block_bytes == 10 * 16 * 2 * 16 * 128 * 2
+    assert [group.kept for group in layout("gpt-oss-20b").groups] == [Kept.WINDOW, Kept.ALL]
+
+
+def test_before_groups_windows_were_kept_whole() -> None:
+    assert {group.kept for group in layout("gemma-3-27b", "0.8.5").groups} == {Kept.ALL}
+
+
+def test_groups_take_the_larger_size_where_kinds_are_nearly_as_many() -> None:
+    release, spec = release_of("0.33.0"), model("gpt-oss-20b")
+    plan = resolve({"task": "infer", "engine": "vllm", "serving.max_model_len": 8192}, spec).plan
+    window, whole = kinds_of(spec, plan, release)
+    uneven = (window.__class__(**{**fields(window), "layers": 12}), window.__class__(**{**fields(whole), "layers": 13}))
+    assert [group.layers for group in layout_of(uneven, release).groups] == [13, 13]
+    assert [group.layers for group in layout_of(uneven, release_of("0.11.0")).groups] == [12, 12, 12]
+
+
+def fields(kind: Any) -> dict[str, Any]:
+    return {name: getattr(kind, name) for name in ("kept", "reach", "block_tokens", "page_bytes", "layers")}
+
+
+def test_beside_states_a_page_of_attention_holds_a_state() -> None:
+    found = layout("jamba-v0.1")
+    state = 8192 * 16 * 2 + 8192 * 4 * 2  # recurrent and convolution state of a mamba layer
+    attention = next(group for group in found.groups if group.kept is Kept.ALL)
+    assert attention.page_bytes >= state > (attention.block_tokens - 16) * 2 * 8 * 128 * 2
+    assert {group.page_bytes for group in found.groups} == {attention.page_bytes}
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-3-27b", "gpt-oss-20b", "jamba-v0.1"])
+@pytest.mark.parametrize("release", RELEASES, ids=lambda release: release.tag)
+def test_longer_sequences_never_take_fewer_blocks(name: str, release: Any) -> None:
+    found = layout(name, release.tag)
+    sizes = [sequence_blocks(found, tokens, release) for tokens in (1, 16, 17, 1000, 8192, 32768)]
+    assert sizes == sorted(sizes)
+    if {group.kept for group in found.groups} == {Kept.WINDOW, Kept.ALL}:
+        full = sum(1 for group in found.groups if group.kept is Kept.ALL)
+        grown = sequence_blocks(found, 32768, release) - sequence_blocks(found, 16384, release)
+        assert grown == full * 16384 // 16  # beyond its window only full attention grows
+
+
+def test_an_encoder_is_refused() -> None:
+    with pytest.raises(InputError, match="encoder"):
+        served("t5-3b" if "t5-3b" in catalog.model_names() else encoder_decoder())
+
+
+def encoder_decoder() -> str:
+    names = [name for name in catalog.model_names() if any(stack.role == "encoder" for stack in model(name).stacks)]
+    return names[0]
+
+
+# the profiling run -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_sorted_as_segments_or_as_a_whole() -> None:
+    assert sort_scratch_bytes(1024, 1000) == 1024 * 1000 * (8 + 4 + 8)
+    assert sort_scratch_bytes(64, 1000) == 64 * 1000 * (8 + 8 + 4 + 4 + 8)
+    assert sort_scratch_bytes(1, 1000) == 1000 * 20
+    assert sorted_sampler_bytes(1024, 128256, BF16) == 38 * 1024 * 128256
+
+
+PEAKS = {  # GiB of "peak activation" and weights that vLLM 0.11.0 printed on H100 (llm-d-incubation/llm-d-planner e50305af docs)
+    "llama-3.1-8b": (4.76, 14.99), "qwen3-0.6b": (5.56, 1.12), "qwen3-32b": (5.64, 61.03), "gpt-oss-20b": (7.38, 13.47),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "printed"), PEAKS.items())
+def test_the_peak_and_the_weights_are_what_the_engine_prints(name: str, printed: tuple[float, float]) -> None:
+    budget = facts(name, **OLD)["budget"]
+    assert budget["peak_activation"].value / GIB == pytest.approx(printed[0], abs=0.011)
+    assert budget["weights"].value / GIB == pytest.approx(printed[1], rel=0.005)
+
+
+def test_fewer_sequences_make_a_smaller_sampler_and_a_larger_pool() -> None:
+    many, few = facts(**OLD), facts(**OLD, sequences=64)
+    assert few["budget"]["peak_activation"].value < many["budget"]["peak_activation"].value
+    assert few["kv_tokens"] > many["kv_tokens"]
+
+
+# the pool ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.6.4.post1", "0.8.5", "0.11.0", "0.14.0", "0.21.0", "0.33.0"])
+def test_the_fraction_is_filled_to_a_block(version: str) -> None:
+    """What the engine counts and its pool add up to the fraction of the card, at the expected value."""
+    answer = served(engine_version=version)
+    budget, (sheet,) = (answer.serving or {})["budget"], answer.sheets
+    pool = sheet.of(Component.KV_CACHE, instant=Instant.PREFILL)
+    assert 0 <= budget["kv_cache"].value - pool.value < (answer.serving or {})["page_bytes_per_rank"]
+    assert budget["kv_cache"].value < budget["requested_bytes"] - budget["weights"].value - budget["peak_activation"].value
+
+
+def test_what_others_take_more_the_pool_takes_less() -> None:
+    """The range of the whole is narrower than that of its parts: the ends of the pool are those of the jobs at the ends."""
+    (sheet,) = served(engine_version="0.33.0").sheets
+    pool = sheet.of(Component.KV_CACHE, instant=Instant.PREFILL)
+    whole = sheet.at(Instant.PREFILL, without=())
+    assert pool.low > pool.value > pool.high
+    assert pool.ordered.low < pool.ordered.high
+    assert whole.high - whole.low < pool.low - pool.high
+    assert whole.low <= whole.value <= whole.high
+
+
+def test_blocks_given_what_was_measured() -> None:
+    """30,279,519,437 bytes of cache were 1444 blocks of 128 tokens of a model of 40 layers and 8 heads of 128 (the same document)."""
+    page = 2 * 128 * 8 * 128 * 2
+    assert abs(1444 * 40 * page - 30279519437) < 0.005 * GIB
+    assert layout("llama-3.1-8b", serving__page_tokens=128).block_bytes == 32 * page
+
+
+def test_a_pool_too_small_for_one_sequence_is_no_start() -> None:
+    answer = served("qwen3-32b", max_model_len=40960)
+    assert answer.verdict is not None
+    assert answer.verdict.result is Result.DOES_NOT_FIT
+    assert answer.verdict.headroom_bytes < 0
+    assert served("qwen3-32b", max_model_len=8192).verdict.result is Result.FITS  # type: ignore[union-attr]
+
+
+def test_more_of_the_card_is_more_pool_and_never_more_than_the_card() -> None:
+    tokens = [facts(memory_fraction=share)["kv_tokens"] for share in (0.5, 0.7, 0.9)]
+    assert tokens == sorted(set(tokens))
+    with pytest.raises(InputError, match="leaves the engine nothing"):
+        served(memory_fraction=0)
+
+
+def test_ranks_share_weights_and_experts_are_cut_or_dealt() -> None:
+    cut = served("qwen3-30b-a3b", gpus="2xH100-80GB")
+    dealt = served("qwen3-30b-a3b", gpus="2xH100-80GB", tp=2, ep=2)
+    assert cut.plan.mesh.etp == 2
+    assert dealt.plan.mesh.etp == 1
+    assert cut.sheets[0].of(Component.PARAMETERS).value == dealt.sheets[0].of(Component.PARAMETERS).value
+    with pytest.raises(InputError, match="over all ranks or none"):
+        served("qwen3-30b-a3b", gpus="4xH100-80GB", tp=4, ep=2)
+
+
+def test_a_pipeline_has_as_many_blocks_on_every_stage() -> None:
+    answer = served("llama-3.1-8b", gpus="4xH100-80GB", pp=4, tp=1)
+    pools = [sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value for sheet in answer.sheets]
+    assert len(pools) == 4
+    assert len(set(pools)) == 1
+    assert stages(62, 4, None) == (15, 16, 16, 15)
+
+
+# words -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_start_up_lines_by_release() -> None:
+    assert facts(engine_version="0.6.4.post1")["start_up"][0].startswith("# GPU blocks: ")
+    assert [line.split(":")[0] for line in facts(**OLD)["start_up"]][2:] == [
+        "GPU KV cache size",
+        "Maximum concurrency for 16,000 tokens per request",
+    ]
+    assert "tokens, Maximum concurrency for 8,192 tokens per request: " in facts()["start_up"][-1]
+
+
+def test_tokens_and_concurrency_agree() -> None:
+    found = facts(**OLD)
+    assert found["kv_tokens"] == found["pages"] * 128
+    assert f"{found['pages'] / 125:.2f}x" in found["start_up"][-1]  # 16,000 tokens are 125 blocks
+
+
+def test_lengths_that_are_asked_about() -> None:
+    held = facts(prompt_tokens=2000, output_tokens=500, sequences=512)["capacity"]
+    assert held["worst"] <= held["expected"] <= held["limit"] == 512
+    few = facts(sequences=4)["capacity"]
+    assert (few["worst"], few["preempts"]) == (4, False)
+
+
+def test_defaults_follow_the_card_and_the_release() -> None:
+    def chosen(gpus: str, version: str) -> tuple[int, int, float]:
+        plan = served(gpus=gpus, engine_version=version).plan
+        return int(plan.max_sequences or 0), int(plan.max_batched_tokens or 0), plan.memory_fraction or 0.0
+
+    assert chosen("1xH100-80GB", "0.11.0") == (1024, 8192, 0.9)
+    assert chosen("1xA100-80GB", "0.11.0") == (256, 2048, 0.9)
+    assert chosen("1xH100-80GB", "0.33.0") == (1024, 8192, 0.92)
+    assert chosen("1xB200", "0.33.0") == (1024, 16384, 0.92)
+    assert chosen("1xH100-80GB", "0.6.4.post1") == (256, 8192, 0.9)
+
+
+@pytest.mark.parametrize(("version", "tag"), [("0.11.0", "v0.11.0"), ("0.11.2", "v0.11.0"), ("0.6.4.post1 (V0)", "v0.6.4.post1"), (None, "v0.33.0"), ("V1 2025", "v0.11.0")])  # fmt: skip
+def test_the_release_that_stands_for_a_version(version: str | None, tag: str) -> None:
+    assert release_of(version).tag == tag
