@@ -74,7 +74,6 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     quantization = quantization_of(gaps, model, task, adapter, card, converts=engine.code is not Code.TRANSFORMERS)
     precision = precision_of(gaps, engine, task, adapter, model)
     usual = usual_options(gaps, engine, mesh, model, cluster)
-    attention = attention_of(gaps, engine, model)
     sequences = _sequences(gaps, task, usual.get("serving.max_sequences"))
     plan = Plan(
         task=task, engine=engine.name, engine_version=gaps.get("engine_version", engine.tested, silent=not usual), mesh=mesh, zero=zero,
@@ -84,14 +83,14 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         seq_len=_seq_len(gaps, task, model), vocab_multiple=_vocab_multiple(gaps, engine, mesh), precision=precision,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
-        attention=attention,
+        attention=attention_of(gaps, engine, model),
         loss=gaps.choice("loss", _usual_loss(gaps, engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
         kv_dtype=kv_dtype_of(gaps, precision, engine), max_model_len=_max_model_len(gaps, task, model, served=bool(usual)),
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
-        **{**server_options(gaps, usual), **llama_options(gaps, engine, task, attention)},
+        **{**server_options(gaps, usual), **llama_options(gaps, engine, task)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
     )  # fmt: skip

@@ -28,7 +28,7 @@ from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.gguf_mixes import gguf_named
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Adapter, AdapterKind, AttentionKind, Implementation, OptimizerName, Plan, Precision, Quantization
+from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision, Quantization
 
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 ALL_LINEAR = "all-linear"
@@ -201,13 +201,13 @@ def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None) 
 MODES = ("serving.mla_mode", "serving.fused_moe")
 
 
-def llama_options(gaps: Gaps, engine: Engine, task: str, attention: AttentionKind) -> dict[str, Any]:
+def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
     """The fields of a plan that only llama.cpp reads."""
     if task != "infer" or engine.server != "llama_cpp":
         return {}
     given, fork = gaps.request.get("serving.k_dtype"), "ik" in (gaps.request.get("engine_version") or "")
     values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
-    if values is not None and values.block > 1 and attention is not AttentionKind.FLASH:
+    if values is not None and values.block > 1 and gaps.request.get("attention") not in (None, "flash"):
         gaps.wrong("serving.kv_dtype", values.name, "needs flash attention in llama.cpp, which stores values turned without it", "--attention flash")
     if gaps.request.get("serving.page_tokens") not in (None, 1):
         gaps.wrong("serving.page_tokens", gaps.request["serving.page_tokens"], "does not exist in llama.cpp, whose cache has no pages", "leave it out")

@@ -77,8 +77,10 @@ class Bytes:
 
     @property
     def ordered(self) -> Bytes:
-        """The same range, its smaller end first."""
-        return self if self.low <= self.high else Bytes(self.high, self.value, self.low)
+        """The range that holds all three."""
+        if self.low <= self.value <= self.high:
+            return self
+        return Bytes(min(self.low, self.value, self.high), self.value, max(self.low, self.value, self.high))
 
     def __add__(self, other: Bytes) -> Bytes:
         return Bytes(self.low + other.low, self.value + other.value, self.high + other.high)

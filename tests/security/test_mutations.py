@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from memsheet.allocator.recorded import against
 from memsheet.errors import InputError
+from memsheet.readers.cluster_file import cluster_from
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.gguf_model import model_from_gguf
 from memsheet.readers.guard import parse_json, parse_yaml
@@ -25,6 +26,8 @@ from memsheet.readers.record import read_record
 from memsheet.readers.safetensors import read_header as read_safetensors
 from memsheet.readers.sheet_json import read_sheets
 from memsheet.readers.snapshot import read_snapshot
+from memsheet.readers.toml import parse_toml
+from memsheet.spec.device import MAX_DEVICES
 
 SAFE = write_safetensors(
     {"__metadata__": {"format": "pt"}, "a": entry(), "b": entry("BF16", (3,), (16, 22)), "c": entry("U8", (0,), (22, 22))}, 22
@@ -33,6 +36,7 @@ GGUF = gguf_llama(
     text("general.name", "x"), key("tokenizer.ggml.tokens", 9, array(8, 3, string("a") * 3)), u32("llama.attention.head_count_kv", 2)
 )
 JSON = json.dumps({**LLAMA, "rope_scaling": {"factor": 8.0, "list": [1, None, True]}, "torch_dtype": "bfloat16"}).encode()
+TOML = b'device = "H100-80GB"\nnodes = 8\nper_node = 4\nhost_memory = "2TiB"\n[links]\nscale_out = "100 Gbit/s"\nhost_gb_s = 31.5\n'
 YAML = b"a: 1\nb:\n  - 2.5\n  - {c: 'x', d: [yes, ~]}\ne: |\n  text\n"
 STRUCTURE = (
     b"[",
@@ -124,6 +128,15 @@ def test_json(raw: bytes):
 @given(damaged(YAML, len(YAML)))
 def test_yaml(raw: bytes):
     outcome(lambda data: parse_yaml(data, "settings"), raw)
+
+
+@settings(max_examples=300, deadline=None)
+@given(damaged(TOML, len(TOML)))
+def test_a_cluster(raw: bytes):
+    found = outcome(lambda data: cluster_from(parse_toml(data, "cluster"), "cluster").cluster(), raw)
+    if found is not None:
+        assert 0 < found.count == found.nodes * found.per_node <= MAX_DEVICES
+        assert all(rate is None or rate > 0 for rate in (found.links.scale_up, found.links.scale_out, found.links.host))
 
 
 RANK = {

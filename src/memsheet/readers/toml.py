@@ -9,7 +9,8 @@ from typing import Any
 from memsheet.errors import printable, refuse
 from memsheet.readers.guard import MAX_DEPTH, MAX_INT, read_bytes
 
-MAX_TOML_BYTES = 16 * 2**10  # a key of n parts takes n^2 steps, so this is short; what is read as TOML has a few hundred bytes
+MAX_TOML_BYTES = 16 * 2**10  # what is read as TOML has a few hundred bytes
+MAX_DOTS = 256  # of a line: the parser takes n^2 steps for a key of n parts
 
 
 def parse_toml(data: bytes, field: str) -> dict[str, Any]:
@@ -18,6 +19,8 @@ def parse_toml(data: bytes, field: str) -> dict[str, Any]:
 
     if len(data) > MAX_TOML_BYTES:
         raise refuse(field, None, f"is longer than the {MAX_TOML_BYTES} bytes that are read")
+    if any(line.count(b".") > MAX_DOTS for line in data.splitlines()):
+        raise refuse(field, None, f"has a line with more than {MAX_DOTS} dots")
     try:
         found = tomllib.loads(data.decode())
     except UnicodeDecodeError:

@@ -99,7 +99,8 @@ def cost(planned: Planned, tokens: int | None) -> str:
     budget = tokens or BILLION
     low, value, high = (float(hours) for hours in planned.time.gpu_hours(budget))
     gpus = float(planned.time.gpus)
-    return f"{billions(budget)} tokens take {rounded(value)} GPU-hours ({rounded(low)} to {rounded(high)}), {_lasting(value / gpus)} on {gpus:,.0f} GPU{"s" * (gpus > 1)}"
+    cards = "1 GPU" if gpus == 1 else f"{gpus:,.0f} GPUs"
+    return f"{billions(budget)} tokens take {rounded(value)} GPU-hours ({rounded(low)} to {rounded(high)}), {_lasting(value / gpus)} on {cards}"
 
 
 def rounded(value: float) -> str:

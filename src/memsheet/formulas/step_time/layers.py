@@ -117,7 +117,7 @@ def _experts(shop: Shop, moe: Moe, hidden: int) -> Iterator[Operator]:
         if weight.role is Role.ROUTER:
             yield replace(product(shop, "moe", shop.tokens / shop.between, moe.experts, hidden, eight=False))
         if weight.role is Role.EXPERT:
-            one = product(shop, "moe", copies * mesh.etp / mine, weight.shape[1] / mesh.etp, weight.shape[2])
+            one = product(shop, "moe", copies * mesh.etp / mine, weight.shape[1] / mesh.etp, weight.shape[2], groups=mine)
             yield replace(one, forward_s=one.forward_s * mine, backward_s=one.backward_s * mine, flops=one.flops * mine)
     yield memory_pass(shop, "moe", copies * hidden, *shop.kernels.permute)
     yield memory_pass(shop, "moe_act", copies * moe.intermediate, *(shop.kernels.gated if moe.gated else shop.kernels.activation))

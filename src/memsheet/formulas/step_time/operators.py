@@ -63,22 +63,30 @@ class Shop:
 
 ROWS_OF_TABLE = 11_300
 """The other side of the measured products, the geometric middle of 4k to 32k: equal outputs make equally many tiles."""
+GROUPED = 0.88
+"""Of a lone product's rate, what products of experts reach that run together, tiles of all of them counted: SimuMax 4dcaae5,
+configs/system/b200_bf16_ceperm.json, operators of TransformerEngine on B200: 36 forward reach 0.69 of this table and 36 of inputs' gradients
+0.63, lone ones of the same machine 0.755 (medians): 0.91 and 0.84 of them.
+"""
+STREAMS = 4
+"""That such products are started on (TransformerEngine d0067d0, common/util/multi_stream.cpp, nvte_get_num_compute_streams)."""
 BF16_BYTES = 2
 SCAN_ROWS = 128
 """Of the small products of a chunked scan, whose sides are states and heads."""
 
 
 @formula(cites=TRANSFORMER, at="a product of m rows with an n by k matrix: 2 m n k; each gradient as much")
-def product(shop: Shop, part: str, rows: Real, out: Real, inner: Real, *, eight: bool = True) -> Operator:
-    """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits."""
+def product(shop: Shop, part: str, rows: Real, out: Real, inner: Real, *, eight: bool = True, groups: Real | None = None) -> Operator:
+    """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of one of so many products that run together."""
     rates, kind = shop.rates, shop.kernels.arithmetic if eight else shop.kernels.plain
     element = 1 if eight and shop.kernels.low else shop.kernels.element_bytes
     flops = 2.0 * rows * out * inner
-    start = rates.start_s(kind)
+    start = rates.start_s(kind) * (1 if groups is None else larger(1.0 / STREAMS, 1.0 / groups))
+    reached, together = (1.0, 1.0) if groups is None else (GROUPED, groups)
     quantised = shop.kernels.quantised_bytes * rows / rates.memory_bytes if eight else 0.0
 
     def time(m: Real, n: Real, k: Real, extra: Real = 0.0) -> Real:
-        speed = rates.product_flops(kind, smaller(m * 1.0 * n / ROWS_OF_TABLE, m), k)
+        speed = reached * rates.product_flops(kind, smaller(m * 1.0 * n * together / ROWS_OF_TABLE, m), k)
         moved = element * (m * 1.0 * k + n * 1.0 * k) + BF16_BYTES * m * 1.0 * n + extra
         return start + larger(flops / speed, moved / rates.memory_bytes)
 
