@@ -68,7 +68,9 @@ def account(
     else:
         from memsheet.formulas.serving.servers import server_of
 
-        items, allocated = server_of(engine).items(built, plan, engine, cluster, stage), {}
+        server = server_of(engine)
+        items, allocated = server.items(built, plan, engine, cluster, stage), {}
+        host_bytes = server.host_bytes(built, plan, stage) if hasattr(server, "host_bytes") else 0
     if replays and cluster is not None and engine.replays and plan.task == "train":
         from memsheet.formulas.replay.slack import replayed
 

@@ -196,7 +196,7 @@ class Sheet:
     def _peak(self, without: tuple[Component, ...]) -> Bytes:
         """The range of the peak: each end is the largest over instants, for another instant than the expected one may reach higher."""
         sizes = [self.at(instant, without=without) for instant in self.instants]
-        return Bytes(max(s.low for s in sizes), max(s.value for s in sizes), max(s.high for s in sizes))
+        return Bytes(max(s.low for s in sizes), max(s.value for s in sizes), max(s.high for s in sizes)).ordered
 
     @property
     def allocated(self) -> Bytes:

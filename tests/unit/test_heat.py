@@ -13,7 +13,7 @@ from memsheet.catalog import find_device, model_names
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.readers.model import read_model
-from memsheet.search.axes import MOST, Axis, axes_of, filled, ordered
+from memsheet.search.axes import MOST, Axis, axes_of, filled, ordered, questions
 from memsheet.search.cloud import SIDE, cloud
 from memsheet.search.grid import grid, results
 from memsheet.search.heat import BEST_FIRST, Shows, heat
@@ -150,6 +150,12 @@ def test_values_around_what_is_asked():
     assert filled(Axis(name="seq_len"), ASKED, FOUR).values == (128, 256, 512, 1024, 2048, 4096)
     assert filled(Axis(name="gpus"), ASKED, cluster_of(FOUR.device, 24)).values == (6, 24, 48, 96, 192)  # no 12: half a node more
     assert filled(Axis(name="tp"), ASKED, FOUR).values == ()
+
+
+def test_more_gpus_than_a_part_of_a_node_are_whole_nodes():
+    four, sixteen = (one.cluster for one in questions(axes_of("gpus=4:16,tp"), ASKED, FOUR))
+    assert (four.per_node, four.nodes) == (4, 1)
+    assert (sixteen.per_node, sixteen.nodes) == (8, 2)
 
 
 def test_many_values_are_thinned():

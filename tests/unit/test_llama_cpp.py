@@ -302,3 +302,11 @@ def test_latents_are_cached_once_with_their_rotary_part():
 def test_the_forks_latent_attention_is_refused():
     with pytest.raises(InputError, match="latent attention in the fork"):
         served(LATENT, engine_version="ik_llama.cpp")
+
+
+def test_what_the_devices_do_not_hold_is_on_the_host():
+    whole, none = served(LLAMA, quantize="gguf:Q8_0"), served(LLAMA, quantize="gguf:Q8_0", gpu_layers=0)
+    table = 128256 * 4096 * 34 // 32
+    assert table < whole.sheets[0].host_bytes < table + 32 * MIB
+    moved = held(whole, Component.PARAMETERS) + held(whole, Component.KV_CACHE)
+    assert none.sheets[0].host_bytes - whole.sheets[0].host_bytes >= moved

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from itertools import combinations
@@ -13,6 +14,7 @@ import answers
 from memsheet.api import catalogued
 from memsheet.budget import Result
 from memsheet.catalog import model_names
+from memsheet.cli import main
 from memsheet.cli.plan_pictures import KINDS, PictureFlags, check, pictures
 from memsheet.errors import InputError
 from memsheet.readers.model import read_model
@@ -328,3 +330,38 @@ def test_where_nothing_fits_the_way_ends_at_the_least(hopeless):
     assert text.startswith("From the naive run to the plan that needs least")
     assert "the plan that needs least, of every legal one" in " ".join(text.split())
     assert "no plan fits" in pictures(hopeless, (), PictureFlags(show="front"), Look(width=100))
+
+
+# the command
+
+
+TINY = ("plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "256", "--global-batch", "8", "--engine", "fsdp2")
+
+
+def test_a_drawing_follows_the_plans(capsys):
+    assert main([*TINY, "--show", "heat", "--axes", "tp,seq_len=128:256", "--cells", "fastest"]) == 0
+    out = capsys.readouterr().out
+    assert out.index("BEST PLAN") < out.index("What fits: llama-tiny by tensor parallel and tokens of a sequence")
+    assert "✓ fits" in out
+
+
+def test_a_picture_beside_json(capsys, tmp_path):
+    file = tmp_path / "front.svg"
+    assert main([*TINY, "--picture", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "memsheet/plans/1"
+    assert "Memory against time: llama-tiny" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--show", "pie"), "one of front, heat, waterfall"),
+        (("--show", "heat", "--axes", "tp,zero", "--tp", "2"), "leave --tp out"),
+        (("--show", "heat", "--axes", "gpus=3:12,zero"), "fill whole nodes"),
+        (("--show", "heat", "--json"), "add --picture FILE"),
+        (("--picture", "nowhere/../file.pdf"), "name it .svg or .png"),
+    ],
+)
+def test_what_cannot_be_drawn_is_bad_input(capsys, flags, said):
+    assert main([*TINY, *flags]) == 2
+    assert said in capsys.readouterr().err

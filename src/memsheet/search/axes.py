@@ -8,7 +8,7 @@ from typing import Any
 
 from memsheet.errors import InputError, Problem, nearest, refuse, require
 from memsheet.search.solve import resized
-from memsheet.spec.device import MAX_DEVICES, Cluster
+from memsheet.spec.device import MAX_DEVICES, ONE_NODE, Cluster
 from memsheet.spec.names import SHORT
 
 Value = int | str
@@ -124,7 +124,7 @@ def _with(one: Asked, name: str, value: Value) -> Asked:
     at = {**one.at, name: value}
     if name != "gpus":
         return replace(one, at=at, request={**one.request, name: value})
-    return replace(one, at=at, cluster=resized(one.cluster, int(value)))
+    return replace(one, at=at, cluster=resized(_node(one.cluster), int(value)))
 
 
 def filled(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -> Axis:
@@ -133,7 +133,7 @@ def filled(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -> Axis:
         return axis
     if axis.values:
         for value in axis.values if axis.name == "gpus" else ():
-            resized(cluster, int(value))
+            resized(_node(cluster), int(value))
         return axis
     start = cluster.count if axis.name == "gpus" else int(request[axis.name])
     around = [start << power if power >= 0 else start >> -power for power in AROUND]
@@ -142,10 +142,16 @@ def filled(axis: Axis, request: Mapping[str, Any], cluster: Cluster) -> Axis:
     )
 
 
+def _node(cluster: Cluster) -> Cluster:
+    """What a larger cluster has several of: where only a part of a node was asked about, a whole one of the usual server."""
+    whole = cluster.per_node if cluster.nodes > 1 else max(cluster.per_node, cluster.device.per_node or ONE_NODE)
+    return replace(cluster, per_node=whole, nodes=1)
+
+
 def _whole(axis: Axis, value: int, cluster: Cluster) -> bool:
     """Whether a number of GPUs fills nodes."""
     try:
-        return axis.name != "gpus" or resized(cluster, value).count == value
+        return axis.name != "gpus" or resized(_node(cluster), value).count == value
     except InputError:
         return False
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from memsheet.arith import round_up
@@ -157,6 +158,7 @@ class Buffers:
     cells: int
 
 
+@lru_cache(maxsize=4)
 def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     """All buffers of all devices.
 
@@ -280,6 +282,13 @@ def _tokens_that_fit(sheets: tuple[Sheet, ...], per_device: list[int], cluster: 
         used = sheet.at(Instant.DECODE, without=()).value - sheet.of(Component.KV_CACHE, instant=Instant.DECODE).value
         found += [max(0, int(cluster.device.framework_bytes - used)) // a_token] if a_token else []
     return min(found, default=0)
+
+
+@formula(cites=LLAMA_CPP, at="llama-model.cpp load_tensors: the table of tokens and what no device takes lie on the host")
+def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
+    """What the one process holds in host memory, said with its first device: weights, caches and buffers that are not on any."""
+    made = buffers_of(spec, plan)
+    return sum(int(size.value) for size in made.weights[-1].values()) + sum(made.caches[-1]) + made.compute[-1] if stage == 0 else 0
 
 
 def start_up(made: Buffers) -> list[str]:

@@ -69,7 +69,7 @@ configs/system/b200_bf16_ceperm.json, operators of TransformerEngine on B200: 36
 0.63, lone ones of the same machine 0.755 (medians): 0.91 and 0.84 of them.
 """
 STREAMS = 4
-"""That such products are started on (TransformerEngine d0067d0, common/util/multi_stream.cpp, nvte_get_num_compute_streams)."""
+"""That such products are started on (TransformerEngine d0067d0, common/util/multi_stream.cpp:52, get_num_compute_streams)."""
 BF16_BYTES = 2
 SCAN_ROWS = 128
 """Of the small products of a chunked scan, whose sides are states and heads."""
