@@ -25,6 +25,7 @@ Case = Mapping[str, Any]
 MEMORY = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "peak_bytes_unspecified")  # the first that a case has counts
 SERVING = ("weights_bytes", "kv_cache_bytes", "kv_tokens")
 BUFFERS = ("activation_bytes",)  # of an engine that reserves what it computes in
+PROFILED = ("llama.cpp", "vllm")  # engines that say how much that is
 SPEED = ("step_time_s", "tokens_per_s_per_gpu", "tokens_per_s")
 VERDICT = "verdict"  # of a case of which only whether it fitted is known
 
@@ -81,7 +82,7 @@ def metrics_of(case: Case) -> tuple[str, ...]:
     truth = case["truth"]
     memory = next(((m,) for m in MEMORY if truth.get(m) is not None), ())
     served = tuple(
-        m for m in (*SERVING, *(BUFFERS if case.get("plan", {}).get("engine") == "llama.cpp" else ())) if truth.get(m) is not None
+        m for m in (*SERVING, *(BUFFERS if case.get("plan", {}).get("engine") in PROFILED else ())) if truth.get(m) is not None
     )
     if "plan.quantization.weights" in case.get("unknown", ()):
         served = tuple(m for m in served if m != "weights_bytes")  # nobody says what they are stored in
@@ -213,6 +214,9 @@ def _size(case: Case, found: Answer, metric: str, sheet: Sheet) -> Bytes:
         return _resident(case, sheet)
     if metric == "weights_bytes" and case["plan"].get("engine") == "sglang":  # as the driver counts them: with the gaps between segments
         return sheet.of(Component.PARAMETERS, Component.BUFFERS, Component.ALLOCATOR_SLACK, instant=Instant.LOAD)
+    if metric == "activation_bytes" and found.serving and "budget" in found.serving:  # as the engine sums it, with its libraries' workspaces
+        peak: Bytes = found.serving["budget"]["peak_activation"]
+        return peak
     if metric == "kv_tokens":
         tokens, serving = (found.serving or {}).get("kv_tokens", 0), found.serving or {}
         return Bytes(serving.get("kv_tokens_low", tokens), tokens, serving.get("kv_tokens_high", tokens))

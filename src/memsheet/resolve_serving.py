@@ -23,7 +23,8 @@ def kinds_of(model: ModelSpec | None) -> set[str]:
 
 def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> AttentionKind:
     """The engine's first; eager where its code is the library's and the family has no sdpa."""
-    without = sorted(kinds_of(model) & NO_SDPA) if engine.code is Code.TRANSFORMERS else []
+    library = engine.code is Code.TRANSFORMERS and engine.server == "transformers"
+    without = sorted(kinds_of(model) & NO_SDPA) if library else []
     default = AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
     if without and kind is AttentionKind.SDPA:

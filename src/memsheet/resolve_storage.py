@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from memsheet.engines.llama_cpp import UBATCH, is_fork
 from memsheet.gaps import Gaps
 from memsheet.resolve_serving import dequantizes
 from memsheet.spec import dtypes
@@ -205,7 +206,7 @@ def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
     """The fields of a plan that only llama.cpp reads."""
     if task != "infer" or engine.server != "llama_cpp":
         return {}
-    given, fork = gaps.request.get("serving.k_dtype"), "ik" in (gaps.request.get("engine_version") or "")
+    given, fork = gaps.request.get("serving.k_dtype"), is_fork(gaps.request.get("engine_version"))
     values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
     if values is not None and values.block > 1 and gaps.request.get("attention") not in (None, "flash"):
         gaps.wrong("serving.kv_dtype", values.name, "needs flash attention in llama.cpp, which stores values turned without it", "--attention flash")
@@ -219,7 +220,7 @@ def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
     if sequences > 1:
         gaps.assumed.append(f"serving.max_model_len is llama.cpp's -c: one cache that all {sequences} sequences share")
     return {
-        "max_batched_tokens": gaps.get("serving.max_batched_tokens", 512), "k_dtype": dtype_named(given) if given else None,
+        "max_batched_tokens": gaps.get("serving.max_batched_tokens", UBATCH), "k_dtype": dtype_named(given) if given else None,
         "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),
     }  # fmt: skip
 

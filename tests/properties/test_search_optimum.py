@@ -34,6 +34,8 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
 QUICK, ALL = 100, 1000
+WIDE = 24
+"""Choices and pipelines that are too many to try all of their plans."""
 PINS: dict[str, dict[str, tuple[Any, ...]]] = {
     "megatron": {
         "zero": (0, 1), "recompute.mode": ("none", "selective", "full"), "loss": ("fused", "plain"), "mesh.cp": (1, 2), "mesh.vpp": (1, 2),
@@ -79,7 +81,9 @@ def problem(seed: int) -> Space:
         request["mesh.pp"] = 2
     count = draw.choice((2, 4, 8) if engine == "megatron" else (1, 2, 4))
     machines = cluster_of(catalog.find_device(draw.choice(("A100-40GB", "H100-80GB"))), count, nodes=1)
-    return space_of(spec, machines, request, every=draw.random() < 0.2)
+    every, pins = draw.random() < 0.2, {key: draw.choice(values) for key, values in PINS[engine].items()}
+    space = space_of(spec, machines, request, every=every)
+    return space if len(space.choices) * len(space.pipelines) <= WIDE else space_of(spec, machines, {**pins, **request}, every=every)
 
 
 @dataclass(frozen=True)
@@ -107,12 +111,20 @@ def requests(space: Space) -> Iterator[dict[str, Any]]:
         at = dict(zip(AXES, mesh, strict=True))
         if prod(mesh[:4]) * pipeline["mesh.pp"] != space.cluster.count:
             continue
-        if space.plain_replicas and choice["zero"] == 0 and at["dp_replicate"] != space.cluster.count:
-            continue  # stage 1 does it with less, and the space says so
+        if space.plain_replicas and left_out(space, choice, at):
+            continue
         asked = {**choice, **pipeline, **{f"mesh.{axis}": n for axis, n in at.items()}, "microbatch": micro}
         unused = [key for key, axis in (("context_parallel_comm", "cp"), ("sequence_parallel", "tp")) if at[axis] == 1]
         if all(space.request.get(key, asked.get(key)) == value for key, value in asked.items()):
             yield {key: value for key, value in {**space.request, **asked}.items() if key not in unused}
+
+
+def left_out(space: Space, choice: Mapping[str, Any], at: Mapping[str, int]) -> bool:
+    """What a space says it does not look at: stage 0 but for whole copies on all devices, and other stages on one device."""
+    whole = at == {**dict.fromkeys(AXES, 1), "dp_replicate": space.cluster.count}
+    if choice["zero"] == 0:
+        return not whole
+    return space.cluster.count == 1 and not choice.get("offload.optimizer")
 
 
 def tried(space: Space) -> dict[Plan, Tried]:

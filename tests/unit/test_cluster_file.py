@@ -232,6 +232,18 @@ def test_links_of_the_cluster_override_the_catalogues_in_step_time():
         assert after.collectives[kind].alpha_s == fit.alpha_s
 
 
+def test_a_plan_over_slower_links_takes_longer(file, capsys):
+    def seconds(links: str) -> float:
+        path = file(f'device = "H100-80GB"\ncount = 16\n[links]\n{links}')
+        flags = ["--seq-len", "512", "--global-batch", "64", "--engine", "fsdp2", "--zero", "3", "--dp-shard", "16", "--microbatch", "1"]
+        assert main(["plan", "train", "llama-3.2-1b", "--cluster", path, *flags, "--json"]) == 0
+        return min(plan["step_time_s"]["value"] for plan in json.loads(capsys.readouterr().out)["plans"])
+
+    usual, slow_network, slow_node = seconds(""), seconds('scale_out = "10 Gbit/s"'), seconds("scale_up_gb_s = 2")
+    assert slow_network > 2 * usual
+    assert slow_node > 2 * usual
+
+
 @pytest.mark.parametrize(
     ("text", "rate"),
     [("450 GB/s", 450 * 10**9), ("400 Gbit/s", 50 * 10**9), ("1.6Tbit/s", 200 * 10**9), ("31.5 GB/s", 31_500_000_000), (" 8 bit/s ", 1)],

@@ -50,7 +50,7 @@ def test_the_plan_of_experts_on_two_cards_reads_back() -> None:
     first = memsheet.infer("qwen3-30b-a3b", gpus="2xH100-80GB", max_model_len=8192)
     again = memsheet.infer("qwen3-30b-a3b", plan=plan_document(first.plan, model="qwen3-30b-a3b", cluster=first.cluster))
     assert again.plan == first.plan
-    assert "mesh.etp" in refused({**INFER, "mesh.tp": 2, "mesh.etp": 1}, model("qwen3-30b-a3b"), 2)
+    assert "mesh.etp" in refused({**INFER, "engine": "transformers", "mesh.tp": 2, "mesh.etp": 1}, model("qwen3-30b-a3b"), 2)
 
 
 @pytest.mark.parametrize(

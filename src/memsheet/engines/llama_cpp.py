@@ -18,6 +18,12 @@ OWN = ("max_batched_tokens", "k_dtype", "gpu_layers", "host_experts", "logical_b
 """Keys of serving that it reads, or refuses by a reason of its own; the logical batch only sizes what the host holds."""
 
 
+def is_fork(version: str | None) -> bool:
+    """Whether ``engine_version`` names ik_llama.cpp."""
+    text = (version or "").lower()
+    return "ik_llama" in text or text.startswith("ik")
+
+
 def stages(layers: int, devices: int, version: str | None) -> tuple[int, ...] | None:
     """Layers of each device where all have as much free memory: shares of all layers and the output (llama-model.cpp, load_tensors)."""
     del version

@@ -145,7 +145,7 @@ def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluste
     stages = divisors(cluster.count) if "pp" in engine.axes else (1,)
     deals = engine.stages is None and "layers_per_stage" not in fixed
     odd = all(layers % pp for pp in stages if pp > 1)
-    parts = sorted({*divisors(layers), *divisors(layers + ENDS)})
+    parts = sorted({*divisors(layers), *divisors(layers + ENDS), *(divisors(DEALT_PARTS) if odd and deals else ())})
     chunks = tuple(n for n in parts if every or n <= USUAL_CHUNKS) if "vpp" in engine.axes else (1,)
     for pp, vpp in product(_given(fixed, "mesh.pp", stages), _given(fixed, "mesh.vpp", chunks)):
         if pp == 1 and vpp == 1:
@@ -153,7 +153,7 @@ def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluste
         for schedule in _schedules(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
             if fixed.get("schedule") in (None, schedule.value):
                 uneven = (
-                    deals and layers % (pp * vpp) and ((odd and (vpp == 1 or "mesh.vpp" in fixed)) or (layers + ENDS) % (pp * vpp) == 0)
+                    deals and layers % (pp * vpp) and ((odd and (vpp == 1 or pp * vpp == DEALT_PARTS or "mesh.vpp" in fixed)) or (layers + ENDS) % (pp * vpp) == 0)
                 )
                 yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value, **(dealt(layers, pp * vpp) if uneven else {})}
 
@@ -162,6 +162,12 @@ ENDS = 2
 """Embeddings and head, each of which may count as a layer where a pipeline is cut, so that the first and the last part have one less: of 126
 layers 128 parts (Megatron-Core, transformer/transformer_block.py, get_num_layers_to_build, account_for_embedding_in_pipeline_split and
 account_for_loss_in_pipeline_split; Llama 3, arXiv:2407.21783, section 3.3.2).
+"""
+
+
+DEALT_PARTS = 16
+"""Into how many parts layers that no number of stages divides are dealt, several to a stage, where nobody asks for a number: as the recipes
+for DeepSeek-V3's 61 do on 2, 4 and 8 stages (NVIDIA-NeMo/Megatron-Bridge 067f987, recipes/deepseek/deepseek_v3.py, its pipeline layouts).
 """
 
 

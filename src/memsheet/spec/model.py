@@ -27,6 +27,8 @@ class Role(Enum):
     OTHER = "other"  # anything else that trains: state-space parameters, sinks, gates
     BUFFER = "buffer"  # kept on the device, never trained, not counted as a parameter
 
+    __hash__ = object.__hash__  # see sheet.Component
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
@@ -67,6 +69,8 @@ class NormKind(Enum):
     LAYER_UNFUSED = "layer_unfused"  # written out in elementwise operations (cohere)
     GATED_RMS = "gated_rms"  # multiplied by an activated gate (state-space models)
     L2 = "l2"
+
+    __hash__ = object.__hash__  # see sheet.Component
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,6 +52,8 @@ class OptimizerName(Enum):
     GALORE = "galore"
     LORA_FA = "lora_fa"
 
+    __hash__ = object.__hash__  # see sheet.Component
+
 
 class Implementation(Enum):
     FOREACH = "foreach"

@@ -22,7 +22,6 @@ from memsheet.spec.engine import Engine
 from memsheet.spec.model import Attention, Block, Dense, ModelSpec
 from memsheet.spec.plan import Plan
 
-WHOLE = True
 COMPLEX = DType("complex64", 64, source="two fp32 numbers")
 FUSED = ("llama", "mistral")
 """Families whose layers are fused alike (block.py, LlamaLikeBlock)."""
@@ -79,7 +78,9 @@ def _serving_items(spec: ModelSpec, plan: Plan, block: Block) -> list[Item]:
     tables = _between(layers * table_bytes(mixer, cached), layers * table_bytes(mixer, longest))
     prompt, step = _prompt(plan), 1
     working = {
-        Instant.PREFILL: Bytes.exact(prompt_bytes(block, plan, spec.head.width, prompt)),
+        Instant.PREFILL: _between_prompts(
+            plan, prompt_bytes(block, plan, spec.head.width, 1), prompt_bytes(block, plan, spec.head.width, prompt)
+        ),
         Instant.DECODE: Bytes.exact(logits_bytes(plan, spec.head.width, prompt) + layer_bytes(block, plan, step)),
     }
     return [
@@ -87,6 +88,11 @@ def _serving_items(spec: ModelSpec, plan: Plan, block: Block) -> list[Item]:
         Item(Component.BUFFERS, "model.blocks.*.attn.rope.freqs_cis", dict.fromkeys(whole, tables), Cited(AUTOAWQ, "fused/attn.py RoPE")),
         Item(Component.TEMPORARIES, "widest_layer", working, Cited(AUTOAWQ, "fused/attn.py, fused/mlp.py")),
     ]
+
+
+def _between_prompts(plan: Plan, short: Count, long: Count) -> Bytes:
+    """Without --prompt-tokens prompts may be anything up to the whole length."""
+    return Bytes.exact(long) if plan.prompt_tokens is not None else Bytes(short, long, long)
 
 
 def _between(value: Count, high: Count) -> Bytes:

@@ -20,7 +20,6 @@ from memsheet.spec.engine import Engine
 from memsheet.spec.model import Attention, Block, Dense, ModelSpec
 from memsheet.spec.plan import Plan
 
-WHOLE = True
 FAMILIES = ("llama", "mistral", "qwen2")
 """Families whose layers its one model file writes, biases aside (model.py, transformer_configs)."""
 GROUP = 32

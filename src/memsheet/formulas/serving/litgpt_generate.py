@@ -24,7 +24,6 @@ from memsheet.spec.engine import Engine
 from memsheet.spec.model import Attention, Dense, ModelSpec
 from memsheet.spec.plan import Plan
 
-WHOLE = True
 FABRIC = FromCode(
     "Lightning-AI/pytorch-lightning",
     "6dfa5cca9de5c28548eef5582a53c483b0eda66a",

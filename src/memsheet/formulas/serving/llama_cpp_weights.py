@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memsheet.errors import refuse
 from memsheet.frozen import dataclass
 from memsheet.references import GGML, LLAMA_CPP, formula
-from memsheet.spec.dtypes import FP32, GGUF, DType
+from memsheet.spec.dtypes import BF16, FP32, GGUF, DType
 from memsheet.spec.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
 from memsheet.spec.model import Attention, Block, ModelSpec, Moe, Role, Weight
 from memsheet.spec.plan import Plan
@@ -24,6 +25,8 @@ MODULES = {
     "ffn_down": "down_proj", "attn_q_a": "q_a_proj", "attn_q_b": "q_b_proj", "attn_kv_a_mqa": "kv_a_proj_with_mqa", "attn_k_b": "kv_b_proj",
 }  # fmt: skip
 """Names in the model's own code of what a file calls otherwise."""
+CONVERTED = {"mxfp4": "MXFP4"}
+"""Released formats that a GGUF file keeps as they are."""
 TOKENS, OUTPUT = "token_embd", "output"
 
 
@@ -57,7 +60,13 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
     own = spec.quantization.weights if spec.quantization else None
     if spec.source.tensors and named == own:
         return tuple(_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors)
-    kind = named.removeprefix("gguf:") if named else {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
+    if named is not None and not named.startswith("gguf:") and named not in CONVERTED:
+        raise refuse("quantization.weights", named, "is no type of a GGUF file", "for example --quantize gguf:Q4_K_M, or gguf:Q8_0")
+    kind = (
+        CONVERTED.get(named, named.removeprefix("gguf:"))
+        if named
+        else {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
+    )
     return (*_ends(spec, kind), *_layers(spec, kind))
 
 
@@ -133,4 +142,6 @@ def _dtype(weight: Weight, module: str, mix: str, where: Where) -> DType:
     """Matrices are quantized; norms, biases and routers stay in fp32."""
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return FP32
+    if mix == CONVERTED["mxfp4"] and weight.role is not Role.EXPERT:  # whose experts alone are released in it
+        return BF16
     return GGUF[matrix_type(mix, KINDS.get(module, module), where, weight.shape[-1])]

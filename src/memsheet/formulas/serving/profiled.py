@@ -14,9 +14,14 @@ from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.spec.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import Mesh, Plan
+from memsheet.units import MIB
 
 CONTEXT_TOKENS = 64 * 1024
 """Tokens of earlier chunks that latent attention unpacks at once, at most (v0.11.0 v1/attention/backends/mla/common.py:458)."""
+UNSPLIT = 8 * MIB
+"""Of the eight large tensors at the sampler's peak: a block is not split where less than 1 MiB would be left, and counts whole (kSmallSize,
+pytorch/pytorch c10/cuda/CUDACachingAllocator.cpp should_split).
+"""
 CHUNK_TOKENS = 32768
 """Tokens that experts are given at once (VLLM_FUSED_MOE_CHUNK_SIZE, v0.11.0 envs.py:778)."""
 
@@ -45,7 +50,7 @@ def profiled(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Pe
     chosen = sampler_bytes(release.sampler, rows, part.head.width, dtype)
     least = minimum(chosen, masked_sampler_bytes(rows, part.head.width, dtype))  # FlashInfer's where it is installed and asked for
     resting = resting_bytes(part.hidden, plan, tokens, rows)
-    return Peak(resting=Bytes.exact(resting), sampler=Bytes(least, chosen, chosen), layer=layer_bytes(part, plan, tokens))
+    return Peak(resting=Bytes.exact(resting), sampler=Bytes(least, chosen, chosen + UNSPLIT), layer=layer_bytes(part, plan, tokens))
 
 
 @formula(cites=VLLM, at="v0.11.0 v1/worker/gpu_model_runner.py:3391, 3190: hidden states of all tokens, of the last ones, and random ones")
@@ -91,13 +96,14 @@ def _larger(left: Bytes, right: Bytes) -> Bytes:
 
 def _block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
     """Each part of a layer with the residual and its own input; compiled code may free the input early (low) or keep one more (high)."""
-    dtype = plan.precision.compute
-    widths = [width for mixer in block.mixers for width in _mixer_widths(mixer, plan)]
-    widths += [_feed_forward_width(block.feed_forward, plan)] if block.feed_forward else []
-    hidden = block.hidden
-    sizes = [Bytes(dtype.nbytes(tokens * (hidden + width)), dtype.nbytes(tokens * (2 * hidden + width)), dtype.nbytes(tokens * (3 * hidden + width))) for width in widths]  # fmt: skip
-    unpacked = [unpacked_bytes(mixer, plan) for mixer in block.mixers if isinstance(mixer, LatentAttention)]
-    return [*sizes, *(Bytes.exact(size + dtype.nbytes(2 * tokens * hidden)) for size in unpacked)]
+    dtype, hidden = plan.precision.compute, block.hidden
+    above = [dtype.nbytes(tokens * width) for mixer in block.mixers for width in _mixer_widths(mixer, plan)]
+    above += [unpacked_bytes(mixer, plan) for mixer in block.mixers if isinstance(mixer, LatentAttention)]
+    if block.feed_forward:
+        at_once = minimum(tokens, CHUNK_TOKENS) if isinstance(block.feed_forward, Moe) else tokens
+        above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)))
+    row = dtype.nbytes(tokens * hidden)
+    return [Bytes(size + row, size + 2 * row, size + 3 * row) for size in above]
 
 
 @formula(cites=VLLM, at="v0.11.0 models/llama.py:211: queries, keys and values joined, then rotated, then the output of all heads")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial, reduce
+from functools import lru_cache, partial, reduce
 from operator import or_
 from typing import Any
 
@@ -45,15 +45,15 @@ class Bag:
 class Later(Bag):
     """A bag whose parts are worked out when they are asked for: of many moments one is the largest, and a search mostly reads no part.
 
-    ``make`` gives all parts; ``pick`` one of them, and which plans have it.
+    ``make`` gives all parts; ``pick`` one of them, and which plans have it, where that is less work.
     """
 
     __slots__ = ("_made", "_make", "_pick")
     _make: Callable[[], dict[Key, Count]]
-    _pick: Callable[[Key], tuple[Count, Any]]
+    _pick: Callable[[Key], tuple[Count, Any]] | None
     _made: dict[Key, Count] | None
 
-    def __init__(self, make: Callable[[], dict[Key, Count]], pick: Callable[[Key], tuple[Count, Any]], total: Count) -> None:
+    def __init__(self, make: Callable[[], dict[Key, Count]], pick: Callable[[Key], tuple[Count, Any]] | None, total: Count) -> None:
         keep = object.__setattr__
         keep(self, "total", total)
         keep(self, "_make", make)
@@ -67,7 +67,7 @@ class Later(Bag):
         return self._made or {}
 
     def part(self, key: Key) -> tuple[Count, Any]:
-        return self._pick(key)
+        return self._pick(key) if self._pick is not None else (self.held.get(key, 0), key in self.held)
 
 
 EMPTY = Bag({}, 0)
@@ -318,17 +318,12 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
     distinct, total, moments = dict(zip(like, sizes, strict=True)), 0, list[Moment]()
     for point, changes in zip(points, _changes(tape, kind, release=release), strict=True):
         total = _added([total, *(distinct[n] if more == 1 else more * distinct[n] for n, more in changes)])
-        named = cache(partial(_named, sizes, keys, point))
-        moments.append([(1, Later(named, partial(_part_of, named), total))])
+        moments.append([(1, Later(partial(_named, sizes, keys, point), None, total))])
     return largest(moments) if len(moments) > 1 else moments[0][0][1]
 
 
 def _named(sizes: list[Count], keys: list[Key], point: tuple[int, ...]) -> dict[Key, Count]:
     return Bag.of([(keys[i], sizes[i]) for i in point]).held
-
-
-def _part_of(named: Callable[[], dict[Key, Count]], key: Key) -> tuple[Count, Any]:
-    return named().get(key, 0), key in named()
 
 
 @lru_cache(maxsize=1024)

@@ -1,0 +1,201 @@
+"""llama.cpp's buffers on every device: weights, the cache, and what it computes in.
+
+Read at ggml-org/llama.cpp 00395eb2 (2026) and at b7342's time (December 2025); the fork ik_llama.cpp at 8db70379 (May 2025).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+from memsheet.arith import round_up
+from memsheet.engines.llama_cpp import is_fork
+from memsheet.formulas.serving.ggml_devices import compute_buffers
+from memsheet.formulas.serving.llama_cpp_build import Reserved
+from memsheet.formulas.serving.llama_cpp_graph import reserved_graph
+from memsheet.formulas.serving.llama_cpp_weights import OUTPUT, TOKENS, Stored, stored_tensors
+from memsheet.frozen import dataclass
+from memsheet.references import LLAMA_CPP, formula
+from memsheet.sheet import NOTHING, Bytes
+from memsheet.spec.dtypes import FP16, DType
+from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec
+from memsheet.spec.plan import AttentionKind, Plan
+
+CELLS, CELLS_PLAIN = 256, 32
+"""Cells that a context is padded to; the fork's without flash attention (llama_kv_cache_get_padding)."""
+LAST_OF_2025 = 7342
+"""The newest numbered build whose masks are fp32 inputs cast on the device and whose output layer is offloaded last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What a version does. ``fork``: ik_llama.cpp."""
+
+    fork: bool
+    recent: bool
+
+    @staticmethod
+    def of(plan: Plan) -> Facts:
+        version = (plan.engine_version or "").lower()
+        build = re.search(r"\bb(\d{3,6})\b", version)
+        fork = is_fork(version)
+        return Facts(fork=fork, recent=not fork and (build is None or int(build[1]) > LAST_OF_2025))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Where layers lie: a device for each, and for the output. The host is number ``host``."""
+
+    layers: tuple[int, ...]
+    output: int
+    host: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything but the table of tokens is on devices."""
+        return self.host not in (*self.layers, self.output)
+
+
+@formula(cites=LLAMA_CPP, at="llama-model.cpp load_tensors: the last layers go to devices, in even shares that count the output as a layer")
+def placed(layers: int, plan: Plan, facts: Facts) -> Placed:
+    """Devices of a model's layers; of an explicit ``layers_per_stage`` as it says."""
+    devices = int(plan.mesh.pp)
+    wanted = layers + 1 if plan.gpu_layers is None else min(plan.gpu_layers, layers + 1)
+    if plan.layers_per_stage is not None and wanted == layers + 1:
+        own = tuple(device for device, count in enumerate(plan.layers_per_stage) for _ in range(count))
+        return Placed(layers=own, output=devices - 1, host=devices)
+    first = max(layers + (1 if facts.recent else 0) - wanted, 0)
+
+    def device(layer: int) -> int:
+        on = layer - first
+        return on * devices // wanted if 0 <= on < wanted else devices
+
+    return Placed(layers=tuple(map(device, range(layers))), output=device(layers), host=devices)
+
+
+# ---- the three buffers --------------------------------------------------------------------------------------------------------------
+
+
+def weights_on(tensors: Iterable[Stored], where: Placed, device: int, *, host_experts: int = 0) -> dict[str, Bytes]:
+    """Bytes by kind of tensor. A table that is the output matrix too is on both devices that use it."""
+    found: dict[str, Bytes] = {}
+    tensors = tuple(tensors)
+    tied = not any(t.kind == OUTPUT for t in tensors)
+    for t in tensors:
+        for at in _devices_of(t, where, tied=tied, host_experts=host_experts):
+            if at == device:
+                path = f"blk.*.{t.kind}" if t.layer >= 0 else t.kind
+                low, high = t.ends()
+                size = Bytes.exact(t.nbytes) if device == where.host else Bytes(low, t.on_device, high)
+                found[path] = found.get(path, NOTHING) + size
+    return found
+
+
+def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: int) -> tuple[int, ...]:
+    if t.layer >= 0:
+        return (where.host if t.expert and t.layer < host_experts else where.layers[t.layer],)
+    if t.kind == TOKENS:
+        return tuple(dict.fromkeys((where.host, where.output))) if tied else (where.host,)
+    return (where.host,) if t.kind == "embd" else (where.output,)
+
+
+@formula(cites=LLAMA_CPP, at="llama-context.cpp: n_ctx to a multiple of 256 (GGML_PAD)")
+def cells_of(plan: Plan, facts: Facts) -> int:
+    """Cells of the cache, which all sequences share: ``max_model_len`` is llama.cpp's -c."""
+    flash = plan.attention is AttentionKind.FLASH
+    return int(round_up(plan.max_model_len or 0, CELLS if flash or not facts.fork else CELLS_PLAIN))
+
+
+@formula(cites=LLAMA_CPP, at="llama-kv-cache-iswa.cpp: a windowed layer keeps every sequence's window and one batch, padded to 256 cells")
+def window_cells(plan: Plan, facts: Facts, window: int, ubatch: int) -> int:
+    """Cells of a windowed layer. The fork kept whole contexts then."""
+    cells = cells_of(plan, facts)
+    return cells if facts.fork else int(min(cells, round_up(min(cells, window * int(plan.max_sequences or 1) + ubatch), CELLS)))
+
+
+@formula(cites=LLAMA_CPP, at="llama-kv-cache.cpp: keys and values of every cell of a layer, each row in its cache type")
+def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, int]:
+    """Bytes of a layer's keys and of its values."""
+    keys = values = 0
+    for mixer in block.mixers:
+        if isinstance(mixer, LatentAttention):
+            cells = cells_of(plan, facts)
+            keys += cells * int(_key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim))
+            values += 0 if facts.recent else cells * int(_value_type(plan).nbytes(mixer.kv_lora_rank))
+        elif isinstance(mixer, Attention):
+            window = mixer.window or mixer.chunk
+            cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
+            width = mixer.kv_heads * mixer.head_dim
+            keys, values = keys + cells * int(_key_type(plan).nbytes(width)), values + cells * int(_value_type(plan).nbytes(width))
+    return keys, values
+
+
+def _value_type(plan: Plan) -> DType:
+    return plan.kv_dtype or FP16
+
+
+def _key_type(plan: Plan) -> DType:
+    return plan.k_dtype or _value_type(plan)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buffers:
+    """What llama.cpp prints when it starts, in bytes by device, the host's last."""
+
+    weights: tuple[Mapping[str, Bytes], ...]
+    caches: tuple[tuple[int, int], ...]
+    compute: tuple[int, ...]
+    cells: int
+
+
+@lru_cache(maxsize=4)
+def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
+    """All buffers of all devices.
+
+    Raises InputError for models whose operations are not listed.
+    """
+    facts, blocks = Facts.of(plan), blocks_of(spec)
+    where, ubatch = placed(len(blocks), plan, facts), ubatch_of(plan)
+    tensors = stored_tensors(spec, plan)
+    caches = [cache_of(block, plan, facts, ubatch) for block in blocks]
+    held = tuple(
+        (sum(k for at, (k, _) in zip(where.layers, caches, strict=True) if at == d), sum(v for at, (_, v) in zip(where.layers, caches, strict=True) if at == d))
+        for d in range(where.host + 1)
+    )  # fmt: skip
+    weights = tuple(weights_on(tensors, where, d, host_experts=plan.host_experts) for d in range(where.host + 1))
+    compute = _compute(spec, plan, facts, where, caches, tensors) if plan.phase != "load" else (0,) * (where.host + 1)
+    return Buffers(weights=weights, caches=held, compute=compute, cells=cells_of(plan, facts))
+
+
+def _compute(
+    spec: ModelSpec, plan: Plan, facts: Facts, where: Placed, caches: list[tuple[int, int]], tensors: tuple[Stored, ...]
+) -> tuple[int, ...]:
+    ubatch = ubatch_of(plan)
+    windows = {m.window or m.chunk or 0 for block in blocks_of(spec) for m in block.mixers if isinstance(m, Attention)} - {0}
+    windowed = max((window_cells(plan, facts, window, ubatch) for window in windows), default=0)
+    how = Reserved(
+        ubatch=ubatch, cells=cells_of(plan, facts), window_cells=windowed, flash=plan.attention is AttentionKind.FLASH, layer_devices=where.layers,
+        output_device=where.output, host=where.host, fused=facts.fork, half_mask=facts.recent, kv_bytes=tuple(caches), host_experts=plan.host_experts,
+    )  # fmt: skip
+    parallel = where.host > 1 and where.whole and not plan.host_experts
+    return tuple(compute_buffers(reserved_graph(spec, how, _matrices(tensors)), where.host + 1, parallel=parallel))
+
+
+def _matrices(tensors: tuple[Stored, ...]) -> dict[int, dict[str, int]]:
+    """Bytes of each layer's matrices by module, and of the output's, which are copied where the host holds them."""
+    found: dict[int, dict[str, int]] = {}
+    for t in tensors:
+        found.setdefault(t.layer, {})[t.module] = t.on_device
+    ends = found.setdefault(-1, {})
+    ends.setdefault("head", ends.get(OUTPUT, ends.get("embed", ends.get(TOKENS, 0))))
+    return found
+
+
+@formula(cites=LLAMA_CPP, at="llama-context.cpp sched_reserve: the smaller of n_ubatch, 512 unless said, and the context")
+def ubatch_of(plan: Plan) -> int:
+    return int(min(plan.max_batched_tokens or 512, plan.max_model_len or 1))
+
+
+def blocks_of(spec: ModelSpec) -> list[Block]:
+    return [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
