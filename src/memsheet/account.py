@@ -213,7 +213,7 @@ def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tup
     for instant, bag in bags.items():
         for key, size in bag.held.items():
             row = rows.setdefault(key, {})
-            if key in ranges:
+            if ranges and key in ranges:
                 row[instant] = _ranged(size, *ranges[key])
             elif type(size) is int:
                 row[instant] = made.get(size) or made.setdefault(size, Bytes(size, size, size))

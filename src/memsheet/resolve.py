@@ -286,7 +286,7 @@ def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, *, served: bo
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
     if given is None and prompt is not None and output is not None:
         given = prompt + output
-    elif given and output is not None and (prompt or 0) + output < given:
+    elif given and output is not None and (prompt or 0) + output < given and not served:
         gaps.assumed.append(f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} ends before")
     if given is None and served and model is not None and model.max_positions:
         given = model.max_positions

@@ -88,6 +88,9 @@ def usual_options(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | Non
         return {}
     mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers] if model else []
     latent = any(isinstance(mixer, LatentAttention) for mixer in mixers)
+    if engine.name == "sglang" and model is not None and model.towers and gaps.request.get("serving.memory_fraction") is None:
+        reason = "is lowered for a tower by a rule that is not modelled (adjust_mem_fraction_for_vlm)"
+        gaps.wrong("serving.memory_fraction", None, reason, "give it, for example --memory-fraction 0.8")
     return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memsheet.engines.llama_cpp import UBATCH, is_fork
 from memsheet.gaps import Gaps
 from memsheet.resolve_serving import dequantizes
 from memsheet.spec import dtypes
@@ -206,6 +205,8 @@ def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
     """The fields of a plan that only llama.cpp reads."""
     if task != "infer" or engine.server != "llama_cpp":
         return {}
+    from memsheet.engines.llama_cpp import UBATCH, is_fork
+
     given, fork = gaps.request.get("serving.k_dtype"), is_fork(gaps.request.get("engine_version"))
     values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
     if values is not None and values.block > 1 and gaps.request.get("attention") not in (None, "flash"):

@@ -92,6 +92,8 @@ NOTHING = Bytes(0, 0, 0)
 def total(sizes: Iterable[Bytes]) -> Bytes:
     """The sum of sizes, ranges added end to end."""
     every = list(sizes)
+    if len(every) == 1:
+        return every[0]
     return Bytes(sum([s.low for s in every]), sum([s.value for s in every]), sum([s.high for s in every]))
 
 
@@ -176,8 +178,13 @@ class Sheet:
         if not self._sums:
             found: dict[Instant, dict[Component, list[Bytes]]] = {i: {} for i in Instant}
             for item in self.items:
+                component = item.component
                 for instant, size in item.at.items():
-                    found[instant].setdefault(item.component, []).append(size)
+                    row = found[instant]
+                    if component in row:
+                        row[component].append(size)
+                    else:
+                        row[component] = [size]
             self._sums.update({instant: {c: total(sizes) for c, sizes in row.items()} for instant, row in found.items() if row})
         return self._sums
 

@@ -150,8 +150,9 @@ def seconds(space: Space, plan: Plan) -> float:
 
 def filled(space: Space, found: Mapping[Plan, Tried], seed: int) -> Space:
     """The problem on a card that some plans fill."""
-    size = random.Random(seed).choice(sorted(one.ends[2] for one in found.values()))
-    card = replace(space.cluster.device, framework_bytes=size, framework_low_bytes=size - size // 50, framework_high_bytes=size)
+    draw = random.Random(seed)
+    size, open_ = draw.choice(sorted(one.ends[2] for one in found.values())), draw.choice((0, 0, 1))
+    card = replace(space.cluster.device, framework_bytes=size, framework_low_bytes=size - open_ * size // 50, framework_high_bytes=size)
     return replace(space, cluster=replace(space.cluster, device=card))
 
 

@@ -234,7 +234,7 @@ def test_layers_that_no_stages_divide_are_dealt_out() -> None:
         "mesh.ep": 8,
         "mesh.etp": 1,
     }
-    found = grid(space_of(model("deepseek-v3"), cluster(64), {**request, "mesh.pp": 8, "mesh.cp": 1, "microbatch": 1}))
+    found = grid(space_of(model("deepseek-v3"), cluster(64), {**request, "mesh.pp": 8, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1}))
     assert found.plans
     assert {plan.layers_per_stage for plan in planned(found)} == {(7, 8, 8, 8, 8, 8, 7, 7)}
     compare(found)

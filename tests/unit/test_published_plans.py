@@ -97,11 +97,11 @@ def test_ends_may_count_as_layers() -> None:
     assert sum(parts[16, 2]) == 126  # type: ignore[arg-type]
 
 
-def test_layers_that_nothing_divides_are_dealt_to_chunks_where_one_asks() -> None:
+def test_layers_that_nothing_divides_are_dealt_to_sixteen_parts_or_as_one_asks() -> None:
     dealt = [one["mesh.vpp"] for one in space("deepseek-v3", 256).pipelines if one["mesh.pp"] == 4 and "layers_per_stage" in one]
-    assert dealt == [1]
-    (asked,) = [one for one in space("deepseek-v3", 256, **{"mesh.vpp": 4}).pipelines if one["mesh.pp"] == 4]
-    assert sorted(asked["layers_per_stage"]) == [3] * 3 + [4] * 13
+    assert dealt == [1, 4]
+    (asked,) = [one for one in space("deepseek-v3", 256, **{"mesh.vpp": 3}).pipelines if one["mesh.pp"] == 4]
+    assert sorted(asked["layers_per_stage"]) == [5] * 11 + [6]
 
 
 def test_what_a_space_lacks_is_named() -> None:

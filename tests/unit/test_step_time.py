@@ -342,6 +342,19 @@ def test_arrays_equal_scalars(how: dict[str, Any]) -> None:
             assert getattr(found, name)[n] == pytest.approx(getattr(one, name), rel=1e-9)
 
 
+def test_arrays_of_expert_parallel_plans_equal_scalars() -> None:
+    machines, spec = cluster(count=16), spec_of("mixtral-8x7b")
+    plan = plan_of("mixtral-8x7b", machines, engine="megatron", mesh__ep=2, global_batch=64)
+    ranks, batches = np.array([2, 4, 8]), np.array([1, 2, 4])
+    many = replace(plan, microbatch=batches, mesh=replace(plan.mesh, ep=ranks))
+    found = step_time(spec, many, machines)
+    for n in range(3):
+        one = step_time(spec, replace(plan, microbatch=int(batches[n]), mesh=replace(plan.mesh, ep=int(ranks[n]))), machines)
+        assert found.value[n] == pytest.approx(one.value, rel=1e-9)
+        for name, seconds in one.parts.items():
+            assert np.broadcast_to(found.parts[name], (3,))[n] == pytest.approx(seconds, rel=1e-9, abs=1e-15), name
+
+
 # calibration ------------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 from memsheet.frozen import dataclass
@@ -14,14 +15,28 @@ from memsheet.spec.plan import AttentionKind, Implementation, Mesh, OptimizerNam
 from memsheet.units import MIB
 
 
+class Reserve(Enum):
+    """How mem_fraction_static is chosen where nobody says."""
+
+    RANKS = "ranks"  # by the number of tensor-parallel ranks
+    RANKS_OR_LARGE = "ranks or large"  # the same, and by a fixed size kept free on cards above 80 GiB
+    CARD = "card"  # by a size kept free for each tier of cards, and for each rank
+    TOKENS = "tokens"  # by the tokens of a chunk, the captured sequences, and the ranks
+    TOKENS_AND_CHUNKS = "tokens and chunks"  # and by the captured chunks
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tier:
-    """What cards below a size take: tokens of a chunk of a prompt, and sequences of the largest CUDA graph, by whether four ranks share a model."""
+    """What cards below a size take: tokens of a chunk of a prompt; sequences of the largest CUDA graph, and where four ranks share a model;
+    MiB that are kept free, and for each rank.
+    """
 
     below_mib: int
     chunk_tokens: int
     graph_sequences: int
     shared_graph_sequences: int
+    kept_mib: float = 0
+    rank_mib: float = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,32 +46,49 @@ class Release:
     tag: str
     since: tuple[int, int, int]
     tiers: tuple[Tier, ...]
-    reserves: bool = False  # the fraction follows from what is kept free, else from the number of ranks
-    reserves_above_mib: int = 2**40  # from which on a fixed size is kept free instead
-    window_pools: bool = False  # a sliding window's layers have a pool of their own, in families that are named for it
+    reserve: Reserve
+    windowed: frozenset[str] = frozenset()  # families whose windows have a pool of their own; others keep windows whole
     prints_dtype: bool = False
 
 
 EVERY = 2**40
-EARLY = (Tier(below_mib=25_000, chunk_tokens=2048, graph_sequences=8, shared_graph_sequences=80), Tier(below_mib=EVERY, chunk_tokens=8192, graph_sequences=160, shared_graph_sequences=160))  # fmt: skip
-LATE = (
-    Tier(below_mib=20 * 1024, chunk_tokens=2048, graph_sequences=8, shared_graph_sequences=8),
-    Tier(below_mib=35 * 1024, chunk_tokens=4096, graph_sequences=48, shared_graph_sequences=160),
-    Tier(below_mib=60 * 1024, chunk_tokens=4096, graph_sequences=32, shared_graph_sequences=160),
-    Tier(below_mib=160 * 1024, chunk_tokens=8192, graph_sequences=256, shared_graph_sequences=512),
-    Tier(below_mib=EVERY, chunk_tokens=16384, graph_sequences=512, shared_graph_sequences=512),
+
+
+def _tiers(*rows: tuple[float, ...]) -> tuple[Tier, ...]:
+    """Rows of (below MiB, chunk tokens, graph sequences, shared, kept MiB, MiB a rank)."""
+    names = ("below_mib", "chunk_tokens", "graph_sequences", "shared_graph_sequences", "kept_mib", "rank_mib")
+    return tuple(Tier(**dict(zip(names, row, strict=False))) for row in rows)  # type: ignore[arg-type]
+
+
+EARLY = _tiers((25_000, 2048, 8, 80), (EVERY, 8192, 160, 160))
+MIDDLE = _tiers(
+    (35 * 1024, 2048, 8, 80, 2.8 * 1024, 102.4), (90 * 1024, 8192, 160, 160, 9.5 * 1024, 512), (160 * 1024, 8192, 256, 256, 12 * 1024, 512),
+    (EVERY, 16384, 512, 512, 32 * 1024, 0),
+)  # fmt: skip
+LATE = _tiers(
+    (20 * 1024, 2048, 8, 8), (35 * 1024, 2048, 24, 80), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512), (EVERY, 16384, 512, 512)
 )
+LATEST = _tiers(
+    (20 * 1024, 2048, 8, 8), (35 * 1024, 4096, 48, 160), (60 * 1024, 4096, 32, 160), (160 * 1024, 8192, 256, 512), (EVERY, 16384, 512, 512)
+)
+WINDOWED = frozenset({"gpt_oss", "llama4_text", "llama4"})
 RELEASES = (
-    Release(tag="v0.4.3.post4", since=(0, 0, 0), tiers=EARLY),
-    Release(tag="v0.4.6.post1", since=(0, 4, 6), tiers=EARLY, reserves_above_mib=81920),
-    Release(tag="v0.5.23", since=(0, 5, 0), tiers=LATE, reserves=True, window_pools=True, prints_dtype=True),
-)
-"""v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 server_args.py:224-270, v0.5.23 arg_groups/memory_hook.py:75-150, 281-342."""
+    Release(tag="v0.4.3.post4", since=(0, 0, 0), tiers=EARLY, reserve=Reserve.RANKS),
+    Release(tag="v0.4.6.post1", since=(0, 4, 6), tiers=EARLY, reserve=Reserve.RANKS_OR_LARGE),
+    Release(tag="v0.4.8.post1", since=(0, 4, 8), tiers=MIDDLE, reserve=Reserve.CARD),
+    Release(tag="v0.5.4.post3", since=(0, 5, 4), tiers=LATE, reserve=Reserve.TOKENS),
+    Release(tag="v0.5.8", since=(0, 5, 8), tiers=LATE, reserve=Reserve.TOKENS, windowed=WINDOWED),
+    Release(tag="v0.5.12", since=(0, 5, 12), tiers=LATE, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text"}),
+    Release(tag="v0.5.23", since=(0, 5, 20), tiers=LATEST, reserve=Reserve.TOKENS_AND_CHUNKS, windowed=WINDOWED | {"gemma4", "gemma4_text"}, prints_dtype=True),
+)  # fmt: skip
+"""v0.4.3.post4 server_args.py:204-232, v0.4.6.post1 :224-270, v0.4.8.post1 :274-340, v0.5.4.post3 :670-822, v0.5.12 :1541-1588, v0.5.23
+arg_groups/memory_hook.py:75-150, 281-342. Windows: v0.5.8 configs/model_config.py:316, v0.5.12 :492, v0.5.23 :88, 2655; before, only where asked.
+"""
 NEWEST = RELEASES[-1]
 
 BY_RANKS = ((16, 0.79), (8, 0.81), (4, 0.85), (2, 0.87), (1, 0.88))
 """mem_fraction_static from so many tensor-parallel ranks on (v0.4.3.post4 server_args.py:205)."""
-LARGE_RESERVE_MIB = 13 * 1024
+LARGE_RESERVE_MIB, LARGE_MIB = 13 * 1024, 81920
 """Kept free on cards above 80 GiB (v0.4.6.post1 server_args.py:238)."""
 METADATA_MIB, TOKEN_MIB, RANKS_MIB, GRAPH_MIB, PREFILL_GRAPH_MIB, LATENT_GRAPH_MIB = 512, 1.5, 1024, 2, 8, 1536
 FLOOR_MIB, FLOOR_ABOVE_MIB = 10 * 1024, 60 * 1024
@@ -65,8 +97,6 @@ the least on large cards (v0.5.23 arg_groups/memory_hook.py:303-322, 360-400).
 """
 WINDOW_SHARE = 0.8
 """Tokens of a window's layers for each of the others (swa_full_tokens_ratio, v0.5.23 arg_groups/fields/schedule.py:150)."""
-WINDOWED = frozenset({"gpt_oss", "llama4_text", "llama4", "gemma4", "gemma4_text", "step3p5", "mimo_v2"})
-"""Families whose windows have a pool of their own (v0.5.23 configs/model_config.py:88, 2655); others keep windows whole."""
 REQUESTS, MOST_REQUESTS = 2048, 4096
 """Requests that may run where nobody says: by the pool's tokens, between these (v0.5.23 mem_cache/kv_cache_configurator.py:3124)."""
 
@@ -108,15 +138,23 @@ def served(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, lat
 
 
 def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool) -> float:
-    """mem_fraction_static: weights and pool as a share of what was free before loading."""
-    tp, pp = int(mesh.tp), mesh.pp
-    if device is not None and _mib(device) > release.reserves_above_mib:
-        return round(1 - LARGE_RESERVE_MIB / _mib(device), 3)
-    if not release.reserves or device is None:
-        return next(share for ranks, share in BY_RANKS if tp >= ranks)
-    kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * tp * pp / 8 + GRAPH_MIB * graph_sequences(release, device, tp)
-    kept += LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
-    kept = max(kept, FLOOR_MIB) if _mib(device) > FLOOR_ABOVE_MIB else kept
+    """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by its ranks."""
+    tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)
+    by_ranks = next(share for least, share in BY_RANKS if tp >= least)
+    if device is None:
+        return by_ranks
+    match release.reserve:
+        case Reserve.RANKS:
+            return by_ranks
+        case Reserve.RANKS_OR_LARGE:
+            return round(1 - LARGE_RESERVE_MIB / _mib(device), 3) if _mib(device) > LARGE_MIB else by_ranks
+        case Reserve.CARD:
+            kept = tier.kept_mib + tier.rank_mib * ranks
+        case Reserve.TOKENS | Reserve.TOKENS_AND_CHUNKS:
+            kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * ranks / 8 + GRAPH_MIB * graph_sequences(release, device, tp)
+            chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
+            kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
+            kept = max(kept, FLOOR_MIB) if _mib(device) > FLOOR_ABOVE_MIB else kept
     return round(1 - kept / _mib(device), 3)
 
 

@@ -18,9 +18,16 @@ from memsheet.units import GIB
 class Sampler(Enum):
     """What the profiling run's sampler makes of the logits; ``formulas.serving.sampling`` says in bytes."""
 
-    SORTED = "sorted"  # PyTorch's sort of every row
-    FLASHINFER = "flashinfer"  # masked logits and their softmax
-    STATEFUL = "stateful"  # the same, by a runner that keeps a count of every request's tokens
+    SORTED = "sorted"  # an fp32 copy, and PyTorch's sort of every row
+    MASKED = "masked"  # an fp32 copy, masked logits and their softmax (or softmax and noise)
+    COPIED = "copied"  # an fp32 copy alone, by a runner that counts every request's tokens
+    PLAIN = "plain"  # the logits as they are, by the same
+    COUNTED = "counted"  # as masked, by the same
+
+    @property
+    def counts(self) -> bool:
+        """Whether the runner keeps a count of every word for every request."""
+        return self in (Sampler.COPIED, Sampler.PLAIN, Sampler.COUNTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,24 +47,44 @@ class Release:
     sized_by_card: bool = True  # defaults are larger on large cards
     lines: str = "v1"  # how its start-up lines are worded
     near_group: bool = False  # groups of layers are as large as the larger kind where the kinds are nearly as many
+    other: Sampler | None = None  # that of the runner that some families have
+    families: frozenset[str] = frozenset()
 
+    def sampler_of(self, family: str) -> Sampler:
+        """The sampler of a family's runner."""
+        return self.other if self.other is not None and family in self.families else self.sampler
+
+
+GROWTH: dict[str, Any] = {"memory_fraction": 0.9, "sampler": Sampler.SORTED, "counts_context": False}
+GRAPHS: dict[str, Any] = {
+    "memory_fraction": 0.92, "sampler": Sampler.MASKED, "counts_context": False, "counts_graphs": True, "state_pages": 2, "near_group": True,
+}  # fmt: skip
+COUNTING_24 = frozenset({"llama", "mistral", "qwen3", "qwen2_moe", "deepseek_v2", "granitemoe"})
+COUNTING_27 = frozenset({"qwen2_moe", "deepseek_v2", "granitemoe"})
+"""Families of the runner that counts, where it was not yet that of all (v0.24.0 config/vllm.py:68, v0.27.0 config/vllm.py:69)."""
 
 RELEASES = (
     Release(tag="v0.6.4.post1", since=(0, 0), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, chunked=False, sized_by_card=False, lines="v0"),
     Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False),
-    Release(tag="v0.11.0", since=(0, 10), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=False),
-    Release(tag="v0.14.0", since=(0, 12), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=False),
-    Release(tag="v0.21.0", since=(0, 20), memory_fraction=0.92, sampler=Sampler.FLASHINFER, counts_context=False, counts_graphs=True, in_flight=2, state_pages=2, near_group=True, lines="by_length"),
-    Release(tag="v0.33.0", since=(0, 30), memory_fraction=0.92, sampler=Sampler.STATEFUL, counts_context=False, counts_graphs=True, in_flight=2, state_pages=2, near_group=True, lines="joined"),
+    Release(tag="v0.9.2", since=(0, 9), **GROWTH),
+    Release(tag="v0.11.0", since=(0, 10), **GROWTH),
+    Release(tag="v0.14.0", since=(0, 12), **GROWTH),
+    Release(tag="v0.16.0", since=(0, 16), **GROWTH, state_pages=2),
+    Release(tag="v0.18.0", since=(0, 18), **{**GRAPHS, "memory_fraction": 0.9, "counts_graphs": False}),
+    Release(tag="v0.20.2", since=(0, 20), **GRAPHS, lines="by_length"),
+    Release(tag="v0.24.0", since=(0, 24), **GRAPHS, lines="by_length", other=Sampler.COPIED, families=COUNTING_24),
+    Release(tag="v0.27.0", since=(0, 27), **GRAPHS, lines="by_length", other=Sampler.PLAIN, families=COUNTING_27, in_flight=2),
+    Release(tag="v0.30.0", since=(0, 30), **{**GRAPHS, "sampler": Sampler.PLAIN}, lines="joined", in_flight=2),
+    Release(tag="v0.33.0", since=(0, 33), **{**GRAPHS, "sampler": Sampler.COUNTED}, lines="joined", in_flight=2),
 )  # fmt: skip
-"""v0.6.4.post1 worker/worker.py:174 (used less torch's), v0.8.5 v1/worker/gpu_worker.py:186, v0.11.0 :240 and utils/__init__.py:2783 (growth),
-v0.21.0 v1/worker/gpu_worker.py (VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, envs.py:266), v0.33.0 :653 and utils/mem_utils.py:230. Fractions:
-v0.11.0 config/cache.py:43, v0.33.0 :215. Windows: v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.11.0 :937 groups them.
-In flight: v0.33.0 config/vllm.py:590, async scheduling being on by default. States: v0.33.0 v1/kv_cache_interface.py:1140 ("align"). Groups:
-v0.21.0 v1/core/kv_cache_utils.py:1139.
+"""Memory that is used or its growth: v0.6.4.post1 worker/worker.py:174, v0.8.5 v1/worker/gpu_worker.py:186, v0.11.0 :240 and utils/__init__.py:2783.
+Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, on in v0.20.2 envs.py. Samplers: v0.11.0
+v1/sample/ops/topk_topp_sampler.py:157, v0.18.0 :251 (triton, in place), v0.24.0 v1/worker/gpu/sample/sampler.py apply_sampling_params, v0.33.0
+v1/worker/gpu/model_runner.py:993. Windows: v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.9.2 groups them. Groups: v0.18.0
+v1/core/kv_cache_utils.py. In flight: v0.27.0 v1/kv_cache_interface.py, async scheduling being on. States: v0.16.0 the same file ("align").
 """
 NEWEST = RELEASES[-1]
-FIRST_V1 = RELEASES[2]
+FIRST_V1 = RELEASES[3]
 
 
 def release_of(version: str | None) -> Release:
@@ -100,7 +127,7 @@ def _sequences(release: Release, device: Device | None) -> int:
 def _batch(release: Release, device: Device | None, length: int) -> int:
     if not release.chunked:
         return V0_CHUNK if length > LONG else max(length, V0_BATCH)
-    if device is not None and release.since >= (0, 20) and device.framework_bytes >= LARGEST_CARD:
+    if device is not None and release.since >= (0, 30) and device.framework_bytes >= LARGEST_CARD:
         return 16384
     return 8192 if _large(release, device) else 2048
 

@@ -178,7 +178,9 @@ def _serving(plan: Plan) -> Iterator[str]:
     yield plan.precision.parameters.name
     if plan.max_sequences is not None and plan.max_model_len is not None:
         shared = plan.engine == "llama.cpp"  # whose sequences share one cache
-        yield f"{plan.max_model_len} tokens for {plan.max_sequences}" if shared else f"{plan.max_sequences} × {plan.max_model_len} tokens"
+        asked = f"up to {plan.max_sequences} × {plan.max_model_len} tokens, as the pool holds them"
+        alone = f"{plan.max_model_len} tokens for {plan.max_sequences}" if shared else f"{plan.max_sequences} × {plan.max_model_len} tokens"
+        yield asked if plan.memory_fraction is not None else alone
     if plan.kv_dtype:
         yield f"{plan.kv_dtype.name} cache"
 
@@ -237,7 +239,8 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
 def _spread(size: Bytes, look: Look) -> str:
     size = size.ordered
-    return "" if size.low == size.high else f" ({look.cell(size.low)} to {look.cell(size.high)})"
+    low, high = look.cell(size.low), look.cell(size.high)
+    return "" if size.low == size.high or low == high == look.cell(size.value) else f" ({low} to {high})"
 
 
 def _share(part: int, whole: int) -> str:

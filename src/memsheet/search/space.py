@@ -153,7 +153,9 @@ def _pipelines(engine: Engine, fixed: Request, model: ModelSpec, cluster: Cluste
         for schedule in _schedules(engine, vpp) if pp > 1 and pp * vpp <= layers else ():
             if fixed.get("schedule") in (None, schedule.value):
                 uneven = (
-                    deals and layers % (pp * vpp) and ((odd and (vpp == 1 or pp * vpp == DEALT_PARTS or "mesh.vpp" in fixed)) or (layers + ENDS) % (pp * vpp) == 0)
+                    deals
+                    and layers % (pp * vpp)
+                    and ((odd and (vpp == 1 or pp * vpp == DEALT_PARTS or "mesh.vpp" in fixed)) or (layers + ENDS) % (pp * vpp) == 0)
                 )
                 yield {"mesh.pp": pp, "mesh.vpp": vpp, "schedule": schedule.value, **(dealt(layers, pp * vpp) if uneven else {})}
 
@@ -167,7 +169,7 @@ account_for_loss_in_pipeline_split; Llama 3, arXiv:2407.21783, section 3.3.2).
 
 DEALT_PARTS = 16
 """Into how many parts layers that no number of stages divides are dealt, several to a stage, where nobody asks for a number: as the recipes
-for DeepSeek-V3's 61 do on 2, 4 and 8 stages (NVIDIA-NeMo/Megatron-Bridge 067f987, recipes/deepseek/deepseek_v3.py, its pipeline layouts).
+for DeepSeek-V3's 61 do on 2, 4 and 8 stages (NVIDIA-NeMo/Megatron-Bridge 067f987, recipes/deepseek/h100/deepseek_v3.py:55-60).
 """
 
 

@@ -27,6 +27,11 @@ CELLS, CELLS_PLAIN = 256, 32
 LAST_OF_2025 = 7342
 """The newest numbered build whose masks are fp32 inputs cast on the device and whose output layer is offloaded last."""
 
+SPARING, NOW = 9993, 11549
+"""A build that surely has the server ask for one position's logits a sequence (pull request 23861, June 2026), and the one whose graphs were
+printed and compared.
+"""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
@@ -34,13 +39,19 @@ class Facts:
 
     fork: bool
     recent: bool
+    sparing: bool  # logits have room for one position a sequence
+
+    def streams(self, plan: Plan) -> int:
+        """Parts of the cache that sequences do not share: one each where their number is given (-np without --kv-unified)."""
+        return int(plan.max_sequences or 1) if self.recent else 1
 
     @staticmethod
     def of(plan: Plan) -> Facts:
         version = (plan.engine_version or "").lower()
         build = re.search(r"\bb(\d{3,6})\b", version)
         fork = is_fork(version)
-        return Facts(fork=fork, recent=not fork and (build is None or int(build[1]) > LAST_OF_2025))
+        number = int(build[1]) if build else 0 if fork else NOW
+        return Facts(fork=fork, recent=number > LAST_OF_2025, sparing=number >= SPARING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +113,16 @@ def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: int) -> t
 
 @formula(cites=LLAMA_CPP, at="llama-context.cpp: n_ctx to a multiple of 256 (GGML_PAD)")
 def cells_of(plan: Plan, facts: Facts) -> int:
-    """Cells of the cache, which all sequences share: ``max_model_len`` is llama.cpp's -c."""
+    """Cells of a stream of the cache: ``max_model_len`` is llama.cpp's -c, which all sequences share or divide."""
     flash = plan.attention is AttentionKind.FLASH
-    return int(round_up(plan.max_model_len or 0, CELLS if flash or not facts.fork else CELLS_PLAIN))
+    return int(round_up((plan.max_model_len or 0) // facts.streams(plan), CELLS if flash or not facts.fork else CELLS_PLAIN))
 
 
 @formula(cites=LLAMA_CPP, at="llama-kv-cache-iswa.cpp: a windowed layer keeps every sequence's window and one batch, padded to 256 cells")
 def window_cells(plan: Plan, facts: Facts, window: int, ubatch: int) -> int:
     """Cells of a windowed layer. The fork kept whole contexts then."""
-    cells = cells_of(plan, facts)
-    return cells if facts.fork else int(min(cells, round_up(min(cells, window * int(plan.max_sequences or 1) + ubatch), CELLS)))
+    cells, sharing = cells_of(plan, facts), int(plan.max_sequences or 1) // facts.streams(plan)
+    return cells if facts.fork else int(min(cells, round_up(min(cells, window * sharing + ubatch), CELLS)))
 
 
 @formula(cites=LLAMA_CPP, at="llama-kv-cache.cpp: keys and values of every cell of a layer, each row in its cache type")
@@ -128,7 +139,7 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, 
             cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
             width = mixer.kv_heads * mixer.head_dim
             keys, values = keys + cells * int(_key_type(plan).nbytes(width)), values + cells * int(_value_type(plan).nbytes(width))
-    return keys, values
+    return facts.streams(plan) * keys, facts.streams(plan) * values
 
 
 def _value_type(plan: Plan) -> DType:
@@ -165,7 +176,7 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
     )  # fmt: skip
     weights = tuple(weights_on(tensors, where, d, host_experts=plan.host_experts) for d in range(where.host + 1))
     compute = _compute(spec, plan, facts, where, caches, tensors) if plan.phase != "load" else (0,) * (where.host + 1)
-    return Buffers(weights=weights, caches=held, compute=compute, cells=cells_of(plan, facts))
+    return Buffers(weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts))
 
 
 def _compute(
@@ -176,7 +187,7 @@ def _compute(
     windowed = max((window_cells(plan, facts, window, ubatch) for window in windows), default=0)
     how = Reserved(
         ubatch=ubatch, cells=cells_of(plan, facts), window_cells=windowed, flash=plan.attention is AttentionKind.FLASH, layer_devices=where.layers,
-        output_device=where.output, host=where.host, fused=facts.fork, half_mask=facts.recent, kv_bytes=tuple(caches), host_experts=plan.host_experts,
+        output_device=where.output, host=where.host, fused=facts.fork, half_mask=facts.recent, outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None, kv_bytes=tuple(caches), host_experts=plan.host_experts,
     )  # fmt: skip
     parallel = where.host > 1 and where.whole and not plan.host_experts
     return tuple(compute_buffers(reserved_graph(spec, how, _matrices(tensors)), where.host + 1, parallel=parallel))

@@ -23,6 +23,7 @@ class Reserved:
     fused: bool  # as ik_llama.cpp writes it
     half_mask: bool  # the mask is an f16 input, not cast from an f32 one
     kv_bytes: tuple[tuple[int, int], ...] = ()  # of each layer's keys and values, which may have to be copied
+    outputs: int | None = None  # positions that give logits; None is all
     host_experts: int = 0  # layers, the first ones, whose routed experts lie on the host
 
 
@@ -58,9 +59,9 @@ class Building:
         nbytes = _size(tuple(numbers), "f32") if numbers else source.nbytes
         return Tensor(nbytes=nbytes, layout=layout, op="view", sources=[source], base=source.base or source)
 
-    def store(self, tensor: Tensor, cache: Tensor, inputs: Inputs, at: int) -> None:
+    def store(self, tensor: Tensor, cache: Tensor, inputs: Inputs, at: int, *, windowed: bool = False) -> None:
         """Write keys (0) or values (1) into the cache, at once."""
-        stored = [tensor, self.view(cache, "cells")] if inputs.cells is None else [tensor, inputs.cells[at], cache]
+        stored = [tensor, inputs.places[windowed][at], cache] if inputs.places else [tensor, self.view(cache, "cells")]
         self.graph.expand(Tensor(nbytes=0, op="store", sources=stored, base=cache, layout=("store",)))
 
     def times(self, matrix: int, x: Tensor, *shape: int) -> Tensor:
@@ -95,4 +96,4 @@ class Inputs:
 
     positions: Tensor
     masks: dict[bool, Tensor]
-    cells: tuple[Tensor, Tensor] | None
+    places: dict[bool, tuple[Tensor, Tensor]]

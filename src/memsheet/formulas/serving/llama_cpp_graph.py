@@ -22,16 +22,11 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
 
     Raises InputError for layers that are not attention of grouped heads with a dense or routed feed-forward.
     """
-    b = Building(how=how, outputs=how.ubatch)
+    b = Building(how=how, outputs=how.ubatch if how.outputs is None else how.outputs)
     blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
-    hidden, n = spec.hidden, how.ubatch
     b.device = how.host
-    x = b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n)
-    if spec.embeddings.scaled:
-        x = b.make("scale", [x], hidden, n)
+    x = _embedded(b, spec)
     inputs = _inputs(b, blocks)
-    if not how.fused:
-        b.graph.expand(x)
     for number, (block, device) in enumerate(zip(blocks, how.layer_devices, strict=True)):
         b.device, b.experts = device, how.host if number < how.host_experts else device
         sizes = bytes_of.get(number, {})
@@ -45,16 +40,37 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     return b.graph
 
 
+def _embedded(b: Building, spec: ModelSpec) -> Tensor:
+    """Embeddings of tokens. Recent versions lay the ways of other inputs beside it: embeddings as they are, and both mixed."""
+    hidden, n = spec.hidden, b.how.ubatch
+    x = b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n)
+    if not b.how.fused:
+        b.graph.expand(x)
+    if b.how.half_mask:
+        b.graph.expand(b.given(hidden, n))
+        mixed = b.make("dup", [b.given(hidden, n)], hidden, n)
+        tokens = [b.make("get_rows", [b.weight(), b.given(n, of="i32")], hidden, n), b.given(n, of="i64"), mixed]
+        tokens += [b.given(1, n)] if spec.embeddings.scaled else []
+        b.graph.expand(Tensor(nbytes=0, op="store", sources=tokens, base=mixed, layout=("store",)))
+    return b.make("scale", [x], hidden, n) if spec.embeddings.scaled else x
+
+
 def _inputs(b: Building, blocks: list[Block]) -> Inputs:
     n, masks = b.how.ubatch, dict[bool, Tensor]()
-    kinds = {bool(m.window or m.chunk) for block in blocks for m in block.mixers if isinstance(m, Attention)} or {False}
+    attending = [m for block in blocks for m in block.mixers if isinstance(m, Attention)]
     rows = n if b.how.half_mask else -(-n // MASK_ROWS) * MASK_ROWS
-    for windowed in sorted(kinds):
+    for windowed in sorted({bool(m.window or m.chunk) for m in attending} or {False}):
         cells = b.how.window_cells if windowed else b.how.cells
         given = b.given(cells, rows, of="f16" if b.how.flash and b.how.half_mask else "f32")
         cast = b.how.flash and not b.how.half_mask
         masks[windowed] = b.make("cpy", [given], cells, rows, of="f16") if cast else given
-    return Inputs(b.given(n, of="i32"), masks, None if b.how.fused else (b.given(n, of="i64"), b.given(n, of="i64")))
+    if b.how.fused:
+        return Inputs(b.given(n, of="i32"), masks, {})
+    turned = (
+        1 if b.how.flash else max((m.kv_heads * m.head_dim for m in attending), default=1)
+    )  # every number of turned values has an index
+    places = {windowed: (b.given(n, of="i64"), b.given(n * turned, of="i64")) for windowed in masks}
+    return Inputs(b.given(n, of="i32"), masks, places)
 
 
 # ---- a layer ------------------------------------------------------------------------------------------------------------------------
@@ -104,9 +120,10 @@ def _attention(b: Building, m: Attention, x: Tensor, inputs: Inputs, sizes: dict
     for tensor in (q, k, v) if b.how.fused else (q, v, k):
         b.graph.expand(tensor)
     keys, values = b.held(kv[0]), b.held(kv[1])
-    b.store(k, keys, inputs, 0)
-    b.store(v, values, inputs, 1)
-    mask = inputs.masks[bool(m.window or m.chunk)]
+    windowed = bool(m.window or m.chunk)
+    b.store(k, keys, inputs, 0, windowed=windowed)
+    b.store(v, values, inputs, 1, windowed=windowed)
+    mask = inputs.masks[windowed]
     made = _mixed(b, m, b.view(q, "permuted", d, n, heads), (b.view(keys, "read"), b.view(values, "read")), mask)
     b.graph.expand(made)
     hidden = int(x.layout[1])

@@ -47,7 +47,7 @@ def profiled(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Pe
     rows, dtype = minimum(tokens, plan.max_sequences), plan.precision.compute
     if part.head.kind == "none":
         return Peak(resting=Bytes.exact(0), sampler=Bytes.exact(0), layer=layer_bytes(part, plan, tokens))
-    chosen = sampler_bytes(release.sampler, rows, part.head.width, dtype)
+    chosen = sampler_bytes(release.sampler_of(part.model_type), rows, part.head.width, dtype)
     least = minimum(chosen, masked_sampler_bytes(rows, part.head.width, dtype))  # FlashInfer's where it is installed and asked for
     resting = resting_bytes(part.hidden, plan, tokens, rows)
     return Peak(resting=Bytes.exact(resting), sampler=Bytes(least, chosen, chosen + UNSPLIT), layer=layer_bytes(part, plan, tokens))

@@ -45,7 +45,19 @@ def sampler_state_bytes(sequences: Count, width: Count) -> Count:
     return INT32.nbytes(sequences * width) + INT32.nbytes(sequences * ceil_div(width, INT32.bits))
 
 
+@formula(cites=VLLM, at="v0.24.0 v1/worker/gpu/sample/sampler.py: an fp32 copy; v0.30.0: none where no request asks for anything")
+def unmasked_sampler_bytes(rows: Count, width: Count, dtype: DType, *, copied: bool) -> Count:
+    """Bytes at the sampler's peak where nothing is filtered: the logits, and their fp32 copy."""
+    return dtype.nbytes(rows * width) + (FP32.nbytes(rows * width) if copied else 0)
+
+
 @formula(cites=VLLM, at="v1/sample/ops/topk_topp_sampler.py: which sampler is the default of a release (memsheet/engines/vllm.py)")
 def sampler_bytes(sampler: Sampler, rows: Count, width: Count, dtype: DType) -> Count:
     """Bytes at the peak of a release's sampler."""
-    return sorted_sampler_bytes(rows, width, dtype) if sampler is Sampler.SORTED else masked_sampler_bytes(rows, width, dtype)
+    match sampler:
+        case Sampler.SORTED:
+            return sorted_sampler_bytes(rows, width, dtype)
+        case Sampler.MASKED | Sampler.COUNTED:
+            return masked_sampler_bytes(rows, width, dtype)
+        case Sampler.COPIED | Sampler.PLAIN:
+            return unmasked_sampler_bytes(rows, width, dtype, copied=sampler is Sampler.COPIED)

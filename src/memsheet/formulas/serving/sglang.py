@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
-from memsheet.engines.sglang import MOST_REQUESTS, REQUESTS, WINDOW_SHARE, WINDOWED, Release, graph_sequences, release_of
+from memsheet.engines.sglang import MOST_REQUESTS, REQUESTS, WINDOW_SHARE, Release, graph_sequences, release_of
 from memsheet.errors import refuse
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
@@ -138,7 +138,7 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     assert plan.kv_dtype is not None
     whole, window, reach = 0, 0, 0
     kinds = {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
-    split = release.window_pools and bool(kinds & WINDOWED)
+    split = bool(kinds & release.windowed)
     if any(stack.role == "encoder" for stack in part.stacks):
         raise refuse("model", part.name, "has an encoder, whose cache is not modelled for sglang yet", "--engine transformers")
     for _, mixer, layers in caching_layers(part):

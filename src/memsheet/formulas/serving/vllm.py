@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
-from memsheet.engines.vllm import Release, Sampler, release_of
+from memsheet.engines.vllm import Release, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import Pool, capacity, start_up
@@ -98,7 +98,7 @@ def _scales(part: ModelSpec) -> Item:
 
 
 def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
-    if release.sampler is not Sampler.STATEFUL or part.head.kind == "none":
+    if not release.sampler_of(part.model_type).counts or part.head.kind == "none":
         return []
     assert plan.max_sequences is not None
     size = Bytes.exact(sampler_state_bytes(plan.max_sequences, part.head.width))

@@ -76,13 +76,16 @@ def optimizer_bytes(held: Held, elements: Count, plan: Plan, head_elements: Coun
             return _of_every_element(elements, plan, dtype)
 
 
+STATES_EACH = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
+"""Numbers beside an element where they are not two."""
+
+
 def _of_every_element(elements: Count, plan: Plan, dtype: DType) -> Count:
     assert plan.optimizer is not None
     name, way = plan.optimizer.name, plan.optimizer.implementation
-    counts = {Name.SGD: 0, Name.SGD_MOMENTUM: 1, Name.LION: 1}
     step = FP32.nbytes(1) if name in (Name.ADAMW, Name.MUON) and way is Way.FUSED else 0  # a count on the device
     wide = way in (Way.BNB, Way.APEX)  # 32 bits whatever the parameter has
-    return counts.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
+    return STATES_EACH.get(name, 2) * (FP32 if wide else dtype).nbytes(elements) + step
 
 
 @formula(cites=BITSANDBYTES, at="optim/optimizer.py:374-390: get_state_buffer")

@@ -9,6 +9,6 @@ from memsheet.formulas.step_time.shares import NAMES
 from memsheet.formulas.step_time.whole import quick_s, step_time
 
 __all__ = [
-    "CONVENTION", "NAMES", "Efficiency", "Exchanged", "Overlap", "Rates", "StepTime", "calibrated", "exchanged", "fitted", "gpu_hours", "quick_s",
-    "rates_of", "step_time",
+    "CONVENTION", "NAMES", "Efficiency", "Exchanged", "Overlap", "Rates", "StepTime", "calibrated", "exchanged", "fitted", "gpu_hours",
+    "quick_s", "rates_of", "step_time",
 ]  # fmt: skip

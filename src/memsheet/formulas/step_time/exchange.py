@@ -79,8 +79,8 @@ def _sequence(shop: Shop, payload: Real, count: int, operators: tuple[Operator, 
     at="_fused_all_gather_matmul, _fused_matmul_reduce_scatter: a chunk a rank; each travels beside the product of another",
 )
 def _beside_products(shop: Shop, payload: Real, operators: tuple[Operator, ...], which: str) -> Real:
-    """Every gather beside the products that read it, every scatter beside the one that makes it: what sticks out of the chunks but one, that one,
-    and what the products lose. Backward's gradient of the input is half of it.
+    """Every gather beside the products that read it, every scatter beside the one that makes it: what sticks out of the chunks but one,
+    that one, and what the products lose. Backward's gradient of the input is half of it.
     """
     told: Real = 0.0
     for part in sorted({op.part for op in operators if op.gathers}):

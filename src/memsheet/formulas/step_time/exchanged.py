@@ -1,4 +1,4 @@
-"""What data-parallel ranks tell one another in a step, in bytes and in seconds: so that one can say why a sharding is slower than another."""
+"""What data-parallel ranks tell one another in a step, in bytes and in seconds: so that one can say why a sharding is slower."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from memsheet.spec.plan import Plan
 class Exchanged:
     """``gathered_bytes``: the parameters of the fullest stage, whole, in the dtype that they travel in; ``gathers``: times a step, of which
     ``gathers_each`` in every micro-batch (0: once a step, after the optimizer's). ``reduced_bytes``, ``reductions``, ``reductions_each``:
-    gradients alike. ``gathered_s``, ``reduced_s``: what no pass hides of it, of ``step_time``'s value. ``ranks``: how many tell one another.
+    gradients alike. ``gathered_s``, ``reduced_s``: what no pass hides of it, of ``step_time``'s value. ``ranks``: how many
+    take part.
     """
 
     ranks: int

@@ -4,10 +4,10 @@ Of an element of a tensor that is read or written once, 2 bytes in bf16 and 4 in
 backward reads two and writes one (6). Written out in fp32 (transformers 5.23 models/llama/modeling_llama.py, LlamaRMSNorm.forward): cast,
 square, mean, product, cast, weight: 36 and as autograd undoes them 60. Rotation written out (rotate_half, two
 products, a sum): 20. silu(gate) * up fused
-reads two and writes one (6), backward reads three and writes two (10); written out 10 and 16. A ring's next block of attention is added to the
-sums in fp32: fused a block read, the sum read and written (TransformerEngine d0067d0, context_parallel.py, flash_attn_fwd_out_correction: 10;
-queries' gradients: 6); written out a cast, a difference, a product, a difference (torch 2.13, _context_parallel/_attention.py, _SDPAMerger: 38;
-gradients a cast and a sum: 18).
+reads two and writes one (6), backward reads three and writes two (10); written out 10 and 16. A ring's next block of attention is added to
+the sums in fp32: fused a block read, the sum read and written (TransformerEngine d0067d0, context_parallel.py,
+flash_attn_fwd_out_correction: 10; queries' gradients: 6); written out a cast, a difference, a product, a difference (torch 2.13,
+_context_parallel/_attention.py, _SDPAMerger: 38; gradients a cast and a sum: 18).
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ ROWS_OF_TABLE = 11_300
 """The other side of the measured products, the geometric middle of 4k to 32k: equal outputs make equally many tiles."""
 GROUPED = 0.88
 """Of a lone product's rate, what products of experts reach that run together, tiles of all of them counted: SimuMax 4dcaae5,
-configs/system/b200_bf16_ceperm.json, operators of TransformerEngine on B200: 36 forward reach 0.69 of this table and 36 of inputs' gradients
-0.63, lone ones of the same machine 0.755 (medians): 0.91 and 0.84 of them.
+configs/system/b200_bf16_ceperm.json, operators of TransformerEngine on B200: 36 forward reach 0.69 of this table and 36 of inputs'
+gradients 0.63, lone ones of the same machine 0.755 (medians): 0.91 and 0.84 of them.
 """
 STREAMS = 4
 """That such products are started on (TransformerEngine d0067d0, common/util/multi_stream.cpp:52, get_num_compute_streams)."""
@@ -77,7 +77,7 @@ SCAN_ROWS = 128
 
 @formula(cites=TRANSFORMER, at="a product of m rows with an n by k matrix: 2 m n k; each gradient as much")
 def product(shop: Shop, part: str, rows: Real, out: Real, inner: Real, *, eight: bool = True, groups: Real | None = None) -> Operator:
-    """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of one of so many products that run together."""
+    """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of so many that run together, one."""
     rates, kind = shop.rates, shop.kernels.arithmetic if eight else shop.kernels.plain
     element = 1 if eight and shop.kernels.low else shop.kernels.element_bytes
     flops = 2.0 * rows * out * inner
@@ -123,17 +123,15 @@ def attention_of(shop: Shop, mixer: Attention | LatentAttention | CrossAttention
     rings = cp if _in_blocks(plan, kernels) else 1
     start, block = rings * shop.rates.start_s("bf16"), span / rings
     worst = flops * (2 - 1 / cp) if shop.uneven and causal and kernels.code not in BALANCES else flops
-    yield Operator(
-        part="core_attn", forward_s=start + worst / (rate * forward.at(block)), backward_s=start + 2.5 * worst / (rate * backward.at(block)),
-        flops=flops, attention=True,
-    )  # fmt: skip
+    there, back = worst / (rate * forward.at(block)), 2.5 * worst / (rate * backward.at(block))
+    yield Operator(part="core_attn", forward_s=start + there, backward_s=start + back, flops=flops, attention=True)
     if _in_blocks(plan, kernels):
         yield _merged(shop, plan.microbatch * length / cp / shop.tp * mixer.heads * wide / 2)
 
 
 def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
-    """Whether a rank attends to every rank's keys in turn. torch does so of gathered ones too (_attention.py, _templated_ring_attention, over
-    either rotater).
+    """Whether a rank attends to every rank's keys in turn. torch does so of gathered ones too (_attention.py,
+    _templated_ring_attention, over either rotater).
     """
     gathers = plan.context_parallel is ContextParallel.ALL_GATHER
     return plan.context_parallel is ContextParallel.RING or (gathers and kernels.code is not Code.MEGATRON)

@@ -22,8 +22,8 @@ from memsheet.spec.plan import Plan, Recompute, RecomputeMode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A layer, or an end of the model: what one micro-batch takes of it. ``recompute_s`` without its exchanges, which are with the others of
-    their axis; ``waited_s``: for the host to start kernels. ``dense``, ``experts``: elements that a rank computes with.
+    """A layer, or an end of the model: what one micro-batch takes of it. ``recompute_s`` without its exchanges, which are with the others
+    of their axis; ``waited_s``: for the host to start kernels. ``dense``, ``experts``: elements that a rank computes with.
     """
 
     forward_s: Real

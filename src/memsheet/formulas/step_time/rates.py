@@ -40,7 +40,9 @@ UNMEASURED = 0.5
 
 
 SLOWED = 0.146
-"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146; 1.123 on another machine)."""
+"""Of a collective's time, what products beside it lose: Hetu-Galvatron 3318a0b, overlap_coefficient.json (1.146; 1.123
+on another machine).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,8 +114,8 @@ def beside(work: Real, cover: Real, overlap: Overlap) -> Real:
 
 
 def _copies(part: Part, plan: Plan, sharding: Sharding, rates: Rates) -> tuple[Real, Real, Real]:
-    """Passes over memory around the collectives of forward, of backward and of gradients: gathered parameters copied out of the buffer (fully_shard only, _fsdp_collectives.py,
-    split_with_sizes_copy), gradients raised to the dtype they are reduced in on their way into one.
+    """Passes over memory around the collectives of forward, of backward and of gradients: gathered parameters copied out of the buffer
+    (fully_shard only, _fsdp_collectives.py, split_with_sizes_copy), gradients raised to the dtype they are reduced in on their way into one.
     """
     elements = part.total("dense") + part.total("experts")
     size, reduced = plan.precision.compute.bits / 8, plan.precision.reduce.bits / 8

@@ -17,7 +17,8 @@ HOUR_S = 3600
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
     """Seconds of a step: ``low`` ≤ ``value`` ≤ ``high``; numbers, or arrays of a stratum. ``parts``: seconds of the
-    value by what takes them (``shares.NAMES``), which add up to it; ``flops`` of the model in a step on all ``gpus`` (``CONVENTION``), ``dense_flops`` a second of one device.
+    value by what takes them (``shares.NAMES``), which add up to it; ``flops`` of the model in a step on all ``gpus`` (``CONVENTION``),
+    ``dense_flops`` a second of one device.
     """
 
     low: Real
@@ -49,8 +50,8 @@ class StepTime:
         return gpu_hours(tokens, (self.tokens / self.high, self.tokens / self.value, self.tokens / self.low), self.gpus)
 
     def against(self, other: StepTime) -> Mapping[str, Real]:
-        """Seconds more of each part than ``other`` takes, the largest difference first; of plain numbers. They add up to the difference of the
-        values.
+        """Seconds more of each part than ``other`` takes, the largest difference first; of plain numbers. They add up to the difference
+        of the values.
         """
         found = {name: self.parts[name] - other.parts[name] for name in self.parts}
         return dict(sorted(found.items(), key=lambda pair: -abs(float(pair[1]))))

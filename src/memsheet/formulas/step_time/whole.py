@@ -42,8 +42,8 @@ UNCALIBRATED = Band(
 )  # fmt: skip
 CALIBRATED = Band(
     fast=1.125, slow=1 / 1.125,
-    why="scaled by a measured step; single operators are met within 12.5% either way (mean over the tables of aiconfigurator 095f58a: A100 12.5%, "
-    "H100 8.5%, B200 12.6%)",
+    why="scaled by a measured step; single operators are met within 12.5% either way (mean over the tables of aiconfigurator 095f58a: "
+    "A100 12.5%, H100 8.5%, B200 12.6%)",
 )  # fmt: skip
 
 

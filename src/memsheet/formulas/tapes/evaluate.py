@@ -120,7 +120,7 @@ def together(moment: Moment) -> Moment:
 
 
 def _later(moment: Moment, total: Count) -> Later:
-    return Later(partial(_merged, tuple(moment)), partial(_merged_part, tuple(moment)), total)
+    return Later(partial(_merged, moment), None if type(total) is int else partial(_merged_part, moment), total)
 
 
 def _merged(moment: Moment) -> dict[Key, Count]:
@@ -139,8 +139,9 @@ def _merged_part(moment: Moment, key: Key) -> tuple[Count, Any]:
 def largest(moments: Sequence[Moment]) -> Bag:
     """The moment with the most bytes, as one bag; element by element where counts are arrays."""
     totals = [weigh(m) for m in moments]
-    if type(sum(totals)) is int:
-        return merge(moments[max(range(len(totals)), key=totals.__getitem__)])
+    if {*map(type, totals)} <= WHOLE:
+        best = moments[totals.index(max(totals))]
+        return best[0][1] if len(best) == 1 and best[0][0] == 1 else merge(best)
     which = partial(_winners, totals)
     return Later(partial(_chosen, tuple(moments), which), partial(_chosen_part, tuple(moments), which), reduce(maximum, totals))
 
@@ -312,7 +313,7 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
     points = _points(tape, kind, release=release)
     if {*map(type, sizes)} <= WHOLE:
         totals = [sum(map(sizes.__getitem__, point)) for point in points]
-        best = points[max(range(len(totals)), key=totals.__getitem__)]
+        best = points[totals.index(max(totals))]
         return Bag.of([(keys[i], sizes[i]) for i in best])
     _, like = _distinct(tape)
     distinct, total, moments = dict(zip(like, sizes, strict=True)), 0, list[Moment]()
@@ -373,17 +374,9 @@ def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Ta
         cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
         hosted = tuple(sizes[i] for i in tape.hosted)
         return Part(
-            retained,
-            cached,
-            _high_water(tape, "forward", sizes, keys),
-            backward,
-            gradients,
-            arriving,
-            output,
-            bool(tape.inputs),
-            hosted=hosted,
+            retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs), hosted=hosted,
             played=(tape, None, axes),
-        )
+        )  # fmt: skip
     light = _sizes(forward, axes)
     light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
     again = _high_water(tape, "recomputed", sizes, keys)
