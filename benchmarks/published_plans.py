@@ -23,8 +23,9 @@ from asking import Case, cluster_for, reason_of
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search.rank import APART, Planned, Ranking, planned_of, ranked
+from memsheet.search.rank import Ranking, ranked
 from memsheet.search.space import Space, space_of
+from memsheet.search.timed import APART, Planned, planned_of
 from memsheet.spec.check import flatten
 from memsheet.spec.plan import Plan
 from memsheet.units import GIB

@@ -88,7 +88,7 @@ def _timed(one: Any) -> int:
 
     from memsheet.budget import Result
     from memsheet.search.grid import results
-    from memsheet.search.rank import seconds_of
+    from memsheet.search.timed import seconds_of
 
     space = one.stratum.space
     return len(seconds_of(one.stratum, np.flatnonzero(results(one, space)[Result.FITS]), space, None))

@@ -11,7 +11,15 @@ from memsheet.errors import require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
 from memsheet.resolve_options import switches
-from memsheet.resolve_serving import attention_of, check_positions, check_tensor_parallel, experts_split, pages, server_options, usual_options
+from memsheet.resolve_serving import (
+    attention_of,
+    check_positions,
+    check_tensor_parallel,
+    experts_split,
+    pages,
+    server_options,
+    usual_options,
+)
 from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, llama_options, precision_of, quantization_of
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED

@@ -25,8 +25,8 @@ from memsheet.formulas.step_time import quick_s
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.search.grid import Graded, grid, one_plan, results
-from memsheet.search.rank import seconds_of
 from memsheet.search.space import Space, divisors, space_of
+from memsheet.search.timed import seconds_of
 from memsheet.sheet import Sheet
 from memsheet.spec.device import Cluster, cluster_of
 from memsheet.spec.hardware import unsupported

@@ -12,8 +12,8 @@ import pytest
 
 from memsheet.catalog import find_device, find_model
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search.rank import planned_of
 from memsheet.search.space import Space, space_of
+from memsheet.search.timed import planned_of
 from memsheet.spec.device import cluster_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

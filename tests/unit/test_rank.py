@@ -16,8 +16,9 @@ from memsheet.formulas.step_time import quick_s
 from memsheet.readers.model import read_model
 from memsheet.report.plan_words import command
 from memsheet.search.grid import grid, results
-from memsheet.search.rank import APART, HOST_DOUBT, effort, offloads, planned_of, ranked
+from memsheet.search.rank import HOST_DOUBT, effort, offloads, ranked
 from memsheet.search.space import space_of
+from memsheet.search.timed import APART, planned_of
 from memsheet.spec.device import cluster_of
 
 TINY = read_model("llama-tiny", catalog=catalogued, names=model_names())
@@ -101,8 +102,8 @@ def test_a_card_whose_rate_nobody_knows_is_still_searched(capsys, monkeypatch):
     def unknown(*_, **__):
         raise refuse("gpus", "a card", "has no known rate of arithmetic")
 
-    monkeypatch.setattr("memsheet.search.rank.quick_s", unknown)
-    monkeypatch.setattr("memsheet.search.rank.step_time", unknown)
+    monkeypatch.setattr("memsheet.search.timed.quick_s", unknown)
+    monkeypatch.setattr("memsheet.search.timed.step_time", unknown)
     asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
     assert main(asked) == 0
     assert "inf" not in (text := capsys.readouterr().out)

@@ -13,7 +13,7 @@ from memsheet.engines import find_engine
 from memsheet.readers.model import read_model
 from memsheet.search.advice import METHODS, Advice, advise
 from memsheet.search.levers import LEVERS, naive
-from memsheet.search.rank import planned_of
+from memsheet.search.timed import planned_of
 from memsheet.search.trials import Question, attempt
 from memsheet.spec.device import Cluster, cluster_of
 

@@ -12,7 +12,7 @@ from memsheet.errors import refuse
 from memsheet.spec.device import Basis, Device, Links, parse_gpus
 from memsheet.units import GIB, MIB
 
-__all__ = ["devices", "find_device", "find_gpus", "find_model", "model_names", "rates"]
+__all__ = ["devices", "find_device", "find_gpus", "find_model", "model_names", "rates", "serving_rates"]
 
 _VENDORS = ("nvidia", "amd", "google", "intel", "huawei")
 
@@ -201,6 +201,12 @@ def find_gpus(text: str) -> tuple[int | None, Device]:
     """``8xH100-80GB`` → (8, that device); without a count (None, device)."""
     count, name = parse_gpus(text)
     return count, find_device(name)
+
+
+@cache
+def serving_rates() -> dict[str, Any]:
+    """Seconds of single operators at the batch sizes of decoding, with their sources (serving_rates.toml)."""
+    return _toml(_read("serving_rates.toml"))
 
 
 @cache

@@ -15,8 +15,9 @@ from memsheet.errors import Problem, nearest, refuse, require
 if TYPE_CHECKING:
     from memsheet.report.bars import Look
     from memsheet.search.heat import Heat
-    from memsheet.search.rank import Planned, Ranking
+    from memsheet.search.rank import Ranking
     from memsheet.search.story import Step
+    from memsheet.search.timed import Planned
 
 PICTURES = Group("Pictures", sort_key=9)
 KINDS = ("front", "heat", "waterfall")

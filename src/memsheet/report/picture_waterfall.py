@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from memsheet.search.rank import Planned
     from memsheet.search.story import Step
+    from memsheet.search.timed import Planned
 
 LEFT, WIDTH = 0.31, 0.4
 TOP, BOTTOM, ROW = 1.42, 0.55, 0.48

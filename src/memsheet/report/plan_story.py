@@ -10,8 +10,10 @@ from memsheet.report.bars import Look
 from memsheet.report.plan_words import AXES, choice_words, seconds, words
 from memsheet.report.words import flags_for
 from memsheet.search.advice import OFFLOAD, Advice, Replicas
-from memsheet.search.rank import Family, Planned, Point
+from memsheet.search.families import Family
+from memsheet.search.rank import Point
 from memsheet.search.story import Step
+from memsheet.search.timed import Planned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from memsheet.search.heat import Cell, Heat
-    from memsheet.search.rank import Planned, Ranking
+    from memsheet.search.rank import Ranking
     from memsheet.search.story import Step
+    from memsheet.search.timed import Planned
 
 PLAIN = str.maketrans({"✓": "+", "✗": "x", "–": "-", "−": "-", "◆": "*", "─": "-", "»": ">"})
 """What layout.ASCII does not know."""

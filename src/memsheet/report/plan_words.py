@@ -7,7 +7,8 @@ from typing import Any
 
 from memsheet.report.machines import machine_flags
 from memsheet.report.words import flags_for
-from memsheet.search.rank import Planned, Ranking
+from memsheet.search.rank import Ranking
+from memsheet.search.timed import Planned
 from memsheet.spec.names import SHORT
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp")

@@ -14,7 +14,9 @@ from memsheet.report.plan_story import choices_table, copies_lines, next_lines, 
 from memsheet.report.plan_words import choice_words, command, seconds, words
 from memsheet.report.table import asked, billions, capacity, headroom, spread
 from memsheet.search.advice import Advice
-from memsheet.search.rank import Family, Planned, Ranking
+from memsheet.search.families import Family
+from memsheet.search.rank import Ranking
+from memsheet.search.timed import Planned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -14,8 +14,10 @@ from memsheet.report.plan_words import choice_words, command
 from memsheet.report.plans import order
 from memsheet.resolve import resolve
 from memsheet.search.advice import Advice, Replicas
-from memsheet.search.rank import Family, Planned, Point, Ranking
+from memsheet.search.families import Family
+from memsheet.search.rank import Point, Ranking
 from memsheet.search.story import Step
+from memsheet.search.timed import Planned
 
 SCHEMA = "memsheet/plans/1"
 

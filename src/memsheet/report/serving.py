@@ -67,7 +67,11 @@ def _refused(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator
     missing = look.need(int(lacks.value))
     if length > 1:
         words = f"{plan.engine} refuses to start: one sequence of {length:,} tokens needs {look.need(int(lacks.value) + room)} of cache"
-        yield flow((words, f"and its fraction of {plan.memory_fraction:g} leaves {look.room(room) if room else 'nothing'}."), look.width, between=", ")
+        yield flow(
+            (words, f"and its fraction of {plan.memory_fraction:g} leaves {look.room(room) if room else 'nothing'}."),
+            look.width,
+            between=", ",
+        )
     else:
         words = f"{plan.engine} refuses to start: the weights leave no room in its fraction of {plan.memory_fraction:g}"
         yield flow((words, f"{missing} are missing."), look.width, between="; ")

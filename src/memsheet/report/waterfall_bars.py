@@ -12,8 +12,8 @@ from memsheet.sheet import Bytes
 from memsheet.units import format_giga
 
 if TYPE_CHECKING:
-    from memsheet.search.rank import Planned
     from memsheet.search.story import Step
+    from memsheet.search.timed import Planned
 
 CHOSEN, LEAST = "the plan to take first, of every legal one", "the plan that needs least, of every legal one"
 NOTICED = 0.005

@@ -9,9 +9,10 @@ from typing import Any
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Exchanged, exchanged
-from memsheet.search.rank import Planned, Ranking, Scaled, planned_of, ranked
+from memsheet.search.rank import Ranking, ranked
 from memsheet.search.space import Request
 from memsheet.search.story import Step, told
+from memsheet.search.timed import Planned, Scaled, planned_of
 from memsheet.spec.device import MAX_DEVICES, Cluster
 from memsheet.spec.model import ModelSpec
 

@@ -18,9 +18,9 @@ from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError, refuse
 from memsheet.search.axes import COUNTS, Asked, Axis, Value, check_open, chosen, filled, ordered, questions
 from memsheet.search.grid import Graded, grid, results
-from memsheet.search.rank import Scaled, seconds_of
 from memsheet.search.space import Request, Space, space_of
 from memsheet.search.strata import reason_of
+from memsheet.search.timed import Scaled, seconds_of
 from memsheet.sheet import Bytes
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import ModelSpec

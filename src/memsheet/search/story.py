@@ -14,7 +14,7 @@ from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.search.levers import LEVERS, Lever, Way, default_precision, naive
-from memsheet.search.rank import Planned, Scaled
+from memsheet.search.timed import Planned, Scaled
 from memsheet.search.trials import Question, Tried, attempt
 from memsheet.sheet import Bytes, Component, Instant
 from memsheet.spec.device import Cluster

@@ -17,7 +17,7 @@ from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_t
 from memsheet.frozen import dataclass
 from memsheet.references import PAGED, VLLM, formula
 from memsheet.spec.dtypes import DType
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec
+from memsheet.spec.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
 from memsheet.spec.plan import Plan
 
 STATE_ALIGNMENT, NEAR = 16, 1.5
@@ -89,6 +89,8 @@ def _layers(part: ModelSpec, plan: Plan, release: Release) -> Iterator[Kind]:
                     kept=Kept.WINDOW if window else Kept.ALL, reach=window or 0, block_tokens=plan.page_tokens, layers=layers,
                     page_bytes=page_bytes(mixer, plan.kv_dtype, plan.page_tokens, plan.mesh.tp),
                 )  # fmt: skip
+            case Recurrent():
+                raise refuse("model", part.name, f"is of a family that {plan.engine} does not serve", "--engine transformers")
             case _:
                 size = state_page_bytes(mixer, plan.precision.compute, plan.mesh.tp)
                 yield Kind(kept=Kept.STATE, block_tokens=0, page_bytes=size, layers=layers)
@@ -159,7 +161,9 @@ def blocks_of(group: Kind, tokens: Count, release: Release, in_flight: Count = 1
             return release.state_pages
 
 
-@formula(cites=VLLM, at="v1/core/kv_cache_utils.py:783 get_max_concurrency_for_kv_cache_config: the blocks of a sequence are those of all groups")
+@formula(
+    cites=VLLM, at="v1/core/kv_cache_utils.py:783 get_max_concurrency_for_kv_cache_config: the blocks of a sequence are those of all groups"
+)
 def sequence_blocks(layout: Layout, tokens: Count, release: Release, in_flight: Count = 1) -> Count:
     """Blocks of the pool that one sequence takes, over all groups."""
     total: Count = 0

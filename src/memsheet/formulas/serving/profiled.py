@@ -123,15 +123,20 @@ def _mixer_widths(mixer: object, plan: Plan) -> list[Count]:
             return [4 * ceil_div(inner, tp)]
 
 
-@formula(cites=VLLM, at="v0.11.0 mla/common.py:1652: the profiling run takes what unpacking earlier chunks takes, at most 64k tokens")
-def unpacked_bytes(mixer: LatentAttention, plan: Plan) -> Count:
-    """Keys and values of all of a rank's heads over the earlier chunks that are unpacked at once."""
+@formula(cites=VLLM, at="v0.11.0 v1/attention/backends/mla/common.py:446: eight full sequences or four pages of each, at most 64k")
+def unpacked_tokens(plan: Plan) -> Count:
+    """Tokens of earlier chunks that latent attention unpacks at once."""
     assert plan.max_sequences is not None
     assert plan.page_tokens is not None
-    length = plan.max_model_len or 0
-    tokens = minimum(CONTEXT_TOKENS, maximum(8 * length, 4 * plan.max_sequences * plan.page_tokens))
-    tokens = maximum(tokens, plan.max_sequences * plan.page_tokens)
-    return plan.precision.compute.nbytes(tokens * ceil_div(mixer.heads, plan.mesh.tp) * (mixer.qk_nope_head_dim + mixer.v_head_dim))
+    pages = plan.max_sequences * plan.page_tokens
+    return maximum(minimum(CONTEXT_TOKENS, maximum(8 * (plan.max_model_len or 0), 4 * pages)), pages)
+
+
+@formula(cites=VLLM, at="v0.11.0 mla/common.py:1652: the profiling run takes what unpacking earlier chunks takes")
+def unpacked_bytes(mixer: LatentAttention, plan: Plan) -> Count:
+    """Keys and values of all of a rank's heads over the earlier chunks that are unpacked at once."""
+    heads = ceil_div(mixer.heads, plan.mesh.tp)
+    return plan.precision.compute.nbytes(unpacked_tokens(plan) * heads * (mixer.qk_nope_head_dim + mixer.v_head_dim))
 
 
 @formula(

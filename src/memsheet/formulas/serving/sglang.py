@@ -23,7 +23,7 @@ from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Shee
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP32, INT32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec
+from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec
 from memsheet.spec.plan import Plan
 from memsheet.units import GIB
 
@@ -142,6 +142,8 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     if any(stack.role == "encoder" for stack in part.stacks):
         raise refuse("model", part.name, "has an encoder, whose cache is not modelled for sglang yet", "--engine transformers")
     for _, mixer, layers in caching_layers(part):
+        if isinstance(mixer, CrossAttention):
+            raise refuse("model", part.name, "reads another sequence, whose cache is not modelled for sglang yet", "--engine transformers")
         if not isinstance(mixer, Attention | LatentAttention):
             raise refuse("model", part.name, "keeps recurrent states, whose pool is not modelled for sglang yet", "--engine vllm")
         size = layers * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))

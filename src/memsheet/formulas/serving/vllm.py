@@ -14,7 +14,7 @@ from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
 from memsheet.formulas.serving.pages import Layout, kinds_of, layout_of, sequence_blocks
-from memsheet.formulas.serving.profiled import Peak, profiled
+from memsheet.formulas.serving.profiled import Peak, profiled, unpacked_tokens
 from memsheet.formulas.serving.sampling import sampler_state_bytes
 from memsheet.frozen import dataclass
 from memsheet.references import VLLM, formula
@@ -23,6 +23,7 @@ from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Attention, LatentAttention, ModelSpec
 from memsheet.spec.plan import Plan
+from memsheet.units import MIB
 
 LOADED = (Instant.LOAD,)
 RUNNING = (Instant.PREFILL, Instant.DECODE)
@@ -69,7 +70,7 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     working = (*states, *_working(peaks))
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}})
     graphs = graph_items(plan, minimum(2 * plan.max_sequences, LARGEST_GRAPH))
-    tensors = [*loaded, *working, *graphs, *outside]
+    tensors = [*loaded, *working, *graphs, *outside, attention_item(part, plan)]
     weights = total(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
     workspace = total(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(
@@ -95,6 +96,24 @@ def _scales(part: ModelSpec) -> Item:
         dict.fromkeys(EVERY, Bytes(4 * ALLOCATED * layers, 7 * ALLOCATED * layers, 7 * ALLOCATED * layers)),
         source,
     )
+
+
+ATTENTION, FLASHINFER_BYTES = "attention", 394 * MIB
+"""What FlashInfer's backend works in (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE, v0.21.0 envs.py), which cards and models choose by themselves."""
+
+
+def attention_item(part: ModelSpec, plan: Plan) -> Item:
+    """Buffers of attention backends that are made with the pool."""
+    latent = latent_workspace_bytes(part, plan)
+    source = FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 518)
+    return Item(Component.WORKSPACES, ATTENTION, dict.fromkeys(RUNNING, Bytes(latent, latent, latent + FLASHINFER_BYTES)), source)
+
+
+@formula(cites=VLLM, at="v0.11.0 v1/attention/backends/mla/common.py:518: the latents of the earlier chunks that are unpacked at once")
+def latent_workspace_bytes(part: ModelSpec, plan: Plan) -> Count:
+    """Bytes that latent attention gathers its cache into."""
+    sizes = {mixer.kv_lora_rank + mixer.qk_rope_head_dim for _, mixer, _ in caching_layers(part) if isinstance(mixer, LatentAttention)}
+    return plan.precision.compute.nbytes(unpacked_tokens(plan) * max(sizes)) if sizes else 0
 
 
 def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]:
@@ -143,6 +162,8 @@ def _counted(item: Item, release: Release) -> Bytes | None:
     match item.component:
         case Component.ALLOCATOR_SLACK:
             return None
+        case Component.WORKSPACES if item.path == ATTENTION:
+            return None  # made with the pool, after its size was settled
         case Component.CUDA_GRAPHS if not release.counts_graphs:
             return None
         case Component.CONTEXT if item.path == "cuda" and not release.counts_context:
