@@ -122,6 +122,8 @@ def _engine(gaps: Gaps, task: str, gpus: int | None, model: ModelSpec | None) ->
     several = (gpus or _product(gaps.request)) > 1
     sharded = task == "train" and several and gaps.request.get("zero") != 0
     default = "fsdp2" if sharded else "vllm" if task == "infer" and several and pages(model) else "transformers"
+    if task == "infer" and model is not None and model.source.kind == "gguf":
+        default = "llama.cpp"
     name = gaps.get("engine", default)
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:

@@ -219,7 +219,7 @@ def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
         gaps.wrong("serving.fused_moe", gaps.request["serving.fused_moe"], "is not modelled for this version", "leave it out")
     sequences = gaps.request.get("serving.max_sequences") or 1
     if sequences > 1:
-        gaps.assumed.append(f"serving.max_model_len is llama.cpp's -c: one cache that all {sequences} sequences share")
+        gaps.assumed.append(f"serving.max_model_len is llama.cpp's -c: the cells of all {sequences} sequences together")
     return {
         "max_batched_tokens": gaps.get("serving.max_batched_tokens", UBATCH), "k_dtype": dtype_named(given) if given else None,
         "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),
@@ -420,6 +420,9 @@ def _stored(gaps: Gaps, model: ModelSpec | None, cluster: Cluster | None) -> Qua
     weights = QUANTIZED.get(stored.weights) or dtype_named(stored.weights)
     if weights is None:
         gaps.wrong("quantization_config", stored.weights, "is not a known format")
+        return None
+    if stored.method == "gguf" and gaps.request.get("engine") == "transformers":
+        gaps.assumed.append("quantization.weights = none (transformers unpacks a GGUF file as it reads it; engine llama.cpp keeps it packed)")
         return None
     if needed := dequantizes(stored.method, cluster):
         gaps.assumed.append(

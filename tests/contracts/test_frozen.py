@@ -26,7 +26,7 @@ MEASURE_FLAGS = [
 SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
-    "infer": sorted(PLAN_FLAGS + JOB_FLAGS),
+    "infer": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--lengths"]),
     "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--axes", "--cells", "--method", "--picture", "--show", "--tokens", "--top"]),
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),

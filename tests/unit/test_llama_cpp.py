@@ -13,6 +13,8 @@ from memsheet.engines.llama_cpp import stages
 from memsheet.errors import InputError
 from memsheet.formulas.serving.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
 from memsheet.formulas.serving.ggml_devices import compute_buffers
+from memsheet.formulas.serving.llama_cpp_build import Reserved
+from memsheet.formulas.serving.llama_cpp_graph import reserved_graph
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.report.json import plan_document
 from memsheet.resolve import reread
@@ -102,11 +104,17 @@ def test_weights_on_the_host_are_copied_where_a_batch_is_long():
 
 
 def test_the_three_buffers_of_a_model_that_a_reader_can_add_up():
-    answer = served(LLAMA, quantize="gguf:Q8_0", max_model_len=8192)
+    answer = served(LLAMA, quantize="gguf:Q8_0", max_model_len=8192, engine_version="b7342")
     matrices = 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336) + 128256 * 4096
     assert held(answer, Component.PARAMETERS) == matrices * 34 // 32 + 4 * 4096 * 65  # the table of tokens stays on the host
     assert held(answer, Component.KV_CACHE) == 8192 * 32 * 2 * 1024 * 2
     assert held(answer, Component.TEMPORARIES) == 512 * 4 * (128256 + 4096)  # logits behind the last norm
+
+
+def test_one_position_a_sequence_gives_logits_since_june_2026():
+    sizes = [held(served(LLAMA, engine_version=version), Component.TEMPORARIES) for version in ("b7342", "b9993", None)]
+    assert sizes[0] > 512 * 4 * 128256 > 2 * sizes[1]
+    assert sizes[1] == sizes[2]
 
 
 def test_the_fork_has_one_more_hidden_state_before_its_logits():
@@ -119,13 +127,19 @@ def test_scores_of_all_heads_without_flash_attention():
     assert plain > 32 * 512 * 32768 * 4 > flash
 
 
-def test_the_cache_does_not_depend_on_sequences_unless_windows_do():
+def test_sequences_share_or_divide_a_context():
     one, four = (served(LLAMA, sequences=n) for n in (1, 4))
     assert held(one, Component.KV_CACHE) == held(four, Component.KV_CACHE)
-    assert any("share" in line for line in four.assumed)
-    one, four = (served(GEMMA, sequences=n, max_model_len=32768) for n in (1, 4))
-    windows = [1024, 2560]  # 512 for each sequence and a batch of 512
-    assert [held(a, Component.KV_CACHE) for a in (one, four)] == [1024 * (32768 + 5 * cells) for cells in windows]
+    assert one.serving["kv_bytes_per_token"] == four.serving["kv_bytes_per_token"] == 32 * 2 * 1024 * 2
+    assert any("together" in line for line in four.assumed)
+    cells = {
+        ("b7342", 4): 32768 + 5 * 2560,
+        (None, 4): 32768 + 4 * 5 * 1024,
+        (None, 1): 32768 + 5 * 1024,
+    }  # windows of 512 and a batch of 512
+    for (version, sequences), expected in cells.items():
+        answer = served(GEMMA, sequences=sequences, max_model_len=32768, engine_version=version)
+        assert held(answer, Component.KV_CACHE) == 1024 * expected
 
 
 def test_contexts_are_padded_to_256_cells():
@@ -172,7 +186,7 @@ def test_experts_on_the_host():
 def test_the_lines_that_llama_cpp_prints():
     lines = "\n".join(served(LLAMA, quantize="gguf:Q8_0", gpus="1xRTX4090").serving["start_up"])
     assert "CUDA0 KV buffer size =   512.00 MiB" in lines
-    assert "CUDA0 compute buffer size =   258.50 MiB" in lines
+    assert "CUDA0 compute buffer size =   120.01 MiB" in lines
     assert "CUDA_Host compute buffer size" in lines
 
 
@@ -307,6 +321,53 @@ def test_the_forks_latent_attention_is_refused():
 def test_what_the_devices_do_not_hold_is_on_the_host():
     whole, none = served(LLAMA, quantize="gguf:Q8_0"), served(LLAMA, quantize="gguf:Q8_0", gpu_layers=0)
     table = 128256 * 4096 * 34 // 32
-    assert table < whole.sheets[0].host_bytes < table + 32 * MIB
+    assert table < whole.sheets[0].host_bytes < table + 64 * MIB
     moved = held(whole, Component.PARAMETERS) + held(whole, Component.KV_CACHE)
     assert none.sheets[0].host_bytes - whole.sheets[0].host_bytes >= moved
+
+
+SMALL = {
+    "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "max_position_embeddings": 8192, "tie_word_embeddings": False,
+}  # fmt: skip
+SMALL_LATENT = {
+    **SMALL, "model_type": "deepseek_v3", "num_attention_heads": 8, "num_key_value_heads": 8, "kv_lora_rank": 128, "q_lora_rank": 192,
+    "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1,
+    "moe_intermediate_size": 128, "first_k_dense_replace": 1,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {**SMALL, "model_type": "llama"},
+    "qwen2": {**SMALL, "model_type": "qwen2"},
+    "qwen3": {**SMALL, "model_type": "qwen3"},
+    "qwen3_moe": {**SMALL, "model_type": "qwen3_moe", "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128},
+    "mixtral": {**SMALL, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    "gemma3": {
+        **SMALL,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 6,
+        "sliding_window": 512,
+        "tie_word_embeddings": True,
+        "layer_types": GEMMA["layer_types"],
+    },
+    "deepseek_v3": SMALL_LATENT,
+}
+PRINTED = [
+    ("llama", 4096, 512, True, 11.0176), ("llama", 4096, 512, False, 43.5137), ("llama", 8192, 64, True, 1.8772), ("llama", 2048, 256, False, 11.7569),
+    ("qwen2", 4096, 512, True, 11.0176), ("qwen2", 4096, 512, False, 43.5137), ("qwen3", 1024, 512, True, 8.0176), ("qwen3", 2048, 256, False, 11.7569),
+    ("qwen3_moe", 4096, 512, True, 9.5176), ("qwen3_moe", 8192, 64, True, 1.6897), ("qwen3_moe", 1024, 512, True, 6.5176),
+    ("mixtral", 4096, 512, True, 15.5176), ("mixtral", 4096, 512, False, 43.5137), ("gemma3", 4096, 512, True, 12.0274),
+    ("gemma3", 4096, 512, False, 45.5196), ("gemma3", 8192, 64, True, 1.9722), ("gemma3", 1024, 512, True, 9.0274),
+    ("deepseek_v3", 4096, 512, False, 79.5137), ("deepseek_v3", 1024, 512, True, 8.5137),
+]  # fmt: skip
+"""MiB that llama.cpp b11549 printed as its compute buffer on a processor for these models, in fp16 with one sequence."""
+
+
+@pytest.mark.parametrize(("name", "cells", "ubatch", "flash", "printed"), PRINTED)
+def test_the_compute_buffer_is_the_one_that_llama_cpp_printed(name: str, cells: int, ubatch: int, flash: bool, printed: float):
+    spec = read_hf_config(MODELS[name], name=name)
+    layers = sum(stack.layers for stack in spec.stacks)
+    how = Reserved(
+        ubatch=ubatch, cells=cells, window_cells=min(cells, -(-(512 + ubatch) // 256) * 256), flash=flash, layer_devices=(0,) * layers,
+        output_device=0, host=0, fused=False, half_mask=True, outputs=1,
+    )  # fmt: skip
+    assert compute_buffers(reserved_graph(spec, how, {}), 1)[0] / MIB == pytest.approx(printed, abs=2e-4)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,13 +11,16 @@ import pytest
 from memsheet import catalog
 from memsheet.api import infer
 from memsheet.budget import Answer, Result
+from memsheet.cli import main
 from memsheet.engines.vllm import RELEASES, release_of, stages
 from memsheet.errors import InputError
+from memsheet.formulas.serving.mixture import mixture
 from memsheet.formulas.serving.pages import Kept, kinds_of, layout_of, sequence_blocks
 from memsheet.formulas.serving.sampling import sort_scratch_bytes, sorted_sampler_bytes
 from memsheet.readers.model import read_model
+from memsheet.readers.request_lengths import read_lengths
 from memsheet.resolve import resolve
-from memsheet.sheet import Component, Instant
+from memsheet.sheet import Bytes, Component, Instant
 from memsheet.spec.dtypes import BF16
 from memsheet.spec.model import ModelSpec
 from memsheet.units import GIB
@@ -250,3 +255,50 @@ def test_defaults_follow_the_card_and_the_release() -> None:
 @pytest.mark.parametrize(("version", "tag"), [("0.11.0", "v0.11.0"), ("0.11.2", "v0.11.0"), ("0.6.4.post1 (V0)", "v0.6.4.post1"), (None, "v0.33.0"), ("V1 2025", "v0.11.0")])  # fmt: skip
 def test_the_release_that_stands_for_a_version(version: str | None, tag: str) -> None:
     assert release_of(version).tag == tag
+
+
+# a file of requests -------------------------------------------------------------------------------------------------------------
+
+
+def test_requests_alike_run_as_many_as_have_room_half_done() -> None:
+    def room(tokens: int) -> Bytes:
+        return Bytes.exact(100_000 // tokens)
+
+    found = mixture(room, [(1000, 500)] * 20, limit=10_000)
+    assert (found["expected"], found["worst"], found["median_tokens"], found["longest_tokens"]) == (
+        100_000 // 1250,
+        100_000 // 1500,
+        1500,
+        1500,
+    )
+    assert mixture(room, [(1000, 500)] * 20, limit=8)["expected"] == 8
+    assert mixture(room, [(200_000, 1), (10, 10)], limit=8)["expected"] == 0  # one has no room at all
+
+
+def test_long_answers_weigh_more_than_long_prompts_that_are_soon_done() -> None:
+    def room(tokens: int) -> Bytes:
+        return Bytes.exact(10**9 // tokens)
+
+    mostly_short = mixture(room, [(100, 1000), (10_000, 1)], limit=10**9)["expected"]
+    mostly_long = mixture(room, [(100, 1), (10_000, 1000)], limit=10**9)["expected"]
+    assert mostly_short > 10 * mostly_long
+
+
+def test_a_file_of_requests_is_read_as_data(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text("prompt,answer\n# a comment\n1200,300\n\n 800 ; 20\n5\t7\n")
+    assert read_lengths(file) == ((1200, 300), (800, 20), (5, 7))
+    for text in ("", "1,2\nthree,4\n", "0,0\n", "99999999999,1\n", "1\n"):
+        file.write_text(text)
+        with pytest.raises(InputError):
+            read_lengths(file)
+
+
+def test_the_command_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lengths.csv"
+    file.write_text("1500,500\n" * 10)
+    words = ["infer", "llama-3.1-8b", "--gpus", "1xH100-80GB", "--engine", "vllm", "--max-model-len", "8192", "--lengths", str(file)]
+    assert main([*words, "--json"]) == 0
+    mix = json.loads(capsys.readouterr().out)["serving"]["lengths"]
+    assert mix["requests"] == 10
+    assert mix["expected"] == facts(prompt_tokens=1500, output_tokens=500)["capacity"]["expected"]

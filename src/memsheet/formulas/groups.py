@@ -97,6 +97,7 @@ def _worth_it(count: Count, stops: set[int]) -> list[Count]:
 
 
 FEW = 4
+"""Repetitions of which first, second, last but one and last are different ones."""
 
 Made = dict[tuple[str, Block, bool, Release], Group]
 _last: tuple[Plan, Engine, Made] | None = None

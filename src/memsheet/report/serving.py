@@ -28,6 +28,8 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield flow((_beside(serving), *rows), look.width, between="  ")
     if held := serving.get("capacity"):
         yield from _concurrent(held, serving, look)
+    if mix := serving.get("lengths"):
+        yield from _mixture(mix, look)
 
 
 def _copies(answer: Answer, look: Look) -> str:
@@ -102,6 +104,12 @@ def _concurrent(held: Mapping[str, Any], serving: Mapping[str, Any], look: Look)
         share = f", {100 * waste / full:.2g}% of a full one" if full else ""
         yield flow((f"Paging leaves about {look.need(waste)} of a sequence's last blocks empty{share};", f"reserving max_model_len for each would hold {format_count(int(held['contiguous']))}."), look.width, between=" ")  # fmt: skip
     yield flow(_waiting(held, limit, worst), look.width, between=" ")
+
+
+def _mixture(mix: Mapping[str, Any], look: Look) -> Iterator[str]:
+    """Concurrency of a file of requests."""
+    sizes = f"half of them up to {mix['median_tokens']:,} tokens, 95% up to {mix['most_tokens']:,}, the longest {mix['longest_tokens']:,}"
+    yield flow((f"Of the {mix['requests']:,} requests of the file ({sizes})", f"about {format_count(int(mix['expected']))} run at once;", f"if all were the longest, {format_count(int(mix['worst']))}."), look.width, between=" ")  # fmt: skip
 
 
 def _waiting(held: Mapping[str, Any], limit: int, worst: int) -> Iterator[str]:

@@ -58,7 +58,6 @@ def lattice(space: Space, pipeline: Request, tally: Tally) -> Rows:
             rows = tally.keep(rows, f"degrees do not divide {space.cluster.count} devices", ranks % taken_ == 0, rest)
         if name == "dp_shard":
             rows = {**rows, "dp_replicate": ranks // (rows["tp"] * rows["cp"] * rows["dp_shard"])}
-            rows = {**rows, "etp": rows["tp"]} if space.engine.splits_experts_over_tp else rows
         for reason, holds in _rules(space, pipeline, name, batch):
             rows = tally.keep(rows, reason, holds(rows), rest)
     return rows

@@ -45,7 +45,12 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
         graph = Cited(GGML, "ggml-alloc.c over the graph of the longest batch")
         size = made.compute[stage]
         found.append(
-            Item(Component.TEMPORARIES, "compute_buffer", dict.fromkeys(SERVING, Bytes(size, size, size + _unread(spec, plan))), graph)
+            Item(
+                Component.TEMPORARIES,
+                "compute_buffer",
+                dict.fromkeys(SERVING, Bytes(max(0, size - _unread(spec, plan)), size, size + _unread(spec, plan))),
+                graph,
+            )
         )
         found.append(Item(Component.WORKSPACES, "cuda_pool", dict.fromkeys(SERVING, _pool(spec, plan)), POOL))
     return [*found, *driver_items(plan, cluster, instants)]
@@ -103,7 +108,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
 
 def _per_token(block: Block, plan: Plan, facts: Facts) -> int:
     """Bytes that a cell of a layer takes."""
-    one = replace(plan, max_model_len=CELLS)
+    one = replace(plan, max_model_len=CELLS, max_sequences=1)
     return sum(cache_of(block, one, facts, CELLS)) // CELLS
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -187,19 +187,27 @@ def _requests(plan: Plan, tokens: int) -> int:
     return min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
 
 
+def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[list[Stage], Bytes, Cell]:
+    release = release_of(plan.engine_version)
+    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    return stages, _tokens(stages, plan), max((stage.cell for stage in stages), key=lambda cell: cell.counted)
+
+
+def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
+    """How many sequences of a length the pool holds."""
+    _, tokens, cell = _pool(spec, plan, cluster)
+    page = plan.page_tokens or 1
+    return lambda length: Bytes(*(_holds(cell, count, length, page) for count in (tokens.low, tokens.value, tokens.high)))
+
+
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """What a serving engineer asks: tokens, sequences at several lengths, and the engine's own start-up lines."""
     if plan.phase == "load":
         return {}
     assert plan.kv_dtype is not None
-    release = release_of(plan.engine_version)
-    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
-    tokens, page, full = _tokens(stages, plan), plan.page_tokens or 1, plan.max_model_len or 1
-    cell = max((stage.cell for stage in stages), key=lambda cell: cell.counted)
-
-    def sequences(length: int) -> Bytes:
-        return Bytes(*(_holds(cell, count, length, page) for count in (tokens.low, tokens.value, tokens.high)))
-
+    release, page, full = release_of(plan.engine_version), plan.page_tokens or 1, plan.max_model_len or 1
+    stages, tokens, cell = _pool(spec, plan, cluster)
+    sequences = room(spec, plan, cluster)
     per_token = cell.whole + cell.window
     found: dict[str, Any] = {
         "read": f"sglang {release.tag}", "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
@@ -211,15 +219,15 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     if cluster is None:
         return found
     own = stages[0]
-    room = min((stage.room or NOTHING for stage in stages), key=lambda room: room.value)
+    left = min((stage.room or NOTHING for stage in stages), key=lambda size: size.value)
     one = int(cell.counted * page)
-    found["short_bytes"] = Bytes(one - room.high, one - room.value, one - room.low)
+    found["short_bytes"] = Bytes(one - left.high, one - left.value, one - left.low)
     found["start_up"] = _lines(plan, release, own, tokens)
     found["budget"] = {
         "memory_fraction": plan.memory_fraction,
         "free_before_loading": own.free,
         "weights": own.weights,
-        "kv_cache": room,
+        "kv_cache": left,
         "needs_tokens": page,
     }
     if tokens.value < full:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
@@ -190,13 +190,24 @@ def _asked(layout: Layout, plan: Plan, release: Release) -> Count:
     return sequences * sequence_blocks(layout, length, release)
 
 
+def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[list[Stage], Pool]:
+    release = release_of(plan.engine_version)
+    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    blocks = _blocks(stages, plan, release)
+    return stages, Pool(layout=stages[0].layout, blocks=blocks, release=release, in_flight=_in_flight(plan, release))
+
+
+def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
+    """How many sequences of a length the pool holds."""
+    return _pool(spec, plan, cluster)[1].sequences
+
+
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """What a serving engineer asks: blocks, tokens, sequences at several lengths, and the engine's own start-up lines."""
     release = release_of(plan.engine_version)
     if plan.phase == "load":
         return {}
-    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
-    pool = Pool(layout=stages[0].layout, blocks=_blocks(stages, plan, release), release=release, in_flight=_in_flight(plan, release))
+    stages, pool = _pool(spec, plan, cluster)
     found = {"read": f"{plan.engine} {release.tag}", **capacity(spec, plan, pool)}
     if cluster is None:
         return found
