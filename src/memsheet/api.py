@@ -25,6 +25,7 @@ from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
     from memsheet.search.advice import Advice
+    from memsheet.search.serve import Deployment
 
 MAX_PARAMETERS = 10**15
 
@@ -56,7 +57,7 @@ def plan(model: Any = None, *, task: str = "train", method: str = "full", top: i
     from memsheet.search.advice import ENGINES, METHODS, advise
 
     if task != "train":
-        raise refuse("plan", task, "is not searched yet", "memsheet plan train MODEL --gpus … --seq-len … --global-batch …")
+        raise refuse("plan", task, "is planned by another question", "memsheet.api.plan_serving(MODEL, gpus=…), memsheet plan infer MODEL --gpus …")
     if method not in METHODS:
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
@@ -70,6 +71,28 @@ def plan(model: Any = None, *, task: str = "train", method: str = "full", top: i
     engines = ENGINES if wanted in (None, "any") else (str(wanted),)
     spec = read_model(name, catalog=catalogued, names=model_names())
     return advise(spec, cluster, request, engines, top=top, method=method, scaled=lambda engine: efficiency_of(device, engine))
+
+
+def plan_serving(
+    model: Any = None, *, context: Any = None, users: Any = None, ttft: Any = None, tpot: Any = None, any_precision: bool = False, **options: Any
+) -> Deployment:  # fmt: skip
+    """How to serve ``model`` on a cluster: every cut with what it holds and how long its tokens take, the best first.
+
+    ``context``: tokens of each of ``users``' sequences at its longest; ``ttft`` and ``tpot``: seconds to the first token and between tokens, or
+    texts such as "50ms"; ``any_precision``: weights and caches in eight bits too. The other arguments are those of ``infer``, and what is given is
+    pinned. Raises InputError with every problem of the question.
+    """
+    from memsheet.search.serving import asked_serving
+
+    name, request, cluster, where = question("infer", model, options)
+    if where["parameters"] is not None:
+        raise refuse("parameters", where["parameters"], "has no layers, so no cut can be planned", "name a model")
+    if cluster is None:
+        raise refuse("gpus", None, "is missing", "for example --gpus 4xH100-80GB")
+    if name is None:
+        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
+    spec = read_model(name, catalog=catalogued, names=model_names())
+    return asked_serving(spec, cluster, request, {"context": context, "users": users, "ttft": ttft, "tpot": tpot}, any_precision=any_precision)
 
 
 def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:

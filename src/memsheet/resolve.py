@@ -73,7 +73,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
             gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
     for key, harmless in OTHER_TASK[task].items():
         value = request.get(key)
-        if value is not None and value not in harmless:
+        if value is not None and value not in harmless and key not in engine.models:
             gaps.wrong(key, value, f"has no meaning in {task}", "leave it out")
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
@@ -95,7 +95,8 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         loss=gaps.choice("loss", _usual_loss(gaps, engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
-        kv_dtype=kv_dtype_of(gaps, precision, engine), max_model_len=_max_model_len(gaps, task, model, served=bool(usual)),
+        kv_dtype=kv_dtype_of(gaps, precision, engine),
+        max_model_len=_max_model_len(gaps, task, model, served=bool(usual) or engine.server == "llama_cpp"),
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
         **{**server_options(gaps, usual), **llama_options(gaps, engine, task)},

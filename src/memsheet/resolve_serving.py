@@ -21,9 +21,14 @@ def kinds_of(model: ModelSpec | None) -> set[str]:
     return {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern} if model else set()
 
 
+LIBRARY = frozenset({"transformers", "autotp", "autoawq"})
+"""Servers that run the library's own modules."""
+
+
 def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> AttentionKind:
     """The engine's first; eager where its code is the library's and the family has no sdpa."""
-    library = engine.code is Code.TRANSFORMERS and engine.server == "transformers"
+    serves = gaps.request.get("task") == "infer" and engine.server not in LIBRARY
+    library = engine.code is Code.TRANSFORMERS and not serves
     without = sorted(kinds_of(model) & NO_SDPA) if library else []
     default = AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)

@@ -106,7 +106,7 @@ def test_an_uncertain_verdict_is_neither():
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        ({"engine": "litgpt", "task": "infer"}, "engine litgpt is not modelled for infer"),
+        ({"engine": "torchtitan", "task": "infer"}, "engine torchtitan is not modelled for infer"),
         ({"engine": "nobody's", "task": "train"}, "engine nobody's is not modelled"),
         ({"engine": "fsdp2", "task": "infer"}, "engine fsdp2 is not modelled for infer"),
         ({"engine": "transformers", "task": "train"}, "seq_len is missing"),
@@ -164,7 +164,7 @@ def test_json_and_screen(tmp_path, capsys, monkeypatch):
         case("near", truth={"peak_allocated_bytes": PARAMETERS * 2, "fits": True}),
         case("far", truth={"peak_allocated_bytes": PARAMETERS}),
         case("died", truth={"fits": False}),
-        case("other", truth={"peak_allocated_bytes": 1}, plan={"engine": "vllm", "task": "infer"}),
+        case("other", truth={"peak_allocated_bytes": 1}, plan={"engine": "nanotron", "task": "infer"}),
     ]
     file = tmp_path / "cases.json"
     file.write_text(json.dumps({"schema": "memsheet/cases/1", "cases": cases}))
@@ -175,7 +175,7 @@ def test_json_and_screen(tmp_path, capsys, monkeypatch):
     assert set(group) == {
         "group", "kind", "quality", "metric", "cases", "run", "refused", "signed", "absolute", "worst", "inside_range", "verdicts_right", "verdicts_wrong",
     }  # fmt: skip
-    assert (group["cases"], group["run"], group["refused"]) == (4, 3, {"engine vllm is not modelled": 1})
+    assert (group["cases"], group["run"], group["refused"]) == (4, 3, {"engine nanotron is not modelled": 1})
     assert set(found["overall"]["inference"]) == {"groups", "absolute", "worst", "coverage", "inside_range"}
     assert [set(row) for row in found["rows"]] == [{"id", "engine", "metric", "predicted", "low", "high", "measured", "error"}] * 2
     assert [row["id"] for row in found["beyond_bar"]] == ["far"]

@@ -371,3 +371,18 @@ def test_the_compute_buffer_is_the_one_that_llama_cpp_printed(name: str, cells: 
         output_device=0, host=0, fused=False, half_mask=True, outputs=1,
     )  # fmt: skip
     assert compute_buffers(reserved_graph(spec, how, {}), 1)[0] / MIB == pytest.approx(printed, abs=2e-4)
+
+
+WIDE_MOE = {**MOE, "num_experts": 64, "moe_intermediate_size": 4096}
+
+
+def test_a_share_on_the_host_is_experts_and_they_may_be_copied():
+    share = served(WIDE_MOE, plan={"offload": {"parameters": 0.3}}, engine_version="ik_llama.cpp")
+    experts = 64 * 3 * 2048 * 4096 * 2
+    assert (held(served(WIDE_MOE, engine_version="ik_llama.cpp"), Component.PARAMETERS) - held(share, Component.PARAMETERS)) % experts == 0
+    size = share.sheets[0].of(Component.TEMPORARIES, instant=Instant.DECODE)
+    assert size.low == size.value < size.high
+    main = served(WIDE_MOE, host_experts=2).sheets[0].of(Component.TEMPORARIES, instant=Instant.DECODE)
+    assert main.value == main.high > main.low
+    with pytest.raises(InputError, match="has none"):
+        served(LLAMA, plan={"offload": {"parameters": 0.3}})

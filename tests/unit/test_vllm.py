@@ -10,7 +10,7 @@ import pytest
 
 from memsheet import catalog
 from memsheet.api import infer
-from memsheet.budget import Answer, Result
+from memsheet.budget import Answer, Result, started
 from memsheet.cli import main
 from memsheet.engines.vllm import RELEASES, release_of, stages
 from memsheet.errors import InputError
@@ -302,3 +302,48 @@ def test_the_command_takes_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[
     mix = json.loads(capsys.readouterr().out)["serving"]["lengths"]
     assert mix["requests"] == 10
     assert mix["expected"] == facts(prompt_tokens=1500, output_tokens=500)["capacity"]["expected"]
+
+
+# weights ------------------------------------------------------------------------------------------------------------------------
+
+
+def buffers(name: str, path: str, **options: Any) -> int:
+    (sheet, *_) = served(name, **options).sheets
+    return int(sum(item.largest.value for item in sheet.items if item.component is Component.BUFFERS and item.path == path))
+
+
+def test_one_table_of_rotations_a_kind() -> None:
+    assert buffers("qwen3-0.6b", "rotary_emb") == 40960 * 128 * 2
+    assert buffers("deepseek-v3", "rotary_emb", gpus="8xH200") == 163840 * 64 * 2
+
+
+def test_quantized_latent_projections_are_copied_in_sixteen_bits() -> None:
+    layers, heads = 61, 128 // 8
+    assert buffers("deepseek-v3", "absorbed", gpus="8xH200") == layers * heads * (128 + 128) * 512 * 2
+    assert buffers("deepseek-v2-lite" if "deepseek-v2-lite" in catalog.model_names() else "deepseek-v2", "absorbed", gpus="8xH200") == 0
+
+
+def test_experts_in_four_bits_are_a_range_of_what_kernels_make_of_them() -> None:
+    (sheet,) = served("gpt-oss-20b", **OLD).sheets
+    experts = next(item.largest for item in sheet.items if item.path.endswith("mlp.experts"))
+    values = 24 * 32 * (5760 + 2880) * 2880
+    assert experts.low == values // 2 + values // 32 + 24 * 32 * (5760 + 2880) * 2  # as stored, with biases in 16 bits
+    assert experts.value - experts.low == 24 * 32 * (90 * 5888 + 90 * 3072) + 24 * 32 * (5760 + 2880) * 2  # scales again, biases in 32
+    assert experts.high > experts.value
+
+
+def test_a_vocabulary_is_padded_and_shared() -> None:
+    (alone,), (shared,) = (served("gpt2", max_model_len=1024, gpus=f"{n}xH100-80GB", tp=n).sheets for n in (1, 2))
+    table = next(item.largest.value for item in alone.items if item.path == "transformer.wte")
+    half = next(item.largest.value for item in shared.items if item.path == "transformer.wte")
+    assert table == 50304 * 768 * 2  # 50,257 words, a multiple of 64
+    assert half * 2 == table
+
+
+def test_a_server_that_may_lack_room_is_uncertain() -> None:
+    verdict = served().verdict
+    assert verdict is not None
+    assert started(verdict, Bytes(-3, -2, -1)) is verdict
+    assert started(verdict, Bytes(-1, 0, 1)).result is Result.UNCERTAIN
+    assert started(verdict, Bytes(1, 2, 3)).result is Result.DOES_NOT_FIT
+    assert started(verdict, Bytes(1, 2, 3)).headroom_bytes == -2

@@ -13,6 +13,7 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.flags import JobFlags, ModelName, OutputFlags, PlanFlags
 from memsheet.cli.plan_pictures import PictureFlags, check, pictures
+from memsheet.cli.plan_serving import ServeFlags, check_train, serve
 from memsheet.cli.progress import waiting
 from memsheet.report.bars import Look
 
@@ -32,7 +33,7 @@ class SearchFlags:
     ] = None
 
 
-Task = Annotated[str, Parameter(help="train", metavar="TASK")]
+Task = Annotated[str, Parameter(help="train or infer", metavar="TASK")]
 
 
 def plan(
@@ -43,11 +44,16 @@ def plan(
     job: Annotated[JobFlags | None, Parameter(name="*")] = None,
     plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
     flags: Annotated[SearchFlags | None, Parameter(name="*")] = None,
+    serving: Annotated[ServeFlags | None, Parameter(name="*")] = None,
     drawing: Annotated[PictureFlags | None, Parameter(name="*")] = None,
     output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
 ) -> int:
     """The fastest plans that fit, of every legal one, and why the others do not."""
     flags, drawing, output = flags or SearchFlags(), drawing or PictureFlags(), output or OutputFlags()
+    if task == "infer":
+        train = {"method": None if flags.method == "full" else flags.method, "top": flags.top, "tokens": flags.tokens}
+        return serve(api.plan_serving, model, plan, job or JobFlags(), serving or ServeFlags(), train, drawing, output)
+    check_train(serving or ServeFlags())
     check(drawing, json=output.json)
     decimal, tokens = screen.decimal(output.units), _tokens(flags)
     start, asked = monotonic(), jobs.question(model, plan, job or JobFlags())

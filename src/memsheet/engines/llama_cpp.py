@@ -51,6 +51,7 @@ ENGINE = Engine(
     default_implementation=Implementation.FUSED,
     adapters=(),
     stages=stages,
-    models=frozenset(f"serving.{key}" for key in OWN),
+    models=frozenset({*(f"serving.{key}" for key in OWN), "offload.parameters"}),
+    offload=("parameters",),
     evidence={"buffers": Cited(LLAMA_CPP, "model, KV and compute buffers"), "compute": Cited(GGML, "ggml-alloc.c")},
 )

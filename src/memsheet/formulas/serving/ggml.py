@@ -37,6 +37,7 @@ class Tensor:
     base: Tensor | None = None
     held: int | None = None
     weight: bool = False
+    stays: bool = False  # a weight that no other device computes with
     given: bool = False
     kept: bool = False
     rows: int = 0

@@ -103,7 +103,7 @@ def _given_device(node: Tensor, host: int) -> int:
         return host
     for source in node.sources:
         if source.weight and source.held is not None:
-            return 0 if source.held == host and node.rows >= LONG_BATCH and node.op != "get_rows" else source.held
+            return 0 if source.held == host and node.rows >= LONG_BATCH and node.op != "get_rows" and not source.stays else source.held
     return -1
 
 

@@ -43,12 +43,12 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
             if size
         ]
         graph = Cited(GGML, "ggml-alloc.c over the graph of the longest batch")
-        size = made.compute[stage]
+        size, beside = made.compute[stage], _unread(spec, plan)
         found.append(
             Item(
                 Component.TEMPORARIES,
                 "compute_buffer",
-                dict.fromkeys(SERVING, Bytes(max(0, size - _unread(spec, plan)), size, size + _unread(spec, plan))),
+                dict.fromkeys(SERVING, Bytes(max(0, size.low - beside), size.value, size.high + beside)),
                 graph,
             )
         )
@@ -144,7 +144,9 @@ def _sequences(spec: ModelSpec, plan: Plan, where: Placed, rooms: list[int], len
 def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """What the one process holds in host memory, said with its first device: weights, caches and buffers that are not on any."""
     made = buffers_of(spec, plan)
-    return sum(int(size.value) for size in made.weights[-1].values()) + sum(made.caches[-1]) + made.compute[-1] if stage == 0 else 0
+    return (
+        sum(int(size.value) for size in made.weights[-1].values()) + sum(made.caches[-1]) + int(made.compute[-1].value) if stage == 0 else 0
+    )
 
 
 def start_up(made: Buffers) -> list[str]:
@@ -161,7 +163,7 @@ def start_up(made: Buffers) -> list[str]:
         if sum(held)
     ]
     lines += [
-        f"sched_reserve: {name:>11} compute buffer size = {size / 2**20:8.2f} MiB"
+        f"sched_reserve: {name:>11} compute buffer size = {size.value / 2**20:8.2f} MiB"
         for name, size in zip((*names, "CUDA_Host"), made.compute, strict=True)
     ]
     return lines

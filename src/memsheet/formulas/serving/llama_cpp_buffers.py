@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from memsheet.arith import round_up
 from memsheet.engines.llama_cpp import is_fork
+from memsheet.errors import refuse
 from memsheet.formulas.serving.ggml_devices import compute_buffers
 from memsheet.formulas.serving.llama_cpp_build import Reserved
 from memsheet.formulas.serving.llama_cpp_graph import reserved_graph
@@ -156,7 +158,7 @@ class Buffers:
 
     weights: tuple[Mapping[str, Bytes], ...]
     caches: tuple[tuple[int, int], ...]
-    compute: tuple[int, ...]
+    compute: tuple[Bytes, ...]
     cells: int
 
 
@@ -174,23 +176,50 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
         (sum(k for at, (k, _) in zip(where.layers, caches, strict=True) if at == d), sum(v for at, (_, v) in zip(where.layers, caches, strict=True) if at == d))
         for d in range(where.host + 1)
     )  # fmt: skip
-    weights = tuple(weights_on(tensors, where, d, host_experts=plan.host_experts) for d in range(where.host + 1))
-    compute = _compute(spec, plan, facts, where, caches, tensors) if plan.phase != "load" else (0,) * (where.host + 1)
+    experts = host_experts(tensors, plan, len(blocks))
+    weights = tuple(weights_on(tensors, where, d, host_experts=experts) for d in range(where.host + 1))
+    nothing = (NOTHING,) * (where.host + 1)
+    compute = _compute(spec, plan, facts, where, (caches, tensors, experts)) if plan.phase != "load" else nothing
     return Buffers(weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts))
 
 
+@formula(cites=LLAMA_CPP, at="common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host")
+def host_experts(tensors: tuple[Stored, ...], plan: Plan, layers: int) -> int:
+    """Layers whose experts the host holds: as the plan counts them, or as many as make up its share of the model.
+
+    Raises InputError where a share is given of a model without experts.
+    """
+    if not plan.offload.parameters:
+        return plan.host_experts
+    a_layer = sum(t.nbytes for t in tensors if t.expert) // layers
+    if not a_layer:
+        raise refuse(
+            "offload.parameters", plan.offload.parameters, "is experts on the host in llama.cpp, and the model has none", "--gpu-layers"
+        )
+    return min(layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer))
+
+
 def _compute(
-    spec: ModelSpec, plan: Plan, facts: Facts, where: Placed, caches: list[tuple[int, int]], tensors: tuple[Stored, ...]
-) -> tuple[int, ...]:
+    spec: ModelSpec, plan: Plan, facts: Facts, where: Placed, held: tuple[list[tuple[int, int]], tuple[Stored, ...], int]
+) -> tuple[Bytes, ...]:
+    """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type and on switches that no plan
+    has: in the fork they mostly stay (repacked types), in the main project they are copied.
+    """
+    caches, tensors, experts = held
     ubatch = ubatch_of(plan)
     windows = {m.window or m.chunk or 0 for block in blocks_of(spec) for m in block.mixers if isinstance(m, Attention)} - {0}
     windowed = max((window_cells(plan, facts, window, ubatch) for window in windows), default=0)
     how = Reserved(
         ubatch=ubatch, cells=cells_of(plan, facts), window_cells=windowed, flash=plan.attention is AttentionKind.FLASH, layer_devices=where.layers,
-        output_device=where.output, host=where.host, fused=facts.fork, half_mask=facts.recent, outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None, kv_bytes=tuple(caches), host_experts=plan.host_experts,
+        output_device=where.output, host=where.host, fused=facts.fork, half_mask=facts.recent, kv_bytes=tuple(caches), host_experts=experts,
+        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None,
     )  # fmt: skip
-    parallel = where.host > 1 and where.whole and not plan.host_experts
-    return tuple(compute_buffers(reserved_graph(spec, how, _matrices(tensors)), where.host + 1, parallel=parallel))
+    parallel, matrices = where.host > 1 and where.whole and not experts, _matrices(tensors)
+    copied = compute_buffers(reserved_graph(spec, how, matrices), where.host + 1, parallel=parallel)
+    if not experts:
+        return tuple(map(Bytes.exact, copied))
+    stay = compute_buffers(reserved_graph(spec, replace(how, experts_stay=True), matrices), where.host + 1)
+    return tuple(Bytes(min(ends), ends[not facts.fork], max(ends)) for ends in zip(stay, copied, strict=True))
 
 
 def _matrices(tensors: tuple[Stored, ...]) -> dict[int, dict[str, int]]:

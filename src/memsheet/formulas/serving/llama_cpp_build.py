@@ -25,6 +25,7 @@ class Reserved:
     kv_bytes: tuple[tuple[int, int], ...] = ()  # of each layer's keys and values, which may have to be copied
     outputs: int | None = None  # positions that give logits; None is all
     host_experts: int = 0  # layers, the first ones, whose routed experts lie on the host
+    experts_stay: bool = False  # and are computed with there, however long the batch
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Building:
         return Tensor(nbytes=nbytes, held=self.device, weight=True)
 
     def expert(self, nbytes: int) -> Tensor:
-        return Tensor(nbytes=nbytes, held=self.experts, weight=True)
+        return Tensor(nbytes=nbytes, held=self.experts, weight=True, stays=self.how.experts_stay)
 
     def held(self, nbytes: int = 0) -> Tensor:
         """A cache, which no one takes for a weight."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
+from memsheet.frozen import dataclass
 from memsheet.references import VLLM, formula
-from memsheet.sheet import NOTHING, Bytes, Component, FromCode, Instant, Item
+from memsheet.sheet import NOTHING, Bytes, Component, Evidence, FromCode, Instant, Item
 from memsheet.spec.dtypes import BF16, FP8, FP32, MXFP4, DType
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import Attention, LatentAttention, Mixer, ModelSpec, Role
@@ -17,13 +18,35 @@ from memsheet.spec.plan import Plan
 
 VOCABULARY = 64
 """The vocabulary is padded to a multiple of it (v0.11.0 model_executor/layers/vocab_parallel_embedding.py:23, SGLang v0.5.23 the same)."""
-LOADED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/vocab_parallel_embedding.py", 227)
-ROPE = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/rotary_embedding/base.py", 45)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ways:
+    """How a server loads. ``rope``: the dtype of the tables of rotary positions, None for the model's; ``absorbs``: latent attention copies its
+    projections whether they are quantized or not.
+    """
+
+    rope: DType | None
+    absorbs: bool
+    table: Evidence
+    rotary: Evidence
+    absorbed: Evidence
+
+
+VLLM_WAYS = Ways(
+    rope=None, absorbs=False, table=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/vocab_parallel_embedding.py", 227),
+    rotary=FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/rotary_embedding/base.py", 45),
+    absorbed=FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084),
+)  # fmt: skip
+SGLANG_WAYS = Ways(
+    rope=FP32, absorbs=True, table=FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/layers/vocab_parallel_embedding.py", 284),
+    rotary=FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/layers/rotary_embedding/base.py", 154),
+    absorbed=FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/models/deepseek_common/deepseek_weight_loader.py", 780),
+)  # fmt: skip
 PADDED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/quantization/mxfp4.py", 599)
 SCALED = FromCode(
     "vllm-project/vllm", "v0.11.0", "vllm/model_executor/layers/quantization/compressed_tensors/schemes/compressed_tensors_w8a8_fp8.py", 105
 )
-ABSORBED = FromCode("vllm-project/vllm", "v0.11.0", "vllm/v1/attention/backends/mla/common.py", 1084)
 
 
 def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
@@ -31,23 +54,19 @@ def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
     return tuple(held_tensors(part, replace(plan, vocab_multiple=VOCABULARY)))
 
 
-def loaded_items(
-    part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant], *, rope: DType | None = None, absorbs: bool = False
-) -> list[Item]:  # fmt: skip
-    """Parameters, tables of rotary positions, copies that latent attention makes of projections, and the gaps between segments. ``rope``: the
-    dtype of the tables where it is not the model's; ``absorbs``: projections are copied whether quantized or not.
-    """
+def loaded_items(part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant], ways: Ways) -> list[Item]:
+    """Parameters, tables of rotary positions, copies that latent attention makes of projections, scales, and the gaps between segments."""
     sizes = parameter_bytes(part, plan, held, Sharding.REPLICATED)
     ranges = padded_experts(held)
     items = [
-        Item(component, path, dict.fromkeys(instants, ranges.get(path, Bytes.exact(size))), PADDED if path in ranges else LOADED)
+        Item(component, path, dict.fromkeys(instants, ranges.get(path, Bytes.exact(size))), PADDED if path in ranges else ways.table)
         for (component, path), size in sizes.items()
     ]
-    items += [
-        Item(Component.BUFFERS, path, dict.fromkeys(instants, Bytes.exact(size)), evidence)
-        for path, size, evidence in (("rotary_emb", rope_bytes(part, rope or plan.precision.compute), ROPE), ("absorbed", absorbed_bytes(part, plan, always=absorbs), ABSORBED))
-        if size
-    ]  # fmt: skip
+    besides = (
+        ("rotary_emb", rope_bytes(part, ways.rope or plan.precision.compute), ways.rotary),
+        ("absorbed", absorbed_bytes(part, plan, always=ways.absorbs), ways.absorbed),
+    )
+    items += [Item(Component.BUFFERS, path, dict.fromkeys(instants, Bytes.exact(size)), source) for path, size, source in besides if size]
     if scales := row_scales_bytes(held):
         items.append(Item(Component.BUFFERS, "weight_scale", dict.fromkeys(instants, Bytes(0, scales, scales)), SCALED))
     gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)

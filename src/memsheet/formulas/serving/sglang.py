@@ -14,16 +14,17 @@ from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import held, lengths_of
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import bytes_per_token, caching_layers, kv_elements_per_token
-from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
+from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items, loaded_tensors
 from memsheet.formulas.serving.profiled import layer_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.sglang_states import SLOTS, States, slot_bytes, states_of
 from memsheet.frozen import dataclass
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import FP32, INT32
+from memsheet.spec.dtypes import INT32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec
+from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec, Recurrent
 from memsheet.spec.plan import Plan
 from memsheet.units import GIB
 
@@ -56,6 +57,7 @@ class Stage:
 
     items: tuple[Item, ...]
     cell: Cell
+    states: States
     room: Bytes | None
     free: Bytes
     weights: Bytes
@@ -65,7 +67,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     """Everything on a rank of a stage; all stages have as many tokens as the one that has room for the fewest."""
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
-        kept = loaded_items(part, plan, loaded_tensors(part, plan), (Instant.LOAD,), rope=FP32, absorbs=True)
+        kept = loaded_items(part, plan, loaded_tensors(part, plan), (Instant.LOAD,), SGLANG_WAYS)
         return [*kept, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_of(plan.engine_version)
     stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
@@ -73,9 +75,16 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     sizes = Bytes(
         *(pool_bytes(own.cell, count, plan.page_tokens or 1) for count in (tokens.high, tokens.value, tokens.low))
     )  # most where others take least
-    table = Bytes.exact(table_bytes(_requests(plan, tokens.value), plan.max_model_len or 1))
+    states = own.states.bytes
+    table = Bytes.exact(table_bytes(_requests(plan, tokens.value, stages), plan.max_model_len or 1))
+    kept = (
+        [Item(Component.KV_CACHE, "mamba_pool", dict.fromkeys(RUNNING, Bytes(states.high, states.value, states.low)), AT_POOL)]
+        if states.high
+        else []
+    )
     return [
         *own.items,
+        *kept,
         Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, sizes), AT_POOL),
         Item(Component.BUFFERS, "req_to_token_pool", dict.fromkeys(RUNNING, table), AT_TABLE),
     ]
@@ -84,7 +93,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
     assert plan.max_batched_tokens is not None
     assert plan.max_sequences is not None
-    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, rope=FP32, absorbs=True)
+    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, SGLANG_WAYS)
     largest = minimum(graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), plan.max_sequences)
     working = {
         Instant.PREFILL: _working(part, plan, plan.max_batched_tokens, largest),
@@ -93,10 +102,18 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: size.value for when, size in working.items()}})
     weights = total(item.at[Instant.LOAD] for item in loaded)
     free = _free(cluster, outside) if cluster else NOTHING
+    room = _room(plan, free, weights) if cluster else None
+    states = states_of(slot_bytes(part, plan), room)
     return Stage(
         items=(*loaded, Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN), *graph_items(plan, largest), *outside),
-        cell=cell_of(part, plan, release), weights=weights, free=free, room=_room(plan, free, weights) if cluster else None,
+        cell=cell_of(part, plan, release), weights=weights, free=free, states=states, room=_left(room, states),
     )  # fmt: skip
+
+
+def _left(room: Bytes | None, states: States) -> Bytes | None:
+    """What the states leave for tokens."""
+    taken = states.bytes
+    return None if room is None else Bytes(room.low - taken.low, room.value - taken.value, room.high - taken.high)
 
 
 def _working(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Bytes:
@@ -109,12 +126,15 @@ def _working(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> By
 
 
 def _free(cluster: Cluster, outside: list[Item]) -> Bytes:
-    """Free before loading: the context of an idle process is there, more of it and communicators' buffers only at the low end."""
+    """Free before loading: the context of an idle process is there, and a communicator that has summed once (v0.4.3.post4
+    distributed/device_communicators/pynccl.py:112), whose buffers are in the host's memory where cards have no link of their own.
+    """
     device = cluster.device
     context = next(item.largest for item in outside if item.path == "cuda")
     nccl = next((item.largest for item in outside if item.path == "nccl"), NOTHING)
+    linked = "NVLink" in (device.scale_up_kind or "") or cluster.links.switched
     return Bytes(
-        device.framework_low_bytes - context.value - nccl.value, device.framework_bytes - context.low - nccl.low,
+        device.framework_low_bytes - context.value - (nccl.high if linked else nccl.value), device.framework_bytes - context.low - (nccl.value if linked else nccl.low),
         device.framework_high_bytes - context.low - nccl.low,
     )  # fmt: skip
 
@@ -144,8 +164,10 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     for _, mixer, layers in caching_layers(part):
         if isinstance(mixer, CrossAttention):
             raise refuse("model", part.name, "reads another sequence, whose cache is not modelled for sglang yet", "--engine transformers")
+        if isinstance(mixer, Recurrent):
+            raise refuse("model", part.name, "is of a family that sglang does not serve", "--engine transformers")
         if not isinstance(mixer, Attention | LatentAttention):
-            raise refuse("model", part.name, "keeps recurrent states, whose pool is not modelled for sglang yet", "--engine vllm")
+            continue  # states, which have a pool of their own
         size = layers * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
         cut = (mixer.window or mixer.chunk) if split and isinstance(mixer, Attention) else None
         whole, window = (whole, window + size) if cut else (whole + size, window)
@@ -180,11 +202,12 @@ def table_bytes(requests: Count, length: Count) -> Count:
     return INT32.nbytes((requests + 1) * (length + 4))
 
 
-def _requests(plan: Plan, tokens: int) -> int:
-    """Requests that may run: as the plan says, else by the tokens, at least and at most so many."""
-    if plan.max_sequences is not None and plan.max_sequences != REQUESTS:
-        return int(plan.max_sequences)
-    return min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
+def _requests(plan: Plan, tokens: int, stages: list[Stage]) -> int:
+    """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more than there are states for."""
+    asked = plan.max_sequences is not None and plan.max_sequences != REQUESTS
+    found = int(plan.max_sequences or 1) if asked else min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
+    slots = [stage.states.slots.value // SLOTS for stage in stages if stage.states.bytes.high]
+    return min([found, *slots])
 
 
 def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[list[Stage], Bytes, Cell]:
@@ -214,7 +237,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         "kv_bytes_per_sequence": bytes_per_token(spec, plan.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
         "kv_tokens_high": tokens.high, "pages": tokens.value // page, "page_tokens": page,
         "max_sequences": {str(n): sequences(n).value for n in lengths_of(plan)},
-        "capacity": held(replace(plan, max_sequences=_requests(plan, tokens.value)), sequences, tokens.value // full, (page - 1) * per_token // 2),
+        "capacity": held(replace(plan, max_sequences=_requests(plan, tokens.value, stages)), sequences, tokens.value // full, (page - 1) * per_token // 2),
     }  # fmt: skip
     if cluster is None:
         return found
@@ -222,7 +245,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
     left = min((stage.room or NOTHING for stage in stages), key=lambda size: size.value)
     one = int(cell.counted * page)
     found["short_bytes"] = Bytes(one - left.high, one - left.value, one - left.low)
-    found["start_up"] = _lines(plan, release, own, tokens)
+    found["start_up"] = _lines(plan, release, own, tokens, _requests(plan, tokens.value, stages))
     found["budget"] = {
         "memory_fraction": plan.memory_fraction,
         "free_before_loading": own.free,
@@ -244,7 +267,7 @@ def _holds(cell: Cell, tokens: int, length: int, page: int) -> int:
     return min(tokens // paged if cell.whole else windows, windows // min(paged, cell.reach + page))
 
 
-def _lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes) -> list[str]:
+def _lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
     """The lines the release prints (its GB are GiB)."""
     pool = pool_bytes(stage.cell, tokens.value, plan.page_tokens or 1)
     dtype = f" dtype: torch.{'bfloat16' if plan.kv_dtype is plan.precision.compute else 'float8_e4m3fn'}," if release.prints_dtype else ""
@@ -257,5 +280,5 @@ def _lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes) -> list[st
     return [
         f"Load weight end. … mem usage={stage.weights.value / GIB:.2f} GB.",
         f"KV Cache is allocated.{dtype} #tokens: {tokens.value}, {halves}",
-        f"max_total_num_tokens={tokens.value}, chunked_prefill_size={plan.max_batched_tokens}, max_running_requests={_requests(plan, tokens.value)}, context_len={plan.max_model_len}",
+        f"max_total_num_tokens={tokens.value}, chunked_prefill_size={plan.max_batched_tokens}, max_running_requests={requests}, context_len={plan.max_model_len}",
     ]

@@ -12,7 +12,7 @@ from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import Pool, capacity, start_up
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
-from memsheet.formulas.serving.loaded import loaded_items, loaded_tensors
+from memsheet.formulas.serving.loaded import VLLM_WAYS, loaded_items, loaded_tensors
 from memsheet.formulas.serving.pages import Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.formulas.serving.profiled import Peak, profiled, unpacked_tokens
 from memsheet.formulas.serving.sampling import sampler_state_bytes
@@ -47,7 +47,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     """Everything on a rank of a stage; all stages have as many blocks as the one that has room for the fewest."""
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
-        held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED)
+        held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED, VLLM_WAYS)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_of(plan.engine_version)
     stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
@@ -58,7 +58,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
 
 
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
-    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY)
+    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, VLLM_WAYS)
     loaded.append(_scales(part))
     states = _sampler_states(part, plan, release)
     assert plan.max_batched_tokens is not None

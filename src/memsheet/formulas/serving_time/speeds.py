@@ -10,8 +10,8 @@ from typing import Any
 
 from memsheet.catalog import serving_rates
 from memsheet.formulas.step_time.rates import COLLECTIVES_ALIKE, LINKS, MEASURED_ALIKE, UNMEASURED, Rates, rates_of
-from memsheet.formulas.step_time.whole import CALL_S, UNCALIBRATED
 from memsheet.formulas.step_time.replicas import Overlap
+from memsheet.formulas.step_time.whole import CALL_S, UNCALIBRATED
 from memsheet.spec.device import Cluster, Device
 from memsheet.spec.dtypes import DType
 
@@ -58,9 +58,8 @@ class Speeds:
 FORMATS = {"fp8-block": "fp8_block", "fp8": "fp8", "mxfp8": "fp8", "nvfp4": "nvfp4", "mxfp4": "mxfp4", "gguf:MXFP4": "mxfp4"}
 INSTEAD = {"fp8_block": "fp8", "fp8": "int8", "nvfp4": "int4", "mxfp4": "int4", "int4": "int8"}
 """The format whose kernels stand for one that was not measured on a card: weights of as many bits that are unpacked on their way."""
-ALIKE = {"8.0": "A100-80GB", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200"}
-ANYWHERE = "A100-80GB"
-"""Whose kernels stand for those of cards about which nothing was measured, at half of their bandwidth."""
+ANYWHERE, HOPPER = "A100-80GB", "H100-80GB"
+"""Whose kernels stand for those of cards about which nothing was measured, at half of their bandwidth; and the other one with formats of its own."""
 NVLINK_SHARED = "L40S"
 """Whose all-reduces go over the host's bus."""
 
@@ -88,7 +87,7 @@ def speeds_of(cluster: Cluster, end: End) -> Speeds:
         end=end, rates=rates.with_efficiency(scaled), memory=reach.at(rates.memory * _share_of(table, device), end),
         product={key: _line(row, reach, end) for key, row in rows["product"].items()},
         experts={key: _line(row, reach, end) for key, row in rows["experts"].items()},
-        attention={low: _cache_line(caches, low, reach, end) for low in (False, True)},
+        attention={low: _cache_line(caches, reach, end, low=low) for low in (False, True)},
         least_s=table["least_us"].get(_measured(table["least_us"], device), table["least_us"][ANYWHERE]) * MICRO,
         call_s=CALL_S[host], started_s=_all_reduces(table, cluster)["started"] * MICRO, points=_points(table, cluster),
     )  # fmt: skip
@@ -144,17 +143,17 @@ def _share_of(table: Mapping[str, Any], device: Device) -> float:
 
 def _row(table: Mapping[str, Any], device: Device) -> Mapping[str, Any]:
     """Lines by format, those a card was not measured with from cards that were."""
-    own = dict(table.get(_measured(table, device), {}))
-    others = [table[name] for name in (*([ALIKE[c]] if (c := device.compute_capability or "") in ALIKE else ()), ANYWHERE, "H100-80GB") if name in table]
-    for kind in ("bf16", "int8", "int4", "fp8", "fp8_block", "nvfp4", "mxfp4"):
-        wanted: str | None = kind
-        while kind not in own and wanted is not None:
-            found = next((row[wanted] for row in (own, *others) if wanted in row), None)
-            if found is not None:
-                own[kind] = found
-            wanted = INSTEAD.get(wanted)
-        own.setdefault(kind, own["bf16"])
-    return own
+    own: Mapping[str, Any] = table.get(_measured(table, device), {})
+    others = [table[name] for name in (ANYWHERE, HOPPER) if name in table]
+    return {kind: _instead(kind, own, others) for kind in ("bf16", "int8", "int4", "fp8", "fp8_block", "nvfp4", "mxfp4")}
+
+
+def _instead(kind: str, own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> Any:
+    """The line of a format: the card's own, else its own of a format that stands for it, else another card's, else that of 16 bits."""
+    chain = [kind]
+    while chain[-1] in INSTEAD:
+        chain.append(INSTEAD[chain[-1]])
+    return next((row[key] for row in (own, *others) for key in chain if key in row), own.get("bf16") or others[0]["bf16"])
 
 
 def _line(row: Sequence[float], reach: Reach, end: End) -> Line:
@@ -163,7 +162,7 @@ def _line(row: Sequence[float], reach: Reach, end: End) -> Line:
     return Line(start_s=start * MICRO / factor, bytes_per_s=reach.at(share * reach.bandwidth, end) * factor)
 
 
-def _cache_line(row: Mapping[str, Any], low: bool, reach: Reach, end: End) -> Line:
+def _cache_line(row: Mapping[str, Any], reach: Reach, end: End, *, low: bool) -> Line:
     """Of a card whose 8-bit caches were not measured: those of 16 bits."""
     prefix = "fp8_" if low and "fp8_share" in row else ""
     place, share = end.value, row[f"{prefix}share"][2 - end.value]
@@ -189,5 +188,7 @@ def _points(table: Mapping[str, Any], cluster: Cluster) -> Mapping[int, Sequence
     for ranks in ("2", "4", "8"):
         sizes = sorted((float(size), us * MICRO) for size, us in row[ranks].items())
         first = sizes[0][1]
-        found[int(ranks)] = tuple((size, first + (seconds - first) * (1.0 if usual == LINKS["pcie"] else usual / rate)) for size, seconds in sizes)
+        found[int(ranks)] = tuple(
+            (size, first + (seconds - first) * (1.0 if usual == LINKS["pcie"] else usual / rate)) for size, seconds in sizes
+        )
     return found

@@ -1,0 +1,148 @@
+"""Plans as the files that engines run, and back. One file an engine, data: its keys, where each stands, and their source.
+
+``write``: what is asked → files, read back before anyone sees them, so that a file never says another plan than it was made of.
+``read_text``: a stranger's file, recognised by what it holds → ``spec.exchange.Read``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from memsheet.errors import Problem, printable, refuse, require
+from memsheet.spec.exchange import Format, Read, Values, read
+
+NAMES = ("deepspeed", "accelerate", "transformers", "slurm", "torchrun")
+"""In the order in which a file is tried: a batch script holds a launch, too."""
+DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
+"""Keys of a plan's document that no file needs to say."""
+DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
+Files = dict[str, str]
+
+
+def find_format(name: str) -> Format:
+    """The format of that name. Raises InputError with the names there are."""
+    if name not in NAMES:
+        raise refuse("to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}")
+    found: Format = import_module(f"memsheet.exchange.{name}").FORMAT
+    return found
+
+
+# ---- out ---------------------------------------------------------------------------------------------------------------------
+
+
+def write(format: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
+    """The files of one format. Raises InputError for a plan that its engine cannot run as it stands."""
+    require([*_refused(format, asked), *format.problems(asked)])
+    values = {**format.fixed(asked), **{key.at: held for key in format.keys if (held := key.write(asked)) is not None}}
+    require(_changed(format, asked, read(format, values).request))
+    lines = [printable(line) for line in (*comments, f"tested against {format.tested}", *told(format, asked))]
+    text = format.compose(values, asked) if format.compose else RENDER[format.kind](nested(values))
+    files = {format.file: _commented(format.kind, lines, text)}
+    if format.more is not None:
+        files |= {name: _commented("python", lines, held) for name, held in format.more(nested(values)).items()}
+    return files
+
+
+def told(format: Format, asked: Values) -> Iterator[str]:
+    """What the engine runs otherwise than the plan says, in words."""
+    made = read(format, {key.at: held for key in format.keys if (held := key.write(asked)) is not None}).request
+    for key, where in format.differs.items():
+        if key in made and made[key] != asked.get(key):
+            yield f"{key} = {asked.get(key)} in the plan, {made[key]} here: {where}"
+
+
+def _refused(format: Format, asked: Values) -> Iterator[Problem]:
+    if asked.get("engine") not in format.engines:
+        yield Problem(
+            field="engine", value=asked.get("engine"), reason=f"is not what {format.name} runs", hint=f"it runs {', '.join(format.engines)}"
+        )
+        return
+    said = {key for row in format.keys if (value := row.write(asked)) is not None for key in row.read(value, asked)}
+    for key, value in asked.items():
+        if key.startswith("@") or key in DESCRIBED or key in DERIVED or key in said or key in format.beside or key in format.said:
+            continue
+        if not _nothing_said(key, value):
+            yield Problem(field=key, value=value, reason=f"cannot be said to {format.tested}", hint="another format, or leave it out")
+
+
+def _nothing_said(key: str, value: Any) -> bool:
+    """Whether a key is at what every engine does without being told."""
+    return value in (None, False, 0, "none", [], ()) or (value == 1 and (key.startswith("mesh.") or key == "vocab_multiple"))
+
+
+def _changed(format: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
+    """Where what was written reads as another plan."""
+    for key, value in made.items():
+        wanted = asked.get(key)
+        same = value == wanted or (_nothing_said(key, value) and _nothing_said(key, wanted))
+        if not same and key not in format.differs:
+            yield Problem(field=key, value=wanted, reason=f"cannot be said to {format.tested}, which would run {value}")
+
+
+def nested(values: Values) -> dict[str, Any]:
+    """Dotted places as objects in one another."""
+    tree: dict[str, Any] = {}
+    for at, value in values.items():
+        *path, last = at.split(".")
+        node = tree
+        for part in path:
+            node = node.setdefault(part, {})
+        node[last] = value
+    return tree
+
+
+def _json(tree: Mapping[str, Any]) -> str:
+    return json.dumps(tree, indent=2, allow_nan=False) + "\n"
+
+
+def _yaml(tree: Mapping[str, Any]) -> str:
+    import yaml
+
+    return str(yaml.safe_dump(tree, sort_keys=False, default_flow_style=False, allow_unicode=False))
+
+
+RENDER: dict[str, Callable[[Mapping[str, Any]], str]] = {"json": _json, "yaml": _yaml}
+
+
+def _commented(kind: str, lines: Iterable[str], text: str) -> str:
+    """Comments on top, where the format has any; after the first line of a script."""
+    block = "".join(f"# {line.encode('ascii', 'replace').decode()}\n" for line in lines)
+    if kind == "json":
+        return text
+    first, _, rest = text.partition("\n")
+    return f"{first}\n{block}{rest}" if first.startswith("#!") else block + text
+
+
+# ---- in ----------------------------------------------------------------------------------------------------------------------
+
+
+def read_text(name: str, text: str, parsers: Mapping[str, Callable[[str, str], Any]]) -> Read:
+    """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and the file's name."""
+    reasons = []
+    for format in map(find_format, NAMES):
+        try:
+            held = format.parse(text) if format.parse else parsers[format.kind](text, name)
+        except ValueError as error:  # InputError is one: it is not of this kind
+            reasons.append(str(error))
+            continue
+        if isinstance(held, Mapping) and format.marks & {str(key) for key in held}:
+            return read(format, dict(flat(held)))
+    raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + _first_line(name, text, reasons))
+
+
+def _first_line(name: str, text: str, reasons: list[str]) -> str:
+    wants = 0 if name.endswith(".json") or text.lstrip().startswith("{") else -1
+    return f"; {reasons[wants].splitlines()[0]}" if reasons and len(reasons) > 1 and name.endswith((".json", ".yaml", ".yml")) else ""
+
+
+def flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted places of everything that is no object; an empty object is a place of its own."""
+    for key, value in tree.items():
+        at = f"{before}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{at}.")
+        else:
+            yield at, value

@@ -1,0 +1,81 @@
+"""What ranks send one another during a server's pass."""
+
+from __future__ import annotations
+
+from memsheet.formulas.serving_time.operators import Shop
+from memsheet.formulas.serving_time.speeds import End
+from memsheet.formulas.step_time.collectives import collective_s, send_s
+from memsheet.references import AICONFIGURATOR, MEGATRON_TP, formula
+from memsheet.spec.model import ModelSpec, Moe
+
+ENGINES = ("vllm", "sglang", "gpt-fast")
+"""That have an all-reduce of their own inside a node, for which a captured graph is enough (vLLM v0.11.0 device_communicators/custom_all_reduce.py,
+SGLang's copy of it; gpt-fast tp.py over torch's symmetric memory). Others go through NCCL, as all do at the slow end.
+"""
+FASTEST = 0.56
+"""Of the time of vLLM's: SGLang 0.5.14's takes 2.4 us among two H100 where vLLM 0.24.0's takes 4.3 (custom_allreduce_perf of serving_rates.toml)."""
+
+
+@formula(cites=AICONFIGURATOR, at="custom_allreduce_perf, by bytes and ranks; beyond one node as NCCL's over the network")
+def all_reduce_s(shop: Shop, nbytes: float, ranks: int) -> float:
+    """Seconds of an all-reduce of a tensor over neighbouring ranks."""
+    if ranks == 1:
+        return 0.0
+    speeds, rates = shop.speeds, shop.speeds.rates
+    nccl = float(collective_s("all_reduce", nbytes, ranks, 1, rates))
+    if not captured(shop):
+        nccl = max(nccl, speeds.started_s)
+    if ranks > rates.near or shop.plan.engine not in ENGINES:
+        return nccl
+    own = _read(speeds.points[min(size for size in speeds.points if size >= min(ranks, 8))], nbytes)
+    own = own if captured(shop) else max(own, speeds.started_s)
+    return {End.FAST: FASTEST * own, End.VALUE: own, End.SLOW: max(own, nccl)}[speeds.end]
+
+
+def captured(shop: Shop) -> bool:
+    """Whether decoding replays a graph, so that the host starts no kernel by itself."""
+    plan = shop.plan
+    graphs = plan.captures or bool(plan.cuda_graphs) or (plan.engine == "gpt-fast" and plan.compile)
+    return graphs and shop.work.fresh == 1
+
+
+def _read(points: object, nbytes: float) -> float:
+    """Seconds between the two nearest points; level below the first, and as the last two go beyond."""
+    known: list[tuple[float, float]] = list(points)  # type: ignore[call-overload]
+    if nbytes <= known[0][0]:
+        return known[0][1]
+    pairs = list(zip(known, known[1:], strict=False))
+    (x0, y0), (x1, y1) = next(((a, b) for a, b in pairs if nbytes <= b[0]), pairs[-1])
+    return y0 + (y1 - y0) * (nbytes - x0) / (x1 - x0)
+
+
+@formula(cites=MEGATRON_TP, at="section 3: one all-reduce after attention and one after the feed-forward, and one of the embedding")
+def exchanged_s(spec: ModelSpec, shop: Shop) -> float:
+    """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages in turn, logits."""
+    mesh, work = shop.plan.mesh, shop.work
+    tp, pp, ep = int(mesh.tp), int(mesh.pp), int(mesh.ep)
+    size = float(shop.plan.precision.compute.nbytes(1))
+    payload = work.rows * size * spec.hidden
+    total = 0.0
+    if tp > 1:
+        total += (2 * _layers(spec) + 1) * all_reduce_s(shop, payload, tp)
+        total += float(collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates))
+    if ep > tp:
+        routed = [
+            (run.count, block.feed_forward)
+            for stack in spec.stacks
+            for run in stack.runs
+            for block in run.pattern
+            if isinstance(block.feed_forward, Moe)
+        ]
+        for count, moe in routed:
+            copies = min(moe.experts_per_token, ep)
+            total += 2 * count * float(collective_s("all_to_all", payload * copies / tp, ep, 1, shop.speeds.rates))
+    if pp > 1:
+        near = tp * int(mesh.dp_replicate if ep > tp else 1)
+        total += pp * float(send_s(payload, near, shop.speeds.rates))
+    return total
+
+
+def _layers(spec: ModelSpec) -> int:
+    return sum(stack.layers for stack in spec.stacks if stack.role != "encoder")

@@ -1,0 +1,220 @@
+"""The operators of one forward pass of a server, layer by layer, with their seconds: products, attention over a cache, experts, the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memsheet.arith import ceil_div
+from memsheet.formulas.serving.kv_cache import kept_tokens, kv_elements_per_token, recurrent_elements, state_elements
+from memsheet.formulas.serving_time.speeds import End, Speeds, format_of
+from memsheet.formulas.states.held import Held, held
+from memsheet.formulas.states.params import fold, stack_prefix
+from memsheet.formulas.step_time.operators import GROUPED
+from memsheet.references import AICONFIGURATOR, FLASH_MLA, MOE_TOUCHED, TRANSFORMER, formula
+from memsheet.spec.dtypes import FP32
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import (
+    Attention,
+    Block,
+    Dense,
+    LatentAttention,
+    LinearAttention,
+    Mixer,
+    ModelSpec,
+    Moe,
+    Recurrent,
+    Role,
+    StateSpace,
+)
+from memsheet.spec.plan import Plan
+
+FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"}, {"q_a_proj", "kv_a_proj_with_mqa"}, {"w1", "w3"})
+"""Matrices of one input that a server keeps as one (vLLM v0.11.0 model_executor/models/llama.py, QKVParallelLinear and MergedColumnParallelLinear;
+deepseek_v2.py fused_qkv_a_proj).
+"""
+JOINS = ("vllm", "sglang", "gpt-fast", "llama.cpp", "autoawq")
+SMALL = {End.FAST: 3, End.VALUE: 5, End.SLOW: 8}
+"""Kernels of a layer besides products and attention: two norms, rotation, what writes the cache and the activation (vLLM v0.11.0 models/llama.py);
+fewer where a compiler joins them, more where a cast or a residual is one of its own.
+"""
+FEW_ROWS = 128
+"""Rows of one tile, up to which a product takes no longer for its arithmetic."""
+DECODE_FLOPS = {End.FAST: 1.0, End.VALUE: 0.667, End.SLOW: 0.37}
+"""Of the dense rate, for attention of one query over a shared latent: 660 of 989 TFLOPS on H800 (FlashMLA README); slow: in the ratio of one
+generation of attention kernels on Hopper, 0.35 to 0.63 (rates.toml, attention_training).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """One forward pass: ``sequences`` with ``fresh`` tokens each, after ``cached`` earlier ones."""
+
+    sequences: int
+    fresh: int = 1
+    cached: int
+
+    @property
+    def rows(self) -> int:
+        return self.sequences * self.fresh
+
+    @property
+    def span(self) -> float:
+        """Keys a query sees, on average."""
+        return self.cached + self.fresh / 2 if self.fresh > 1 else self.cached
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shop:
+    """What an operator's seconds depend on besides its own shape."""
+
+    plan: Plan
+    engine: Engine
+    speeds: Speeds
+    work: Pass
+
+
+def layers(spec: ModelSpec, shop: Shop) -> Mapping[str, float]:
+    """Seconds of all layers by kind of operator, and ``layers``, ``operators`` counted."""
+    found = dict.fromkeys(("products", "experts", "attention", "small"), 0.0)
+    for stack in spec.stacks:
+        if stack.role == "encoder":
+            continue
+        for run in stack.runs:
+            for block in run.pattern:
+                for name, seconds in layer(shop, block, stack_prefix(stack)).items():
+                    found[name] += run.count * seconds
+    return found
+
+
+def layer(shop: Shop, block: Block, prefix: str) -> Mapping[str, float]:
+    """Seconds of one layer on a rank."""
+    tensors = [one for weight in block.weights for one in held(fold(f"{prefix}.{weight.path}"), weight, 1, shop.plan)]
+    linear = [one for one in tensors if one.role is Role.LINEAR and len(one.shape) > 1]
+    found = {
+        "products": sum(_product_s(shop, group) for group in _groups(shop, linear)),
+        "attention": sum(_mixer_s(shop, mixer) for mixer in block.mixers), "experts": 0.0, "small": _small_s(shop, block),
+    }  # fmt: skip
+    if isinstance(block.feed_forward, Moe):
+        found["experts"] = _experts_s(shop, block.feed_forward, [one for one in tensors if one.role is Role.EXPERT])
+    return found
+
+
+def _groups(shop: Shop, linear: list[Held]) -> list[list[Held]]:
+    """Matrices that are multiplied at once."""
+    if shop.plan.engine not in JOINS:
+        return [[one] for one in linear]
+    found: dict[tuple[str, int], list[Held]] = {}
+    for one in linear:
+        module, name = one.path.removesuffix(".weight").rsplit(".", 1)
+        place = next((number for number, names in enumerate(FUSED) if name in names), None)
+        found.setdefault((one.path if place is None else module, -1 if place is None else place), []).append(one)
+    return list(found.values())
+
+
+@formula(cites=AICONFIGURATOR, at="gemm_perf: a product of few rows takes a start and what reading its matrix takes")
+def _product_s(shop: Shop, matrices: list[Held]) -> float:
+    """Seconds of a product with matrices of one input, as stored."""
+    nbytes = sum(float(one.dtype.nbytes(one.elements)) for one in matrices)
+    first = matrices[0]
+    line = shop.speeds.product[format_of(first.dtype)]
+    elements = sum(float(one.elements) for one in matrices)
+    flops = 2.0 * shop.work.rows * elements / flops_per_s(shop, format_of(first.dtype), shop.work.rows, float(first.shape[-1]))
+    return line.start_s + max(nbytes / line.bytes_per_s + _through_s(shop, matrices), flops)
+
+
+def _through_s(shop: Shop, matrices: list[Held]) -> float:
+    """Reading the input and writing the output, which few rows hide behind the matrix."""
+    size = shop.plan.precision.compute.nbytes(1)
+    return shop.work.rows * float(size) * sum(float(one.shape[0] + one.shape[-1]) for one in matrices) / shop.speeds.memory
+
+
+@formula(cites=TRANSFORMER, at="2 m n k of a product; the rate by rows and depth from rates.toml, of a tile where there are fewer rows")
+def flops_per_s(shop: Shop, form: str, rows: float, depth: float) -> float:
+    """Weights of 4 and 8 bits that no unit multiplies are unpacked to 16 on their way."""
+    arithmetic = {"fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}.get(form, shop.plan.precision.compute.name)
+    return float(shop.speeds.rates.product_flops(arithmetic, max(rows, FEW_ROWS), depth))
+
+
+@formula(cites=MOE_TOUCHED, at="a token goes to K of E experts: n tokens leave one untouched with (1 - K/E)^n")
+def touched(experts: float, mine: float, each: float, tokens: float) -> float:
+    """Of ``mine`` of ``experts`` on a rank, those that evenly routed ``tokens`` reach."""
+    return float(mine * (1.0 - max(0.0, 1.0 - each / experts) ** tokens))
+
+
+def _experts_s(shop: Shop, moe: Moe, tensors: list[Held]) -> float:
+    """Routed experts of a layer: tokens of all replicas that share them."""
+    mesh, rows = shop.plan.mesh, float(shop.work.rows)
+    sharing = max(1.0, float(mesh.ep) / float(mesh.tp))
+    mine = float(tensors[0].shape[0])
+    reached = touched(moe.experts, mine, moe.experts_per_token, rows * sharing)
+    nbytes = sum(float(one.dtype.nbytes(one.elements)) for one in tensors) * reached / mine
+    form = format_of(tensors[0].dtype)
+    line = shop.speeds.experts[form]
+    copies = rows * sharing * moe.experts_per_token * mine / moe.experts
+    flops = 2.0 * copies * sum(float(one.elements) for one in tensors) / mine
+    speed = GROUPED * flops_per_s(shop, form, copies / max(reached, 1.0), float(tensors[0].shape[-1]))
+    return line.start_s + max(nbytes / line.bytes_per_s, flops / speed)
+
+
+def _mixer_s(shop: Shop, mixer: Mixer) -> float:
+    if isinstance(mixer, StateSpace | LinearAttention | Recurrent):
+        return _state_s(shop, mixer)
+    return attention_s(shop, mixer) if isinstance(mixer, Attention | LatentAttention) else 0.0
+
+
+@formula(cites=AICONFIGURATOR, at="generation_attention_perf: a call takes a start and what reading the cache of its sequences takes")
+def attention_s(shop: Shop, mixer: Attention | LatentAttention) -> float:
+    """Seconds of one layer's attention: the cache is read once, whatever the heads that share it; every head multiplies."""
+    work, plan, speeds = shop.work, shop.plan, shop.speeds
+    assert plan.kv_dtype is not None
+    low = plan.kv_dtype.bits < 16
+    seen = float(kept_tokens(mixer, max(1, work.cached + (work.fresh if work.fresh > 1 else 0))))
+    nbytes = work.sequences * float(plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))) * seen
+    line = speeds.attention[low]
+    span = min(work.span, seen)
+    flops = 2.0 * work.rows * span * float(ceil_div(mixer.heads, plan.mesh.tp)) * _width(mixer, decoding=work.fresh == 1)
+    return line.start_s + max(nbytes / line.bytes_per_s, flops / _attention_flops(shop, span))
+
+
+def _width(mixer: Attention | LatentAttention, *, decoding: bool) -> int:
+    """Elements of keys and values that a head multiplies for a token: while decoding those of the latent itself."""
+    if isinstance(mixer, Attention):
+        return 2 * mixer.head_dim
+    if decoding:
+        return 2 * mixer.kv_lora_rank + mixer.qk_rope_head_dim
+    return mixer.qk_nope_head_dim + mixer.qk_rope_head_dim + mixer.v_head_dim
+
+
+@formula(cites=FLASH_MLA, at="README: what attention of one query over a shared latent reaches; of prompts, rates.toml attention_training")
+def _attention_flops(shop: Shop, span: float) -> float:
+    rates = shop.speeds.rates
+    if shop.work.fresh == 1:
+        return rates.attention_dense * DECODE_FLOPS[shop.speeds.end]
+    generation = "fa2" if shop.speeds.end is End.SLOW else "fa3"
+    return float(rates.attention_dense * rates.efficiency.attention * rates.attention[generation][0].at(span))
+
+
+def _state_s(shop: Shop, mixer: StateSpace | LinearAttention | Recurrent) -> float:
+    """A recurrent state is read and written once a pass; a prompt's tokens go through it."""
+    tp, size = float(shop.plan.mesh.tp), float(shop.plan.precision.compute.nbytes(1))
+    state = (float(FP32.nbytes(recurrent_elements(mixer))) + size * float(state_elements(mixer))) / tp
+    tokens = shop.work.rows * 8.0 * (getattr(mixer, "inner", 0) or getattr(mixer, "width", 0)) / tp
+    scan = shop.work.rows * 6.0 * float(mixer.state_elements) / tp / shop.speeds.rates.flops("fp32")
+    return 2 * shop.speeds.least_s + max((2 * shop.work.sequences * state + tokens) / shop.speeds.memory, scan)
+
+
+def _small_s(shop: Shop, block: Block) -> float:
+    """Norms, rotation, activation: short kernels, and what they read and write."""
+    size, tp = float(shop.plan.precision.compute.nbytes(1)), float(shop.plan.mesh.tp)
+    feed = block.feed_forward
+    inner = feed.intermediate / tp if isinstance(feed, Dense) else 0.0
+    heads = (
+        sum((m.heads + 2 * getattr(m, "kv_heads", 1)) * getattr(m, "head_dim", 0) for m in block.mixers if isinstance(m, Attention)) / tp
+    )
+    elements = shop.work.rows * (NORMS * 4.0 * block.hidden + 2.0 * heads + 3.0 * inner)
+    return SMALL[shop.speeds.end] * shop.speeds.least_s + elements * size / shop.speeds.memory
+
+
+NORMS = 2
+"""Of a layer, each of which reads the input and the residual and writes both (vLLM v0.11.0 csrc/layernorm_kernels.cu fused_add_rms_norm)."""

@@ -1,0 +1,141 @@
+"""Seconds of a token and of a prompt, as intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from memsheet.engines import engine_of
+from memsheet.errors import refuse
+from memsheet.formulas.serving_time.between import captured, exchanged_s
+from memsheet.formulas.serving_time.operators import Pass, Shop, flops_per_s, layers
+from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
+from memsheet.references import VLLM_SAMPLER, formula
+from memsheet.spec.device import Cluster
+from memsheet.spec.model import CrossAttention, ModelSpec
+from memsheet.spec.plan import Plan
+
+CALLS = {"transformers": 50}
+"""Operations that the host starts for a layer where no graph is replayed: transformers' own code is about 50 (its tape); a server's fused
+kernels are two each for its 13 operators (formulas/step_time/kernels.py, CALLS).
+"""
+FUSED_CALLS = 26
+SAMPLER_CALLS = {End.FAST: 0, End.VALUE: 10, End.SLOW: 35}
+"""Operations between two graphs: none where the next pass is prepared beside this one; a draw without filters; top-k, top-p and penalties."""
+SAMPLER_BYTES = {End.FAST: 6, End.VALUE: 26, End.SLOW: 120}
+"""Read and written for each logit: cast and the largest; cast, divided, softmax, the largest; sorted, summed and put back besides."""
+INSIDE = ("gpt-fast",)
+"""Engines that compile the choice of a token with the model."""
+IN_STAGES = ("vllm", "sglang")
+"""Whose stages work at once (vLLM v0.11.0 v1/engine/core.py, step_with_batch_queue); transformers' device_map is one stage after another."""
+WHY = (
+    "operators timed one by one on the card or one of its kind (serving_rates.toml, rates.toml): expected, 95th and 5th percentile of their speed; "
+    "no load of a server was fitted"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seconds:
+    """``low`` ≤ ``value`` ≤ ``high``; ``parts`` of the value add up to it."""
+
+    low: float
+    value: float
+    high: float
+    parts: Mapping[str, float]
+    evidence: str = WHY
+
+    def plus(self, other: Seconds, times: float = 1.0) -> Seconds:
+        """The sum with ``times`` the other."""
+        names = dict.fromkeys((*self.parts, *other.parts))
+        parts = {name: self.parts.get(name, 0.0) + times * other.parts.get(name, 0.0) for name in names}
+        return Seconds(
+            low=self.low + times * other.low, value=self.value + times * other.value, high=self.high + times * other.high, parts=parts
+        )
+
+
+def decode_time(spec: ModelSpec, plan: Plan, cluster: Cluster, batch: int, context: int) -> Seconds:
+    """Seconds between two tokens of a sequence where a replica decodes ``batch`` sequences that hold ``context`` tokens each.
+
+    A server with pipeline stages has as many batches on their way, each with its share of the sequences; a token passes every stage. Raises
+    InputError for what is not timed.
+    """
+    each = -(-batch // plan.mesh.pp) if plan.engine in IN_STAGES else batch
+    return _timed(spec, plan, cluster, (Pass(sequences=max(1, each), cached=max(1, context)),))
+
+
+def prefill_time(spec: ModelSpec, plan: Plan, cluster: Cluster, tokens: int, cached: int = 0) -> Seconds:
+    """Seconds until the first token of one prompt of ``tokens`` that waits for nobody, in chunks of max_batched_tokens; ``cached``: of its
+    beginning that are there.
+    """
+    chunk = int(plan.max_batched_tokens or tokens) or tokens
+    starts = range(cached, cached + max(1, tokens), chunk)
+    return _timed(spec, plan, cluster, tuple(Pass(sequences=1, fresh=max(2, min(chunk, cached + tokens - at)), cached=at) for at in starts))
+
+
+def token_time(decode: Seconds, prefill: Seconds, batch: int, output: int) -> Seconds:
+    """Seconds a token where ``batch`` sequences come and go: while one makes ``output`` tokens, every other's prompt is read once."""
+    return decode.plus(prefill, batch / max(1, output))
+
+
+def _timed(spec: ModelSpec, plan: Plan, cluster: Cluster, passes: tuple[Pass, ...]) -> Seconds:
+    _check(spec)
+    ends = {end: _at(spec, plan, cluster, passes, end) for end in End}
+    value = sum(ends[End.VALUE].values())
+    return Seconds(
+        low=min(value, sum(ends[End.FAST].values())), value=value, high=max(value, sum(ends[End.SLOW].values())), parts=ends[End.VALUE]
+    )
+
+
+def _check(spec: ModelSpec) -> None:
+    mixers = (mixer for stack in spec.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
+    if any(stack.role == "encoder" for stack in spec.stacks) or any(isinstance(mixer, CrossAttention) for mixer in mixers):
+        raise refuse("model", spec.name, "reads another sequence, whose passes are not timed", "memsheet infer tells its memory")
+
+
+def _at(spec: ModelSpec, plan: Plan, cluster: Cluster, passes: tuple[Pass, ...], end: End) -> dict[str, float]:
+    """Seconds by part at one end of the interval."""
+    engine, speeds = engine_of(plan), speeds_of(cluster, end)
+    total: dict[str, float] = {}
+    for number, work in enumerate(passes):
+        shop = Shop(plan=plan, engine=engine, speeds=speeds, work=work)
+        uneven = _uneven(spec, plan)
+        found = {name: seconds * uneven for name, seconds in layers(spec, shop).items()}
+        found["exchange"] = exchanged_s(spec, shop)
+        found["waiting"] = max(0.0, _calls_s(spec, shop) - sum(found.values()))
+        if number == len(passes) - 1:
+            found |= _last(spec, shop)
+        for name, seconds in found.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return total
+
+
+def _uneven(spec: ModelSpec, plan: Plan) -> float:
+    """Stages wait for the one with the most layers."""
+    count = sum(stack.layers for stack in spec.stacks)
+    most = max(plan.layers_per_stage) if plan.layers_per_stage else -(-count // plan.mesh.pp)
+    return max(1.0, most * plan.mesh.pp / count)
+
+
+def _calls_s(spec: ModelSpec, shop: Shop) -> float:
+    """Of the host, where it starts every kernel."""
+    if captured(shop):
+        return 0.0
+    each = CALLS.get(shop.plan.engine, FUSED_CALLS)
+    return sum(stack.layers for stack in spec.stacks) * each * shop.speeds.call_s
+
+
+@formula(cites=VLLM_SAMPLER, at="v1/sample/sampler.py: operations on the logits of every sequence, from a cast to sorting and back")
+def _last(spec: ModelSpec, shop: Shop) -> dict[str, float]:
+    """The logits of each sequence's last token, and the choice of the next."""
+    if spec.head.kind == "none":
+        return {"logits": 0.0, "sampler": 0.0}
+    plan, speeds, rows = shop.plan, shop.speeds, shop.work.sequences
+    elements = float(spec.head.width) * spec.hidden
+    dtype, cut = plan.precision.parameters, 1.0 if plan.engine in INSIDE else float(plan.mesh.tp)
+    if plan.quantization is not None and plan.engine in INSIDE:
+        dtype = plan.quantization.weights
+    line = speeds.product[format_of(dtype)]
+    flops = 2.0 * rows * elements / cut / flops_per_s(shop, format_of(dtype), rows, spec.hidden)
+    logits = line.start_s + max(dtype.nbytes(int(elements)) / cut / line.bytes_per_s, flops)
+    calls = 0 if plan.engine in INSIDE else SAMPLER_CALLS[speeds.end]
+    return {"logits": logits, "sampler": calls * speeds.call_s + rows * float(spec.head.width) * SAMPLER_BYTES[speeds.end] / speeds.memory}

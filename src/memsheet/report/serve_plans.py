@@ -1,0 +1,207 @@
+"""How to serve a model, as a screen: whether it holds and how first, then every cut beside the others, what it costs, what does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Result
+from memsheet.report.bars import Look
+from memsheet.report.layout import flow, one_line, printed, row
+from memsheet.report.plan_story import plain_table
+from memsheet.report.serve_words import command, cut, formats, short, spread
+from memsheet.search.serve import Deployment, comparison
+from memsheet.search.serve_load import Holds, Served, milliseconds
+from memsheet.units import format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+STAGED, REFUSED = 4, 6
+COMPARED = 4
+"""A cut that holds less than so small a part of another says little beside it."""
+WIDE = 120
+HEADLINE = {Holds.YES: ("HOLDS", "bold green"), Holds.PERHAPS: ("MAY HOLD", "bold yellow"), Holds.NO: ("DOES NOT HOLD", "bold red")}
+
+
+def render_serving(found: Deployment, look: Look) -> str:
+    """The whole screen as text that ends in a newline."""
+    return printed(_parts(found, look), look)
+
+
+def _parts(found: Deployment, look: Look) -> Iterator[RenderableType]:
+    best = found.plans[0]
+    yield row(*HEADLINE[best.holds], _verdict(found, best), look)
+    yield _asked(found, look)
+    yield row("Run", "bold", (command(found, best),), look)
+    if found.ways:
+        yield row("Would hold", "bold", ("\n".join(_ways(found)),), look)
+    yield _table(found, look)
+    if lines := tuple(_sentences(found)):
+        yield _paragraph(lines, look)
+    if rejected := tuple(_rejected(found)):
+        yield _why_not(rejected, look)
+    yield row("Looked at", "bold", _counted(found), look)
+    yield row("Notes", "bold", ("\n".join(map(one_line, _notes(found))),), look)
+
+
+def _verdict(found: Deployment, best: Served) -> Iterator[str]:
+    load = found.load
+    if not best.sequences[1] or best.verdict.result is Result.DOES_NOT_FIT:
+        yield f"{found.model.name} has no room for one sequence of {load.context:,} tokens on any cut of {found.cluster.count} GPUs"
+        return
+    yield from _users(found, best)
+    yield f"as {cut(best.plan)}{f', {said}' if (said := formats(best)) else ''}"
+    if best.decode is not None:
+        yield f"a token takes {spread(best.decode)} with {format_count(best.batch)} on a replica"
+    if best.prefill is not None:
+        yield f"the first of {load.prompt:,} tokens {spread(best.prefill)}"
+
+
+def _users(found: Deployment, best: Served) -> Iterator[str]:
+    """How many are held of those asked for, or at most."""
+    load, (low, value) = found.load, (count * best.replicas for count in best.sequences)
+    room = f"room for {format_count(value)} users of {load.context:,} tokens" + (f" (at least {format_count(low)})" if low != value else "")
+    if load.users is not None:
+        yield f"{format_count(load.users)} users: {room}"
+        needed = best.gpus_for(load.users)
+        if best.holds is not Holds.NO and needed is not None and needed < found.cluster.count:
+            yield f"{needed} GPUs would do"
+        if (within := best.users * best.replicas) < value:
+            yield f"{format_count(within)} of them within {milliseconds(load.tpot_s or 0)} a token"
+        return
+    within = best.users * best.replicas
+    yield f"{format_count(within)} users within {milliseconds(load.tpot_s)} a token, {room}" if load.tpot_s and within < value else room
+    yield f"{best.users_per_gpu:.3g} a GPU"
+
+
+def _asked(found: Deployment, look: Look) -> Text:
+    from rich.text import Text
+
+    load, best = found.load, found.plans[0]
+    asked = [f"{load.context:,} tokens of context"]
+    asked += [f"{load.users:,} users"] if load.users else []
+    asked += [f"{load.prompt_tokens:,} tokens in, {load.output_tokens or 0:,} out"] if load.prompt_tokens is not None else []
+    asked += [f"first token within {milliseconds(load.ttft_s)}"] if load.ttft_s else []
+    asked += [f"a token within {milliseconds(load.tpot_s)}"] if load.tpot_s else []
+    version = f" {best.serving['read'].split(' ', 1)[-1]}" if best.serving.get("read") else ""
+    where = f" on {found.cluster.count}×{found.cluster.device.name} by {found.engine}{version}"
+    return Text.assemble("serve ", (found.model.name, "bold"), where).append("\n" + flow(asked, look.width), "dim")
+
+
+def _table(found: Deployment, look: Look) -> RenderableType:
+    """Every cut without stages, then the best of those with stages; the sizes are of the fullest GPU."""
+    heads = (look.unit + " a GPU:", "weights", "KV", "total", "users each", "all", "token", "first")
+    table = plain_table(*((name, "right") for name in heads), ("holds", "left"))
+    table.columns[0].justify = "left"
+    for one in shown(found, full=look.full):
+        name = cut(one.plan) + (f", {said}" if (said := formats(one)) else "")
+        sizes = (look.cell(one.weights_bytes), look.cell(one.kv_bytes), look.cell(one.verdict.device.value))
+        decode = spread(one.decode) if one.decode and look.width >= WIDE else short(one.decode)
+        held = {Holds.YES: "yes", Holds.PERHAPS: "perhaps", Holds.NO: "no"}[one.holds]
+        table.add_row(name, *sizes, format_count(one.sequences[1]), format_count(one.in_all), decode, short(one.prefill), held)
+    return table
+
+
+def shown(found: Deployment, *, full: bool = False) -> list[Served]:
+    """Plans for a table: by size of group, then those with stages, the best first."""
+    if full:
+        return list(found.plans)
+    plain = list(comparison(found))
+    others = [one for one in found.plans if one not in plain and one.plan.mesh.pp > 1]
+    first = [found.plans[0]] if found.plans[0] not in plain and found.plans[0].plan.mesh.pp == 1 else []
+    return [*first, *plain, *_distinct(others)[:STAGED]]
+
+
+def _distinct(plans: list[Served]) -> list[Served]:
+    """One plan a mesh of replicas, ranks and stages: how experts lie says little with stages."""
+    found: dict[tuple[int, int], Served] = {}
+    for one in plans:
+        found.setdefault((int(one.plan.mesh.tp), int(one.plan.mesh.pp)), one)
+    return list(found.values())
+
+
+def _sentences(found: Deployment) -> Iterator[str]:
+    """What larger groups buy and cost."""
+    plain = [one for one in comparison(found) if one.in_all]
+    if len(plain) < 2:
+        return
+    large = max(plain, key=lambda one: one.gpus_each)
+    small = next(one for one in plain if one.in_all * COMPARED >= large.in_all or one is large)
+    if small is large:
+        return
+    if small.decode is None or large.decode is None:
+        return
+    more = large.in_all / small.in_all - 1
+    side = f"{abs(more):.0%} {'more' if more >= 0 else 'fewer'}"
+    yield (
+        f"{cut(large.plan).capitalize()} has room for {side} users than {cut(small.plan)}: a GPU keeps {_share(small, large)} of the weights beside its cache. "
+        f"A token takes {milliseconds(large.decode.value)} where {format_count(large.batch)} decode at once, and {milliseconds(small.decode.value)} where "
+        f"{format_count(small.batch)} on a replica do."
+    )
+
+
+def _share(small: Served, large: Served) -> str:
+    ratio = small.weights_bytes / max(1, large.weights_bytes)
+    return f"1/{ratio:.2g}"
+
+
+def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
+    from rich.text import Text
+
+    return Text("\n".join(flow(line.split(" "), look.width, between=" ") for line in lines))
+
+
+def _rejected(found: Deployment) -> Iterator[tuple[str, str]]:
+    """Cuts that do not do, the nearest first, then those that are no cut of this model."""
+    for one in found.plans:
+        if one.holds is Holds.NO:
+            said = [reason.words for reason in one.reasons if reason.holds is Holds.NO]
+            yield cut(one.plan) + (f", {form}" if (form := formats(one)) else ""), "; ".join(said)
+    for out in found.refused:
+        mesh = out.mesh
+        pp = f", {mesh['mesh.pp']} stages" if mesh["mesh.pp"] > 1 else ""
+        yield f"tp {mesh['mesh.tp']}{pp}", out.words
+
+
+def _why_not(rejected: tuple[tuple[str, str], ...], look: Look) -> RenderableType:
+    table = plain_table(("what does not do", "left"), ("why", "left"))
+    for name, why in rejected if look.full else rejected[:REFUSED]:
+        table.add_row(name, one_line(why))
+    if not look.full and len(rejected) > REFUSED:
+        table.add_row(f"and {len(rejected) - REFUSED} more (--full)", "")
+    return table
+
+
+def _ways(found: Deployment) -> Iterator[str]:
+    for way in found.ways:
+        best = way.found.best
+        assert best is not None
+        sure = "" if best.holds is Holds.YES else ", perhaps"
+        room = f"{format_count(best.in_all)} users of {found.load.context:,} tokens"
+        time = f", a token {spread(best.decode)}" if best.decode else ""
+        yield f"{way.words}: {room} as {cut(best.plan)}{time}{sure}"
+
+
+def _counted(found: Deployment) -> Iterator[str]:
+    yield f"{len(found.plans):,} plans of {found.engine}"
+    names = {Holds.YES: "hold", Holds.PERHAPS: "may hold", Holds.NO: "do not"}
+    for holds, name in names.items():
+        yield f"{sum(one.holds is holds for one in found.plans):,} {name}"
+    if found.refused:
+        yield f"{len(found.refused):,} cuts refused"
+
+
+def _notes(found: Deployment) -> Iterator[str]:
+    yield from found.notes
+    load, best = found.load, found.plans[0]
+    if best.decode is not None:
+        yield f"latencies: {best.decode.evidence}"
+        waits = (
+            "no request waits for another's"
+            if load.output_tokens is None
+            else "others' prompts are read between its tokens, none waits in a queue"
+        )
+        yield f"the first token is that of a prompt that is alone; {waits}; shared beginnings of prompts (prefix caching) are not counted"
+    yield from (reason.words for reason in best.reasons if reason.asks == "users" and "own limit" in reason.words)

@@ -1,0 +1,55 @@
+"""Words for ways to serve: cuts, latencies with their ranges, the command that shows one's sheet."""
+
+from __future__ import annotations
+
+from memsheet.formulas.serving_time import Seconds
+from memsheet.report.machines import machine_flags
+from memsheet.report.words import flags_for
+from memsheet.search.serve import Deployment
+from memsheet.search.serve_load import Served, milliseconds
+from memsheet.spec.plan import Plan
+
+DROPPED = ("task", "model", "gpus")
+GROUPS = {1: ("GPU", "replicas"), 2: ("pair", "pairs")}
+
+
+def cut(plan: Plan) -> str:
+    """How GPUs are grouped: 4 replicas, 2 pairs, 1 group of 4; with stages, and where experts lie."""
+    mesh = plan.mesh
+    replicas, tp, pp, ep = int(mesh.dp_replicate), int(mesh.tp), int(mesh.pp), int(mesh.ep)
+    whole = f"{replicas} × {pp} stages{f' of {tp}' if tp > 1 else ''}" if pp > 1 else _group(replicas, tp)
+    return f"{whole}, experts over {ep}" if ep > 1 else whole
+
+
+def _group(count: int, size: int) -> str:
+    one, several = GROUPS.get(size, (f"group of {size}", f"groups of {size}"))
+    return f"{count} {one if count == 1 else several}"
+
+
+def formats(one: Served) -> str:
+    """What is not as released."""
+    plan = one.plan
+    said = []
+    if "quantization.weights" in one.request and plan.quantization is not None:
+        said.append(f"weights {plan.quantization.weights.name}")
+    if "serving.kv_dtype" in one.request and plan.kv_dtype is not None:
+        said.append(f"cache {plan.kv_dtype.name}")
+    if "serving.max_batched_tokens" in one.request and plan.max_batched_tokens is not None:
+        said.append(f"batches of {int(plan.max_batched_tokens):,}")
+    return ", ".join(said)
+
+
+def spread(time: Seconds) -> str:
+    """A latency and its range."""
+    return f"{milliseconds(time.value)} ({milliseconds(time.low)} to {milliseconds(time.high)})"
+
+
+def short(time: Seconds | None) -> str:
+    return milliseconds(time.value) if time else "-"
+
+
+def command(found: Deployment, one: Served) -> str:
+    """The command that shows a plan's sheet."""
+    values = {key: value for key, value in one.request.items() if key not in DROPPED and value not in (None, False)}
+    kept = {key: value for key, value in values.items() if not (key.startswith("mesh.") and value == 1)}
+    return f"memsheet infer {found.model.name} {machine_flags(found.cluster)} {flags_for(kept)}"

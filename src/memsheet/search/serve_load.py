@@ -1,0 +1,177 @@
+"""What a deployment is asked to hold, and how a plan answers: users, memory and latencies, each surely, perhaps or not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from memsheet.budget import Result, Verdict
+from memsheet.errors import refuse
+from memsheet.formulas.serving_time import Seconds
+from memsheet.sheet import Sheet
+from memsheet.spec.plan import Plan
+
+
+class Holds(IntEnum):
+    """Whether a plan holds what is asked, from the ends of its ranges; better ones come first."""
+
+    YES = 0
+    PERHAPS = 1
+    NO = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """``context``: tokens of every user's sequence at its longest; ``users`` at once; seconds to the first token and between tokens; tokens of
+    prompts and answers where they are known. None: not asked.
+    """
+
+    context: int
+    users: int | None = None
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+
+    @property
+    def prompt(self) -> int:
+        """Tokens that are read before the first answer: of the whole context where nobody says."""
+        return self.prompt_tokens if self.prompt_tokens is not None else self.context
+
+    @property
+    def middle(self) -> int:
+        """Tokens that a sequence holds while it answers: all of its context, or the prompt and half of the answer."""
+        if self.prompt_tokens is None:
+            return self.context
+        return min(self.context, self.prompt_tokens + (self.output_tokens or 0) // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One thing that is asked, and what comes of it."""
+
+    asks: str  # memory, users, tpot, ttft
+    holds: Holds
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """One plan with what it takes and holds. ``sequences``: of the context on one replica, at least and as expected; ``batch``: those that
+    decode at once when ``decode`` is timed; ``users``: of the context on one replica within the latency asked.
+    """
+
+    request: Mapping[str, Any]
+    plan: Plan
+    assumed: tuple[str, ...]
+    sheets: tuple[Sheet, ...]
+    verdict: Verdict
+    serving: Mapping[str, Any]
+    weights_bytes: int
+    kv_bytes: int
+    sequences: tuple[int, int]
+    batch: int
+    decode: Seconds | None
+    prefill: Seconds | None
+    users: int
+    reasons: tuple[Reason, ...]
+
+    @property
+    def holds(self) -> Holds:
+        return max((reason.holds for reason in self.reasons), default=Holds.YES)
+
+    @property
+    def replicas(self) -> int:
+        return int(self.plan.mesh.dp_replicate)
+
+    @property
+    def gpus_each(self) -> int:
+        """GPUs of one replica."""
+        return int(self.plan.mesh.tp * self.plan.mesh.pp)
+
+    @property
+    def in_all(self) -> int:
+        """Sequences of the context that all replicas hold."""
+        return self.sequences[1] * self.replicas
+
+    @property
+    def users_per_gpu(self) -> float:
+        return self.users / self.gpus_each
+
+    def gpus_for(self, users: int) -> int | None:
+        """GPUs of as many replicas as hold so many users; None where one holds none."""
+        return -(-users // self.users) * self.gpus_each if self.users else None
+
+
+def most(limit: int, meets: Callable[[int], bool]) -> int:
+    """The most sequences up to ``limit`` of which ``meets`` says yes; latencies only grow with them."""
+    if limit < 1 or not meets(1):
+        return 0
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if meets(middle) else (low, middle - 1)
+    return low
+
+
+def reasons_of(
+    verdict: Verdict, sequences: tuple[int, int], replicas: int, load: Load, tpot: Seconds | None, ttft: Seconds | None
+) -> Iterator[Reason]:
+    """Every thing that is asked of a plan, with its answer."""
+    yield _memory(verdict, sequences, load)
+    if verdict.result is Result.DOES_NOT_FIT or not sequences[1]:
+        return
+    if load.users is not None:
+        low, value = (count * replicas for count in sequences)
+        holds = Holds.YES if low >= load.users else Holds.PERHAPS if value >= load.users else Holds.NO
+        yield Reason(asks="users", holds=holds, words=f"has room for {value:,} users of {load.context:,} tokens")
+    for asks, asked, found, what in (("tpot", load.tpot_s, tpot, "a token takes"), ("ttft", load.ttft_s, ttft, "the first token takes")):
+        if asked is None:
+            continue
+        if found is None:
+            yield Reason(asks=asks, holds=Holds.PERHAPS, words=f"{asks.upper()} is not timed on this card")
+            continue
+        holds = Holds.YES if found.high <= asked else Holds.PERHAPS if found.value <= asked else Holds.NO
+        yield Reason(
+            asks=asks, holds=holds, words=f"{what} {milliseconds(found.value)} ({milliseconds(found.low)} to {milliseconds(found.high)})"
+        )
+
+
+_LATENCY = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s)")
+
+
+def latency(value: Any, field: str) -> float | None:
+    """Seconds, of a number of them or of a text with its unit: 50ms, 0.5s. Raises InputError for anything else."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        match = _LATENCY.fullmatch(value.strip().lower())
+        if match is None:
+            raise refuse(field, value, "is no time", "with its unit, for example 50ms or 0.5s")
+        value = float(match[1]) * (1e-3 if match[2] == "ms" else 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= LONGEST_S:
+        raise refuse(field, value, f"is not between nothing and {LONGEST_S:,} seconds", "for example 50ms")
+    return float(value)
+
+
+LONGEST_S = 3600
+
+
+def _memory(verdict: Verdict, sequences: tuple[int, int], load: Load) -> Reason:
+    if verdict.result is Result.DOES_NOT_FIT or not sequences[1]:
+        return Reason(asks="memory", holds=Holds.NO, words=f"has no room for one sequence of {load.context:,} tokens")
+    sure = verdict.result is Result.FITS and sequences[0] > 0
+    return Reason(asks="memory", holds=Holds.YES if sure else Holds.PERHAPS, words="fits" if sure else "may not fit")
+
+
+def milliseconds(seconds: float) -> str:
+    """A latency as people say it."""
+    if seconds >= 10:
+        return f"{seconds:,.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    thousandths = seconds * 1e3
+    return f"{thousandths:.0f} ms" if thousandths >= 20 else f"{thousandths:.1f} ms"

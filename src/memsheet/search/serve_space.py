@@ -1,0 +1,51 @@
+"""Every way to cut a model over a cluster for serving: tensor-parallel ranks, stages, replicas, experts, formats, batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.spec.device import Cluster
+from memsheet.spec.model import ModelSpec, Moe
+
+AXES = ("mesh.tp", "mesh.pp", "mesh.dp_replicate", "mesh.ep")
+FORMATS: tuple[Mapping[str, Any], ...] = (
+    {"quantization.weights": "fp8"},
+    {"serving.kv_dtype": "fp8"},
+    {"quantization.weights": "fp8", "serving.kv_dtype": "fp8"},
+)
+"""Weights and caches in eight bits, tried beside the model as released where that is asked for."""
+BATCHES = (2048, 16384)
+"""Of max_batched_tokens beside the engine's own, where the first token's time is asked: larger parts of a prompt read it sooner."""
+
+
+def divisors(count: int) -> list[int]:
+    return [number for number in range(1, count + 1) if count % number == 0]
+
+
+def cuts(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[Mapping[str, int]]:
+    """Meshes whose ranks are the cluster's, those that are pinned alone. Tensor parallelism stays inside a node, stages are no more than layers."""
+    layers = sum(stack.layers for stack in spec.stacks)
+    experts = max((block.feed_forward.experts for s in spec.stacks for r in s.runs for block in r.pattern if isinstance(block.feed_forward, Moe)), default=0)  # fmt: skip
+    for tp in divisors(cluster.count):
+        if tp > cluster.per_node and "mesh.tp" not in request:
+            continue
+        for pp in divisors(cluster.count // tp):
+            if pp > layers and "mesh.pp" not in request:
+                continue
+            replicas = cluster.count // tp // pp
+            for ep in sorted({1, *((tp, tp * replicas) if experts and pp == 1 else (tp,) if experts else ())}):
+                mesh = {"mesh.tp": tp, "mesh.pp": pp, "mesh.dp_replicate": replicas, "mesh.ep": ep}
+                if (ep == 1 or ep <= experts) and all(request.get(key, size) == size for key, size in mesh.items()):
+                    yield mesh
+
+
+def variants(request: Mapping[str, Any], *, any_precision: bool, batches: bool) -> Iterator[Mapping[str, Any]]:
+    """What is left open besides the mesh."""
+    formats: tuple[Mapping[str, Any], ...] = ({}, *FORMATS) if any_precision else ({},)
+    sizes = (None, *BATCHES) if batches and "serving.max_batched_tokens" not in request else (None,)
+    for form in formats:
+        if any(request.get(key) is not None for key in form):
+            continue
+        for size in sizes:
+            yield {**form, **({"serving.max_batched_tokens": size} if size else {})}
