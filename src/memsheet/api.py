@@ -57,7 +57,7 @@ def plan(model: Any = None, *, task: str = "train", method: str = "full", top: i
     from memsheet.search.advice import ENGINES, METHODS, advise
 
     if task != "train":
-        raise refuse("plan", task, "is planned by another question", "memsheet.api.plan_serving(MODEL, gpus=…), memsheet plan infer MODEL --gpus …")
+        raise refuse("plan", task, "is no search for training", "memsheet plan train MODEL … or memsheet plan infer MODEL … (api.plan_serving)")
     if method not in METHODS:
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:

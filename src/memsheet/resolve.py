@@ -24,7 +24,7 @@ from memsheet.resolve_storage import adapter_of, check_in_backward, check_moment
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Code, Engine, Sharding
+from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Attention, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import (
     Implementation,
@@ -74,12 +74,15 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     for key, harmless in OTHER_TASK[task].items():
         value = request.get(key)
         if value is not None and value not in harmless and key not in engine.models:
-            gaps.wrong(key, value, f"has no meaning in {task}", "leave it out")
+            unread = (
+                "is not modelled for served adapters yet" if engine.served and key.startswith("adapter.") else f"has no meaning in {task}"
+            )
+            gaps.wrong(key, value, unread, "leave it out")
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
     adapter = adapter_of(gaps, model, engine)
     card = cluster if engine.server == "transformers" else None  # whose capability decides whether transformers dequantizes
-    quantization = quantization_of(gaps, model, task, adapter, card, converts=engine.code is not Code.TRANSFORMERS)
+    quantization = quantization_of(gaps, model, engine, task, adapter, card)
     precision = precision_of(gaps, engine, task, adapter, model)
     usual = usual_options(gaps, engine, mesh, model, cluster)
     sequences = _sequences(gaps, task, usual.get("serving.max_sequences"))

@@ -25,7 +25,7 @@ from memsheet.spec.defaults import (
 )
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
-from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.engine import Code, Engine, Sharding
 from memsheet.spec.gguf_mixes import gguf_named
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision, Quantization
@@ -81,7 +81,11 @@ def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = F
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None
     kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
-    odd = f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)" if model and model.dtype and stored is not kept else ""
+    odd = (
+        f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)"
+        if model and model.dtype and stored is not kept
+        else ""
+    )
     gaps.assumed += [] if silent else [f"precision.parameters = {kept.name}{odd}"]
     return kept
 
@@ -205,19 +209,33 @@ def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
     """The fields of a plan that only llama.cpp reads."""
     if task != "infer" or engine.server != "llama_cpp":
         return {}
-    from memsheet.engines.llama_cpp import UBATCH, is_fork
+    from memsheet.engines.llama_cpp import MAX_SEQUENCES, UBATCH, is_fork
 
     given, fork = gaps.request.get("serving.k_dtype"), is_fork(gaps.request.get("engine_version"))
     values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
     if values is not None and values.block > 1 and gaps.request.get("attention") not in (None, "flash"):
-        gaps.wrong("serving.kv_dtype", values.name, "needs flash attention in llama.cpp, which stores values turned without it", "--attention flash")
+        gaps.wrong(
+            "serving.kv_dtype",
+            values.name,
+            "needs flash attention in llama.cpp, which stores values turned without it",
+            "--attention flash",
+        )
     if gaps.request.get("serving.page_tokens") not in (None, 1):
-        gaps.wrong("serving.page_tokens", gaps.request["serving.page_tokens"], "does not exist in llama.cpp, whose cache has no pages", "leave it out")
+        gaps.wrong(
+            "serving.page_tokens",
+            gaps.request["serving.page_tokens"],
+            "does not exist in llama.cpp, whose cache has no pages",
+            "leave it out",
+        )
     if gaps.request.get("serving.mla_mode") not in (None, 0, "0"):
-        gaps.wrong("serving.mla_mode", gaps.request["serving.mla_mode"], "is not modelled yet: latent attention has no list of operations here")
+        gaps.wrong(
+            "serving.mla_mode", gaps.request["serving.mla_mode"], "is not modelled yet: latent attention has no list of operations here"
+        )
     if gaps.request.get("serving.fused_moe") not in (None, True) or (gaps.request.get("serving.fused_moe") and not fork):
         gaps.wrong("serving.fused_moe", gaps.request["serving.fused_moe"], "is not modelled for this version", "leave it out")
     sequences = gaps.request.get("serving.max_sequences") or 1
+    if sequences > MAX_SEQUENCES and not fork:
+        gaps.wrong("serving.max_sequences", sequences, f"is above what one llama.cpp context has: {MAX_SEQUENCES}", "--sequences 256")
     if sequences > 1:
         gaps.assumed.append(f"serving.max_model_len is llama.cpp's -c: the cells of all {sequences} sequences together")
     return {
@@ -326,25 +344,25 @@ def linear_names(model: ModelSpec) -> set[str]:
 
 
 def quantization_of(
-    gaps: Gaps, model: ModelSpec | None, task: str, adapter: Adapter | None, cluster: Cluster | None = None, *, converts: bool = False
+    gaps: Gaps, model: ModelSpec | None, engine: Engine, task: str, adapter: Adapter | None, cluster: Cluster | None = None
 ) -> Quantization | None:
-    """What the linear weights are stored in: as the plan says, else as the checkpoint was released. ``converts``: the engine has weights of
-    its own, whatever a checkpoint stores.
+    """What the linear weights are stored in: as the plan says, else as the checkpoint was released; an engine with model code of its own
+    has weights of its own, whatever a checkpoint stores.
     """
     name = gaps.request.get("quantization.weights")
-    if task == "train" and name is None and converts:
+    if task == "train" and name is None and engine.code is not Code.TRANSFORMERS:
         return None
     if task == "train" and name is None and adapter is None and _dequantized(gaps, model):
         return None
     if task == "train" and model is not None and model.quantization is not None:
         _check_stored(gaps, model.quantization.weights, adapter)
     if name is None:
-        return _stored(gaps, model, cluster if task == "infer" else None)
+        return _stored(gaps, model, engine, cluster if task == "infer" else None)
     weights = gguf_named(name) if name.startswith("gguf:") else QUANTIZED.get(name)
     if weights is None:
         gaps.wrong("quantization.weights", name, "is not a known format", f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …")
         return None
-    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and gaps.request.get("engine") != "llama.cpp":
+    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and engine.server != "llama_cpp":
         hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
         gaps.wrong("quantization.weights", name, "is a mix of types that llama.cpp writes, modelled for that engine", hint)
     if task == "train" and name not in (*TRAINABLE_QUANTIZED, *UNPACKED):
@@ -354,7 +372,16 @@ def quantization_of(
         gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
     if task == "train" and adapter is None:
         gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
-    return Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))
+    found = Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))
+    return None if name.startswith("gguf:") and _unpacked(gaps, engine, task) else found
+
+
+def _unpacked(gaps: Gaps, engine: Engine, task: str) -> bool:
+    """Whether a GGUF file's tensors are turned into the precision while they are read (transformers modeling_gguf_pytorch_utils.py)."""
+    if task != "infer" or engine.server != "transformers":
+        return False
+    gaps.assumed.append("quantization.weights = none (transformers unpacks a GGUF file as it reads it; engine llama.cpp keeps it packed)")
+    return True
 
 
 def _dequantized(gaps: Gaps, model: ModelSpec | None) -> bool:
@@ -412,7 +439,7 @@ def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
     return skip
 
 
-def _stored(gaps: Gaps, model: ModelSpec | None, cluster: Cluster | None) -> Quantization | None:
+def _stored(gaps: Gaps, model: ModelSpec | None, engine: Engine, cluster: Cluster | None) -> Quantization | None:
     """A released checkpoint that is quantized stays so unless the plan says otherwise, or the cards cannot compute with it."""
     if model is None or model.quantization is None:
         return None
@@ -421,8 +448,7 @@ def _stored(gaps: Gaps, model: ModelSpec | None, cluster: Cluster | None) -> Qua
     if weights is None:
         gaps.wrong("quantization_config", stored.weights, "is not a known format")
         return None
-    if stored.method == "gguf" and gaps.request.get("engine") == "transformers":
-        gaps.assumed.append("quantization.weights = none (transformers unpacks a GGUF file as it reads it; engine llama.cpp keeps it packed)")
+    if stored.method == "gguf" and _unpacked(gaps, engine, "infer"):
         return None
     if needed := dequantizes(stored.method, cluster):
         gaps.assumed.append(

@@ -15,6 +15,7 @@ PLAN_FLAGS = [
     "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--tp",
     "--vocab-multiple", "--vpp", "--zero",
 ]  # fmt: skip
+SERVE_FLAGS = ["--any-precision", "--context", "--tpot", "--ttft", "--users"]
 JOB_FLAGS = ["--cluster", "--debug", "--full", "--gpus", "--host-memory", "--json", "--nodes", "--parameters", "--per-node", "--plan", "--units"]
 TRACE_FLAGS = [
     "--all-stages", "--cache", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
@@ -27,7 +28,7 @@ SOLVE_FLAGS = ["--model", "--most", "--picture"]
 FLAGS = {
     "train": sorted(PLAN_FLAGS + JOB_FLAGS),
     "infer": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--lengths"]),
-    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--axes", "--cells", "--method", "--picture", "--show", "--tokens", "--top"]),
+    "plan": sorted([*PLAN_FLAGS, *JOB_FLAGS, *SERVE_FLAGS, "--axes", "--cells", "--method", "--picture", "--show", "--tokens", "--top"]),
     "solve": sorted(PLAN_FLAGS + JOB_FLAGS + SOLVE_FLAGS),
     "trace": sorted(PLAN_FLAGS + JOB_FLAGS + TRACE_FLAGS),
     "measure": sorted(PLAN_FLAGS + JOB_FLAGS + MEASURE_FLAGS),

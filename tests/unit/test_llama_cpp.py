@@ -255,6 +255,7 @@ def test_the_last_eighths_and_every_third_layer_get_more_bits():
         ({"kv_dtype": "fp8"}, "serving.kv_dtype"),
         ({"page_tokens": 16}, "serving.page_tokens"),
         ({"tp": 2}, "mesh.tp"),
+        ({"plan": {"serving": {"max_sequences": 257}}}, "serving.max_sequences"),
         ({"quantize": "gguf:Q9_Z"}, "quantization.weights"),
         ({"plan": {"serving": {"mla_mode": 2}}}, "serving.mla_mode"),
         ({"plan": {"serving": {"fused_moe": True}}}, "serving.fused_moe"),
@@ -269,6 +270,12 @@ def test_what_llama_cpp_does_not_have_is_refused_by_name(options: dict[str, Any]
 def test_a_mix_belongs_to_llama_cpp():
     with pytest.raises(InputError, match="mix of types"):
         infer(LLAMA, max_model_len=128, quantize="gguf:Q4_K_M")
+
+
+def test_transformers_unpacks_what_llama_cpp_keeps_packed():
+    packed, plain = infer(LLAMA, max_model_len=128, quantize="gguf:Q8_0"), infer(LLAMA, max_model_len=128)
+    assert held(packed, Component.PARAMETERS) == held(plain, Component.PARAMETERS)
+    assert any("unpacks a GGUF file" in line for line in packed.assumed)
 
 
 def test_layers_without_a_list_of_operations_are_refused():
@@ -289,6 +296,13 @@ def test_layers_without_a_list_of_operations_are_refused():
 
 def test_reading_needs_no_file():
     assert read_hf_config(LLAMA, name="x").source.tensors == ()
+
+
+def test_a_context_that_nobody_names_is_the_training_context():
+    answer = infer(LLAMA, engine="llama.cpp")
+    assert answer.plan.max_model_len == LLAMA["max_position_embeddings"]
+    assert any("max_model_len = 131072" in line for line in answer.assumed)
+    assert held(answer, Component.KV_CACHE) == 32 * 131072 * 2 * 1024 * 2
 
 
 def test_a_plan_reads_back_as_it_was_written():

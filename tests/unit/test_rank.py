@@ -127,4 +127,4 @@ def test_the_command_line(capsys):
     assert main([*asked, "--method", "nonsense"]) == 2
     assert main(["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512"]) == 2
     assert "global_batch" in capsys.readouterr().err
-    assert main(["plan", "infer", "llama-tiny", "--gpus", "4xA100-80GB"]) == 2
+    assert main(["plan", "guess", "llama-tiny", "--gpus", "4xA100-80GB"]) == 2

@@ -12,9 +12,10 @@ from memsheet.budget import Answer, Result
 from memsheet.engines.sglang import RELEASES, captured_chunks, release_of
 from memsheet.errors import InputError
 from memsheet.formulas.serving.sglang import Cell, cell_of, pool_bytes, table_bytes
+from memsheet.formulas.serving.sglang_states import slot_bytes, states_of
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
-from memsheet.sheet import Component, Instant
+from memsheet.sheet import Bytes, Component, Instant
 from memsheet.units import GIB
 
 EARLY = {"engine_version": "0.4.3.post4", "memory_fraction": 0.85, "max_model_len": 131072}
@@ -110,7 +111,28 @@ def test_start_up_lines() -> None:
     assert late[2].startswith(f"max_total_num_tokens={facts()['kv_tokens']}, chunked_prefill_size=8192")
 
 
-def test_recurrent_states_and_encoders_are_refused() -> None:
+def test_states_take_nine_parts_of_nineteen_and_their_slots_cap_requests() -> None:
+    """0.9 / 1.9 of the room; a slot holds, in bf16, 3 steps of each rank's convolutions and, in fp32, 8 heads of 128 x 128 in 36 layers."""
+    spec = read_model("qwen3-next-80b-a3b", catalog=catalog.find_model, names=catalog.model_names())
+    plan = served("qwen3-next-80b-a3b", "4xH100-80GB").plan
+    slot = slot_bytes(spec, plan)
+    assert slot == 36 * (3 * (2 * 16 * 128 + 32 * 128) // 4 * 2 + 32 * 128 * 128 // 4 * 4)
+    room = Bytes(19 * 10**9, 19 * 10**9, 19 * 10**9)
+    pool = states_of(slot, room)
+    assert 9 * 10**9 - slot < pool.bytes.value <= 9 * 10**9
+    assert states_of(slot, Bytes(0, 0, 0)).slots.value == 0
+    assert not states_of(0, room).bytes.high
+    found = facts("qwen3-next-80b-a3b", "4xH100-80GB")
+    assert found["kv_tokens"] > 0
+    assert "max_running_requests=2048" not in found["start_up"][2]
+
+
+def test_adapters_are_refused_as_not_yet_served() -> None:
+    with pytest.raises(InputError, match="not modelled for served adapters"):
+        served("qwen3-8b", plan={"adapter": {"rank": 16}})
+
+
+def test_recurrent_states_of_other_families_are_refused() -> None:
     with pytest.raises(InputError, match="recurrent states"):
         served("jamba-v0.1", "4xH100-80GB")
 

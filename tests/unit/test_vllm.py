@@ -14,15 +14,16 @@ from memsheet.budget import Answer, Result, started
 from memsheet.cli import main
 from memsheet.engines.vllm import RELEASES, release_of, stages
 from memsheet.errors import InputError
+from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.mixture import mixture
-from memsheet.formulas.serving.pages import Kept, kinds_of, layout_of, sequence_blocks
+from memsheet.formulas.serving.pages import Kept, kinds_of, layout_of, sequence_blocks, state_page_bytes
 from memsheet.formulas.serving.sampling import sort_scratch_bytes, sorted_sampler_bytes
 from memsheet.readers.model import read_model
 from memsheet.readers.request_lengths import read_lengths
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Instant
 from memsheet.spec.dtypes import BF16
-from memsheet.spec.model import ModelSpec
+from memsheet.spec.model import LinearAttention, ModelSpec, StateSpace
 from memsheet.units import GIB
 
 OLD = {"engine_version": "0.11.0", "page_tokens": 128, "max_model_len": 16000}
@@ -347,3 +348,15 @@ def test_a_server_that_may_lack_room_is_uncertain() -> None:
     assert started(verdict, Bytes(-1, 0, 1)).result is Result.UNCERTAIN
     assert started(verdict, Bytes(1, 2, 3)).result is Result.DOES_NOT_FIT
     assert started(verdict, Bytes(1, 2, 3)).headroom_bytes == -2
+
+
+@pytest.mark.parametrize(("name", "tp", "elements"), [
+    ("mamba-2.8b", 1, 5120 * 3 + 5120 * 16), ("mamba-codestral-7b", 2, (8192 + 2 * 8 * 128) // 2 * 3 + 8192 * 128 // 2),
+    ("bamba-9b", 4, (8192 + 2 * 4 * 128) // 4 * 3 + 8192 * 128 // 4),  # one group, repeated on every rank
+    ("qwen3-next-80b-a3b", 4, (2 * 16 * 128 + 32 * 128) // 4 * 3 + 32 * 128 * 128 // 4),
+])  # fmt: skip
+def test_a_state_is_the_shapes_that_the_engine_allocates(name: str, tp: int, elements: int) -> None:
+    """mamba1, mamba2 and gated_delta_net_state_shape of v0.11.0 (mamba_utils.py:97-186), two bytes each."""
+    assert {state_page_bytes(m, BF16, tp) for _, m, _ in caching_layers(model(name)) if isinstance(m, StateSpace | LinearAttention)} == {
+        2 * elements
+    }

@@ -22,6 +22,8 @@ COMMANDS = {
     "infer": "Does this model fit for inference, and how much cache is left?",
     "plan": "The fastest plans that fit, of every legal one, and why the others do not.",
     "solve": "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
+    "export": "A plan as the configuration of the engine that runs it.",
+    "check": "A configuration file of an engine: its sheet, its verdict, its mistakes.",
     "trace": "What does the real code allocate? Run on fake tensors, no GPU.",
     "measure": "What does a real step allocate on this machine?",
     "verify": "Predicted, traced and measured side by side: a plan run as far as this machine can.",

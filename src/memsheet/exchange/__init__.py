@@ -33,39 +33,40 @@ def find_format(name: str) -> Format:
 # ---- out ---------------------------------------------------------------------------------------------------------------------
 
 
-def write(format: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
+def write(form: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
     """The files of one format. Raises InputError for a plan that its engine cannot run as it stands."""
-    require([*_refused(format, asked), *format.problems(asked)])
-    values = {**format.fixed(asked), **{key.at: held for key in format.keys if (held := key.write(asked)) is not None}}
-    require(_changed(format, asked, read(format, values).request))
-    lines = [printable(line) for line in (*comments, f"tested against {format.tested}", *told(format, asked))]
-    text = format.compose(values, asked) if format.compose else RENDER[format.kind](nested(values))
-    files = {format.file: _commented(format.kind, lines, text)}
-    if format.more is not None:
-        files |= {name: _commented("python", lines, held) for name, held in format.more(nested(values)).items()}
+    if asked.get("engine") not in form.engines:
+        raise refuse("engine", asked.get("engine"), f"is not what {form.name} runs", f"it runs {', '.join(form.engines)}")
+    values = values_of(form, asked)
+    made = read(form, values).request
+    require([*form.problems(asked), *_unsaid(form, asked, made), *_changed(form, asked, made)])
+    lines = [printable(line) for line in (*comments, f"written for {form.tested}", *told(form, asked))]
+    text = form.compose(values, asked) if form.compose else RENDER[form.kind](nested(values))
+    files = {form.file: _commented(form.kind, lines, text)}
+    if form.more is not None:
+        files |= {name: _commented("python", lines, held) for name, held in form.more(nested(values)).items()}
     return files
 
 
-def told(format: Format, asked: Values) -> Iterator[str]:
+def values_of(form: Format, asked: Values) -> Values:
+    """What is asked as the file's values."""
+    return {**form.fixed(asked), **{key.at: held for key in form.keys if (held := key.write(asked)) is not None}}
+
+
+def told(form: Format, asked: Values) -> Iterator[str]:
     """What the engine runs otherwise than the plan says, in words."""
-    made = read(format, {key.at: held for key in format.keys if (held := key.write(asked)) is not None}).request
-    for key, where in format.differs.items():
+    made = read(form, values_of(form, asked)).request
+    for key, where in form.differs.items():
         if key in made and made[key] != asked.get(key):
             yield f"{key} = {asked.get(key)} in the plan, {made[key]} here: {where}"
 
 
-def _refused(format: Format, asked: Values) -> Iterator[Problem]:
-    if asked.get("engine") not in format.engines:
-        yield Problem(
-            field="engine", value=asked.get("engine"), reason=f"is not what {format.name} runs", hint=f"it runs {', '.join(format.engines)}"
-        )
-        return
-    said = {key for row in format.keys if (value := row.write(asked)) is not None for key in row.read(value, asked)}
+def _unsaid(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keys that are asked for and that neither the file nor the training script beside it says."""
     for key, value in asked.items():
-        if key.startswith("@") or key in DESCRIBED or key in DERIVED or key in said or key in format.beside or key in format.said:
-            continue
-        if not _nothing_said(key, value):
-            yield Problem(field=key, value=value, reason=f"cannot be said to {format.tested}", hint="another format, or leave it out")
+        left_out = key[0] in "@?" or key in DESCRIBED or key in DERIVED or key in made or form.beside & {key, "*"}
+        if not left_out and not _nothing_said(key, value):
+            yield Problem(field=key, value=value, reason=f"cannot be said to {form.tested}", hint="another format, or leave it out")
 
 
 def _nothing_said(key: str, value: Any) -> bool:
@@ -73,13 +74,13 @@ def _nothing_said(key: str, value: Any) -> bool:
     return value in (None, False, 0, "none", [], ()) or (value == 1 and (key.startswith("mesh.") or key == "vocab_multiple"))
 
 
-def _changed(format: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
-    """Where what was written reads as another plan."""
+def _changed(form: Format, asked: Values, made: Mapping[str, Any]) -> Iterator[Problem]:
+    """Where what is written reads as another plan."""
     for key, value in made.items():
         wanted = asked.get(key)
         same = value == wanted or (_nothing_said(key, value) and _nothing_said(key, wanted))
-        if not same and key not in format.differs:
-            yield Problem(field=key, value=wanted, reason=f"cannot be said to {format.tested}, which would run {value}")
+        if not same and not key.startswith("?") and key not in form.differs:
+            yield Problem(field=key, value=wanted, reason=f"cannot be said to {form.tested}, which would run {value}")
 
 
 def nested(values: Values) -> dict[str, Any]:
@@ -122,14 +123,14 @@ def _commented(kind: str, lines: Iterable[str], text: str) -> str:
 def read_text(name: str, text: str, parsers: Mapping[str, Callable[[str, str], Any]]) -> Read:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and the file's name."""
     reasons = []
-    for format in map(find_format, NAMES):
+    for form in map(find_format, NAMES):
         try:
-            held = format.parse(text) if format.parse else parsers[format.kind](text, name)
+            held = form.parse(text) if form.parse else parsers[form.kind](text, name)
         except ValueError as error:  # InputError is one: it is not of this kind
             reasons.append(str(error))
             continue
-        if isinstance(held, Mapping) and format.marks & {str(key) for key in held}:
-            return read(format, dict(flat(held)))
+        if isinstance(held, Mapping) and form.marks & {str(key) for key in held}:
+            return read(form, dict(flat(held)))
     raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + _first_line(name, text, reasons))
 
 

@@ -23,7 +23,9 @@ LEFT, WIDTH = 0.2, 0.44
 TOP, BOTTOM, ROW = 1.42, 0.75, 0.5
 """Inches above the bars, below them, and of each."""
 SHORTEST, TALL, LETTERS = 3.2, 0.6, 30
-COLUMNS = ((0.76, "sequences"), (0.975, "a token"))
+NAMED = 0.1
+"""Of the scale, the least part with its size in it."""
+COLUMNS = ((0.76, "users"), (0.975, "a token"))
 """Right edges of the figures beside the bars, as shares of the picture."""
 PARTS = ((Component.PARAMETERS, "weights"), (Component.KV_CACHE, "KV cache"), (Component.TEMPORARIES, "work, context and the rest"))
 
@@ -44,8 +46,8 @@ def figure_of(found: Deployment, *, decimal: bool = False) -> Figure:
     unit = 10**9 if decimal else GIB
     tall = max(SHORTEST, TOP + BOTTOM + ROW * len(plans))
     under = (
-        f"Bars: what the fullest GPU holds while {found.engine} serves. Sequences of {found.load.context:,} tokens in all, and on one replica; a token "
-        "with the sequences that decode at once, and its range."
+        f"Bars: what the fullest GPU holds while {found.engine} serves. Users with {found.load.context:,} tokens in all, and on one replica; how long a "
+        "token takes where as many decode."
     )
     figure, axes = sheet((LEFT, BOTTOM / tall, WIDTH, (tall - TOP - BOTTOM) / tall), title_of(found), under, tall=tall)
     axes.set_xlim(0, capacity * 1.12 / unit)
@@ -69,28 +71,12 @@ def _bar(axes: Axes, row: int, one: Served, capacity: int, unit: int, *, decimal
     for (component, name), size in zip(PARTS, (one.weights_bytes, one.kv_bytes, total - one.weights_bytes - one.kv_bytes), strict=True):
         end = min(so_far + size, most)
         axes.barh(row, (end - so_far) / unit, left=so_far / unit, height=TALL, color=COLOURS[component], alpha=dim, linewidth=0, gid=name)
-        if (end - so_far) / most > 0.1 and component is not Component.TEMPORARIES:
+        if (end - so_far) / most > NAMED and component is not Component.TEMPORARIES:
+            words = format_bytes(size, decimal=decimal, digits=1)
+            words = words if total <= most or size < most else f"{words} of {format_bytes(total, decimal=decimal, digits=1)} needed"
             colour = "white" if component is Component.PARAMETERS else INK
-            axes.text(
-                (so_far + end) / 2 / unit,
-                row,
-                format_bytes(size, decimal=decimal, digits=1),
-                color=colour,
-                fontsize=8,
-                ha="center",
-                va="center",
-            )
+            axes.text((so_far + end) / 2 / unit, row, words, color=colour, fontsize=8, ha="center", va="center")
         so_far = end
-    if total > most:
-        axes.text(
-            most / unit,
-            row - 0.34,
-            f"needs {format_bytes(total, decimal=decimal, digits=1)}",
-            color=ALARM,
-            fontsize=8,
-            ha="right",
-            va="bottom",
-        )
 
 
 def _words(axes: Axes, row: int, one: Served) -> None:

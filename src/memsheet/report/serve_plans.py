@@ -10,6 +10,7 @@ from memsheet.report.bars import Look
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.plan_story import plain_table
 from memsheet.report.serve_words import command, cut, formats, short, spread
+from memsheet.search.pooled import POOLED
 from memsheet.search.serve import Deployment, comparison
 from memsheet.search.serve_load import Holds, Served, milliseconds
 from memsheet.units import format_count
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 STAGED, REFUSED = 4, 6
 COMPARED = 4
 """A cut that holds less than so small a part of another says little beside it."""
+COUNTED = 100
+"""Users of a GPU from so many on are whole."""
+LIGHTER = 1.2
+"""Weights of a GPU that are smaller by less than so much explain nothing."""
 WIDE = 120
 HEADLINE = {Holds.YES: ("HOLDS", "bold green"), Holds.PERHAPS: ("MAY HOLD", "bold yellow"), Holds.NO: ("DOES NOT HOLD", "bold red")}
 
@@ -32,24 +37,26 @@ def render_serving(found: Deployment, look: Look) -> str:
 
 def _parts(found: Deployment, look: Look) -> Iterator[RenderableType]:
     best = found.plans[0]
-    yield row(*HEADLINE[best.holds], _verdict(found, best), look)
+    yield row(*HEADLINE[best.holds], _verdict(found, best, look), look)
     yield _asked(found, look)
-    yield row("Run", "bold", (command(found, best),), look)
+    yield row("Run" if best.in_all else "Nearest", "bold", (command(found, best),), look)
     if found.ways:
         yield row("Would hold", "bold", ("\n".join(_ways(found)),), look)
     yield _table(found, look)
     if lines := tuple(_sentences(found)):
         yield _paragraph(lines, look)
-    if rejected := tuple(_rejected(found)):
+    if rejected := tuple(_rejected(found, look)):
         yield _why_not(rejected, look)
     yield row("Looked at", "bold", _counted(found), look)
-    yield row("Notes", "bold", ("\n".join(map(one_line, _notes(found))),), look)
+    if notes := tuple(_notes(found)):
+        yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
 
 
-def _verdict(found: Deployment, best: Served) -> Iterator[str]:
+def _verdict(found: Deployment, best: Served, look: Look) -> Iterator[str]:
     load = found.load
     if not best.sequences[1] or best.verdict.result is Result.DOES_NOT_FIT:
-        yield f"{found.model.name} has no room for one sequence of {load.context:,} tokens on any cut of {found.cluster.count} GPUs"
+        yield f"no cut of {found.cluster.count} {'GPUs has' if found.cluster.count > 1 else 'GPU has'} room for one sequence of {load.context:,} tokens"
+        yield f"the nearest, {cut(best.plan)}, {_why(found, best, look)}"
         return
     yield from _users(found, best)
     yield f"as {cut(best.plan)}{f', {said}' if (said := formats(best)) else ''}"
@@ -71,9 +78,10 @@ def _users(found: Deployment, best: Served) -> Iterator[str]:
         if (within := best.users * best.replicas) < value:
             yield f"{format_count(within)} of them within {milliseconds(load.tpot_s or 0)} a token"
         return
-    within = best.users * best.replicas
-    yield f"{format_count(within)} users within {milliseconds(load.tpot_s)} a token, {room}" if load.tpot_s and within < value else room
-    yield f"{best.users_per_gpu:.3g} a GPU"
+    sure, within = (count * best.replicas for count in best.within)
+    limited = f"{format_count(within)} users within {milliseconds(load.tpot_s or 0)} a token (at least {format_count(sure)})"
+    yield f"{limited}, {room}" if load.tpot_s else room
+    yield f"{best.users_per_gpu:,.0f} a GPU" if best.users_per_gpu >= COUNTED else f"{best.users_per_gpu:.3g} a GPU"
 
 
 def _asked(found: Deployment, look: Look) -> Text:
@@ -92,16 +100,24 @@ def _asked(found: Deployment, look: Look) -> Text:
 
 def _table(found: Deployment, look: Look) -> RenderableType:
     """Every cut without stages, then the best of those with stages; the sizes are of the fullest GPU."""
-    heads = (look.unit + " a GPU:", "weights", "KV", "total", "users each", "all", "token", "first")
-    table = plain_table(*((name, "right") for name in heads), ("holds", "left"))
-    table.columns[0].justify = "left"
-    for one in shown(found, full=look.full):
-        name = cut(one.plan) + (f", {said}" if (said := formats(one)) else "")
-        sizes = (look.cell(one.weights_bytes), look.cell(one.kv_bytes), look.cell(one.verdict.device.value))
-        decode = spread(one.decode) if one.decode and look.width >= WIDE else short(one.decode)
-        held = {Holds.YES: "yes", Holds.PERHAPS: "perhaps", Holds.NO: "no"}[one.holds]
-        table.add_row(name, *sizes, format_count(one.sequences[1]), format_count(one.in_all), decode, short(one.prefill), held)
+    heads = (look.unit + " a GPU:", "weights", "KV", "total", "each", "all", "token", "first", "holds")
+    rows = [_row(one, look) for one in shown(found, full=look.full)]
+    table = plain_table(("", "left"), *((name, "right") for name in heads[1:-1]), ("holds", "left"))
+    for place, (column, name) in enumerate(zip(table.columns, heads, strict=True)):
+        column.header = name
+        if place:  # figures stay whole where the name of a cut has to wrap
+            column.min_width = max(len(name), *(len(cells[place]) for cells in rows))
+    for cells in rows:
+        table.add_row(*cells)
     return table
+
+
+def _row(one: Served, look: Look) -> tuple[str, ...]:
+    name = cut(one.plan) + (f", {said}" if (said := formats(one)) else "")
+    sizes = (look.cell(one.weights_bytes), look.cell(one.kv_bytes), look.cell(one.verdict.device.value))
+    decode = spread(one.decode) if one.decode and look.width >= WIDE else short(one.decode)
+    held = {Holds.YES: "yes", Holds.PERHAPS: "perhaps", Holds.NO: "no"}[one.holds]
+    return name, *sizes, format_count(one.sequences[1]), format_count(one.in_all), decode, short(one.prefill), held
 
 
 def shown(found: Deployment, *, full: bool = False) -> list[Served]:
@@ -131,15 +147,30 @@ def _sentences(found: Deployment) -> Iterator[str]:
     small = next(one for one in plain if one.in_all * COMPARED >= large.in_all or one is large)
     if small is large:
         return
+    if large.in_all < small.in_all and _copied(large):
+        yield f"{cut(large.plan).capitalize()} has room for fewer users than {cut(small.plan)}: ranks of a group keep copies of the same cache."
+    if large.in_all <= small.in_all or small.weights_bytes < LIGHTER * large.weights_bytes:
+        return
     if small.decode is None or large.decode is None:
         return
-    more = large.in_all / small.in_all - 1
-    side = f"{abs(more):.0%} {'more' if more >= 0 else 'fewer'}"
     yield (
-        f"{cut(large.plan).capitalize()} has room for {side} users than {cut(small.plan)}: a GPU keeps {_share(small, large)} of the weights beside its cache. "
+        f"{cut(large.plan).capitalize()} has room for {_more(large.in_all / small.in_all)} {cut(small.plan)}: a GPU keeps {_share(small, large)} of the weights beside its cache. "
         f"A token takes {milliseconds(large.decode.value)} where {format_count(large.batch)} decode at once, and {milliseconds(small.decode.value)} where "
         f"{format_count(small.batch)} on a replica do."
     )
+
+
+def _more(ratio: float) -> str:
+    return f"{ratio - 1:.0%} more users than" if ratio < DOUBLE else f"{ratio:.2g} times as many users as"
+
+
+DOUBLE = 2
+
+
+def _copied(one: Served) -> bool:
+    """Whether the ranks of a replica keep more of a token than the replica has: a latent, or heads that are fewer than ranks."""
+    whole, mine = (int(one.serving.get(key) or 0) for key in ("kv_bytes_per_token", "kv_bytes_per_token_per_rank"))
+    return mine * one.gpus_each > whole
 
 
 def _share(small: Served, large: Served) -> str:
@@ -153,16 +184,23 @@ def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
     return Text("\n".join(flow(line.split(" "), look.width, between=" ") for line in lines))
 
 
-def _rejected(found: Deployment) -> Iterator[tuple[str, str]]:
+def _rejected(found: Deployment, look: Look) -> Iterator[tuple[str, str]]:
     """Cuts that do not do, the nearest first, then those that are no cut of this model."""
     for one in found.plans:
         if one.holds is Holds.NO:
-            said = [reason.words for reason in one.reasons if reason.holds is Holds.NO]
-            yield cut(one.plan) + (f", {form}" if (form := formats(one)) else ""), "; ".join(said)
+            yield cut(one.plan) + (f", {form}" if (form := formats(one)) else ""), _why(found, one, look)
     for out in found.refused:
         mesh = out.mesh
         pp = f", {mesh['mesh.pp']} stages" if mesh["mesh.pp"] > 1 else ""
         yield f"tp {mesh['mesh.tp']}{pp}", out.words
+
+
+def _why(found: Deployment, one: Served, look: Look) -> str:
+    """What of a plan does not do, sizes in the screen's unit."""
+    gives = found.cluster.device.framework_bytes
+    if one.verdict.device.low > gives:
+        return f"needs {look.need(int(one.verdict.device.value))} of a GPU that gives {look.room(gives)}"
+    return "; ".join(reason.words for reason in one.reasons if reason.holds is Holds.NO)
 
 
 def _why_not(rejected: tuple[tuple[str, str], ...], look: Look) -> RenderableType:
@@ -190,7 +228,7 @@ def _counted(found: Deployment) -> Iterator[str]:
     for holds, name in names.items():
         yield f"{sum(one.holds is holds for one in found.plans):,} {name}"
     if found.refused:
-        yield f"{len(found.refused):,} cuts refused"
+        yield f"{len(found.refused):,} refused"
 
 
 def _notes(found: Deployment) -> Iterator[str]:
@@ -204,4 +242,6 @@ def _notes(found: Deployment) -> Iterator[str]:
             else "others' prompts are read between its tokens, none waits in a queue"
         )
         yield f"the first token is that of a prompt that is alone; {waits}; shared beginnings of prompts (prefix caching) are not counted"
-    yield from (reason.words for reason in best.reasons if reason.asks == "users" and "own limit" in reason.words)
+    room, limit = int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)), int(best.plan.max_sequences or 0)
+    if best.plan.engine in POOLED and room > limit:
+        yield f"a replica has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s own limit, and --sequences raises it"

@@ -45,7 +45,8 @@ def _served(found: Deployment, one: Served) -> dict[str, Any]:
         "headroom_bytes": int(one.verdict.headroom_bytes), "rank": int(one.verdict.rank), "instant": one.verdict.instant.value,
         "weights_bytes": one.weights_bytes, "kv_cache_bytes": one.kv_bytes, "replicas": one.replicas, "gpus_per_replica": one.gpus_each,
         "sequences_per_replica": {"low": one.sequences[0], "value": one.sequences[1]}, "sequences": one.in_all,
-        "users": one.users * one.replicas, "users_per_gpu": one.users_per_gpu, "decode_batch": one.batch,
+        "users": one.users * one.replicas,
+        "users_low": one.within[0] * one.replicas, "users_per_gpu": one.users_per_gpu, "decode_batch": one.batch,
         "decode_s": _seconds(one.decode), "decode_parts_s": dict(one.decode.parts) if one.decode else None, "prefill_s": _seconds(one.prefill),
         "command": command(found, one),
     }  # fmt: skip

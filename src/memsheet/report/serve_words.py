@@ -7,6 +7,7 @@ from memsheet.report.machines import machine_flags
 from memsheet.report.words import flags_for
 from memsheet.search.serve import Deployment
 from memsheet.search.serve_load import Served, milliseconds
+from memsheet.spec.names import SHORT
 from memsheet.spec.plan import Plan
 
 DROPPED = ("task", "model", "gpus")
@@ -14,11 +15,11 @@ GROUPS = {1: ("GPU", "replicas"), 2: ("pair", "pairs")}
 
 
 def cut(plan: Plan) -> str:
-    """How GPUs are grouped: 4 replicas, 2 pairs, 1 group of 4; with stages, and where experts lie."""
+    """How GPUs are grouped: 4 replicas, 2 pairs, 1 group of 4; with stages, and over how many ranks experts are dealt (ep)."""
     mesh = plan.mesh
     replicas, tp, pp, ep = int(mesh.dp_replicate), int(mesh.tp), int(mesh.pp), int(mesh.ep)
     whole = f"{replicas} × {pp} stages{f' of {tp}' if tp > 1 else ''}" if pp > 1 else _group(replicas, tp)
-    return f"{whole}, experts over {ep}" if ep > 1 else whole
+    return f"{whole}, ep {ep}" if ep > 1 else whole
 
 
 def _group(count: int, size: int) -> str:
@@ -50,6 +51,7 @@ def short(time: Seconds | None) -> str:
 
 def command(found: Deployment, one: Served) -> str:
     """The command that shows a plan's sheet."""
-    values = {key: value for key, value in one.request.items() if key not in DROPPED and value not in (None, False)}
+    flags = set(SHORT.values())
+    values = {key: value for key, value in one.request.items() if key in flags and key not in DROPPED and value not in (None, False)}
     kept = {key: value for key, value in values.items() if not (key.startswith("mesh.") and value == 1)}
     return f"memsheet infer {found.model.name} {machine_flags(found.cluster)} {flags_for(kept)}"

@@ -9,20 +9,18 @@ from typing import Any
 from memsheet.account import account
 from memsheet.budget import Result, judge_on, started
 from memsheet.engines import engine_of
-from memsheet.errors import InputError
+from memsheet.errors import InputError, refuse
 from memsheet.formulas.serving.servers import server_of
-from memsheet.formulas.serving_time import Seconds, decode_time, prefill_time, token_time
+from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.resolve import resolve
+from memsheet.search.pooled import POOLED, sequences_of
 from memsheet.search.serve_load import Holds, Load, Reason, Served, most, reasons_of
-from memsheet.search.serve_space import cuts, variants
+from memsheet.search.serve_space import AXES, cuts, variants
 from memsheet.sheet import Component, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
-
-LIMITED = ("vllm", "sglang")
-"""Servers that run no more than max_sequences at once, however many have room."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +73,7 @@ def deploy(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: 
     """Weigh every cut. ``request``: what is pinned, with its engine. Raises InputError where every cut is refused for the same reason."""
     search, plans, refused = Search(spec, cluster, load), list[Served](), dict[str, Cut]()
     length = {"serving.max_model_len": request.get("serving.max_model_len") or load.context}
-    others = tuple(variants(request, any_precision=any_precision, batches=load.ttft_s is not None))
+    others = tuple(variants(spec, request, any_precision=any_precision, batches=load.ttft_s is not None))
     first: InputError | None = None
     for mesh in cuts(spec, cluster, request):
         for other in others:
@@ -85,8 +83,8 @@ def deploy(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: 
                 first = first or error
                 problem = error.problems[0]
                 refused.setdefault(f"{mesh}", Cut(mesh=mesh, words=f"{problem.field} {problem.value} {problem.reason}"))
-    if not plans and first is not None:
-        raise first
+    if not plans:
+        raise first or _no_cut(cluster, request)
     ranked = tuple(sorted(plans, key=lambda one: rank_key(one, load)))
     return Deployment(
         model=spec, cluster=cluster, engine=str(request.get("engine")), load=load, plans=ranked,
@@ -94,20 +92,37 @@ def deploy(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: 
     )  # fmt: skip
 
 
+def _no_cut(cluster: Cluster, request: Mapping[str, Any]) -> InputError:
+    """Of degrees that are pinned and do not multiply to the cluster."""
+    pinned = {key: request[key] for key in AXES if request.get(key) is not None}
+    field = next(iter(pinned), "gpus")
+    said = " · ".join(f"{key.removeprefix('mesh.')} {size}" for key, size in pinned.items())
+    return refuse(
+        field, pinned.get(field), f"is of no cut of {cluster.count} GPUs with {said}", "leave degrees out, and every cut is tried"
+    )
+
+
 def _same(cut: Cut, one: Served) -> bool:
     return all(one.request.get(key) == size for key, size in cut.mesh.items())
 
 
 def rank_key(one: Served, load: Load) -> tuple[float, ...]:
-    """What holds comes first; of those the quickest token where a latency is asked, else the most users a GPU; then the fewest ranks that wait
-    for one another. A format that nobody released comes after the model as it is where both do as well.
+    """What holds comes first; of those the quickest token where so many users are to have it within some time, else the most users a GPU; then
+    the fewest ranks that wait for one another. A format that nobody released comes after the model as it is where both do as well. Of what does
+    not hold, the nearest.
     """
     seconds = one.decode.value if one.decode else float("inf")
     first = one.prefill.value if one.prefill else float("inf")
     changed = sum(one.plan.quantization is not None and key in one.request for key in ("quantization.weights",))
     if one.holds is Holds.NO:
-        return (2.0, -float(one.users * one.replicas), seconds, float(one.gpus_each), 0.0)
-    if load.tpot_s is not None or load.ttft_s is not None:
+        return (
+            2.0,
+            -float(one.users * one.replicas),
+            -float(one.in_all),
+            float(one.verdict.device.value) if not one.in_all else seconds,
+            float(one.gpus_each),
+        )
+    if load.users is not None and (load.tpot_s is not None or load.ttft_s is not None):
         return (float(one.holds), seconds if load.tpot_s is not None else first, -one.users_per_gpu, float(changed), float(one.gpus_each))
     return (float(one.holds), -one.users_per_gpu, seconds, float(changed), float(one.gpus_each))
 
@@ -125,64 +140,70 @@ def _served(search: Search, request: Mapping[str, Any]) -> Served:
     if "short_bytes" in facts:
         verdict = started(verdict, facts["short_bytes"])
     sequences = _sequences(plan, facts, load) if verdict.result is not Result.DOES_NOT_FIT else (0, 0)
-    batch = _batch(plan, sequences[1], load)
-    decode, prefill, users = _timed(search, plan, batch, sequences[1])
-    reasons = tuple(reasons_of(verdict, sequences, int(plan.mesh.dp_replicate), load, decode, prefill))
+    batch, decode, prefill, users = _timed(search, plan, sequences)
+    reasons = tuple(reasons_of(verdict, cluster, sequences, int(plan.mesh.dp_replicate), load, (decode, prefill)))
     worst = max(sheets, key=lambda sheet: sheet.device.high)
     return Served(
         request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, serving=facts,
         weights_bytes=int(worst.of(Component.PARAMETERS).value), kv_bytes=int(worst.of(Component.KV_CACHE).value),
-        sequences=sequences, batch=batch, decode=decode, prefill=prefill, users=users, reasons=_limited(plan, facts, load, reasons),
+        sequences=sequences, batch=batch, decode=decode, prefill=prefill, within=users, reasons=_limited(plan, facts, load, reasons),
     )  # fmt: skip
 
 
 def stages(plan: Plan) -> list[int]:
-    """The stages that may decide: the first has the embedding, the last the head, the one before it as many layers as any. Transformers asks
-    for all of them.
+    """The stages that may decide: the first has the embedding, the last the head, and where they are uneven the one before it has as many layers
+    as any. Transformers asks for all of them.
     """
     count = plan.mesh.pp
-    return list(range(count)) if plan.engine not in LIMITED else sorted({0, max(0, count - 2), count - 1})
+    if plan.engine not in POOLED:
+        return list(range(count))
+    return sorted({0, count - 1, *([max(0, count - 2)] if plan.layers_per_stage else [])})
 
 
 def _sequences(plan: Plan, facts: Mapping[str, Any], load: Load) -> tuple[int, int]:
     """Sequences of the context on one replica: at least, and as expected."""
-    room = int(facts["max_sequences"].get(str(load.context), 0))
-    tokens, low = int(facts.get("kv_tokens") or 0), int(facts.get("kv_tokens_low") or facts.get("kv_tokens") or 0)
-    least = room * low // tokens if tokens else room
-    limit = int(plan.max_sequences or room) if plan.engine in LIMITED else room
-    return min(least, limit), min(room, limit)
+    room = sequences_of(facts, load.context)
+    limit = int(plan.max_sequences or room.value) if plan.engine in POOLED else int(room.value)
+    return min(int(room.low), limit), min(int(room.value), limit)
 
 
-def _batch(plan: Plan, sequences: int, load: Load) -> int:
-    """Sequences that decode at once on a replica: those of its users, as many as have room."""
-    mine = sequences if load.users is None else -(-load.users // int(plan.mesh.dp_replicate))
-    return max(1, min(mine, sequences))
+def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int, Seconds | None, Seconds | None, tuple[int, int]]:
+    """Sequences that decode at once on a replica, seconds between their tokens, seconds to a first token, and users of a replica within the latency
+    asked, surely and as expected.
 
-
-def _timed(search: Search, plan: Plan, batch: int, sequences: int) -> tuple[Seconds | None, Seconds | None, int]:
-    """Seconds between tokens at ``batch``, seconds to the first token, and users of a replica within the latency asked."""
+    Those decode at once that share the users of a replica; where nobody counts users, as many as there is room for, or as surely keep the latency.
+    """
     spec, cluster, load = search.spec, search.cluster, search.load
-    if not sequences:
-        return None, None, 0
+    if not sequences[1]:
+        return 1, None, None, (0, 0)
+    mine = sequences[1] if load.users is None else -(-load.users // int(plan.mesh.dp_replicate))
+    batch = max(1, min(mine, sequences[1]))
     try:
-        prefill = prefill_time(spec, plan, cluster, load.prompt)
+        timer = Timer.of(spec, plan, cluster)
+        prefill = timer.prefill(load.prompt)
     except InputError as error:
         search.notes[f"latencies are not told: {error.problems[0].value} {error.problems[0].reason}"] = None
-        return None, None, sequences
+        return batch, None, None, sequences
+    others = 1 / load.output_tokens if load.output_tokens else 0.0  # of another's prompt, between two tokens
 
-    def at(count: int) -> Seconds:
-        decode = decode_time(spec, plan, cluster, count, load.middle)
-        return token_time(decode, prefill, count, load.output_tokens) if load.output_tokens else decode
+    def within(limit: int, end: End, prompt_s: float) -> int:
+        """The most sequences that keep the latency at one end of its range."""
+        assert load.tpot_s is not None
+        asked = load.tpot_s
+        return most(limit, lambda count: timer.decode_s(end, count, load.middle) + count * others * prompt_s <= asked)
 
-    asked = load.tpot_s
-    within = sequences if asked is None else most(sequences, lambda count: at(count).value <= asked)
-    return at(batch), prefill, within
+    users = sequences
+    if load.tpot_s is not None:
+        users = within(sequences[0], End.SLOW, prefill.high), within(sequences[1], End.VALUE, prefill.value)
+        batch = batch if load.users is not None else users[0] or users[1] or 1
+    decode = timer.decode(batch, load.middle)
+    return batch, token_time(decode, prefill, batch, load.output_tokens) if load.output_tokens else decode, prefill, users
 
 
 def _limited(plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
     """Where the engine's own limit, and not room, is what there are too few of."""
     room = int(facts["max_sequences"].get(str(load.context), 0)) if facts.get("max_sequences") else 0
-    if plan.engine not in LIMITED or not plan.max_sequences or room <= int(plan.max_sequences):
+    if plan.engine not in POOLED or not plan.max_sequences or room <= int(plan.max_sequences):
         return reasons
     words = f"runs {int(plan.max_sequences):,} sequences a replica at once by its own limit (--sequences), and has room for {room:,}"
     return tuple(

@@ -12,7 +12,9 @@ from memsheet.budget import Result, Verdict
 from memsheet.errors import refuse
 from memsheet.formulas.serving_time import Seconds
 from memsheet.sheet import Sheet
+from memsheet.spec.device import Cluster
 from memsheet.spec.plan import Plan
+from memsheet.units import format_bytes
 
 
 class Holds(IntEnum):
@@ -61,7 +63,7 @@ class Reason:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """One plan with what it takes and holds. ``sequences``: of the context on one replica, at least and as expected; ``batch``: those that
-    decode at once when ``decode`` is timed; ``users``: of the context on one replica within the latency asked.
+    decode at once when ``decode`` is timed; ``within``: users of the context on one replica within the latency asked, surely and as expected.
     """
 
     request: Mapping[str, Any]
@@ -76,7 +78,7 @@ class Served:
     batch: int
     decode: Seconds | None
     prefill: Seconds | None
-    users: int
+    within: tuple[int, int]
     reasons: tuple[Reason, ...]
 
     @property
@@ -98,12 +100,18 @@ class Served:
         return self.sequences[1] * self.replicas
 
     @property
+    def users(self) -> int:
+        """Users of a replica within the latency asked, as expected."""
+        return self.within[1]
+
+    @property
     def users_per_gpu(self) -> float:
         return self.users / self.gpus_each
 
     def gpus_for(self, users: int) -> int | None:
-        """GPUs of as many replicas as hold so many users; None where one holds none."""
-        return -(-users // self.users) * self.gpus_each if self.users else None
+        """GPUs of as many replicas as surely hold so many users; None where one surely holds none."""
+        sure = min(self.sequences[0], self.within[0])
+        return -(-users // sure) * self.gpus_each if sure else None
 
 
 def most(limit: int, meets: Callable[[int], bool]) -> int:
@@ -118,10 +126,11 @@ def most(limit: int, meets: Callable[[int], bool]) -> int:
 
 
 def reasons_of(
-    verdict: Verdict, sequences: tuple[int, int], replicas: int, load: Load, tpot: Seconds | None, ttft: Seconds | None
-) -> Iterator[Reason]:
-    """Every thing that is asked of a plan, with its answer."""
-    yield _memory(verdict, sequences, load)
+    verdict: Verdict, cluster: Cluster, sequences: tuple[int, int], replicas: int, load: Load, times: tuple[Seconds | None, Seconds | None]
+) -> Iterator[Reason]:  # fmt: skip
+    """Every thing that is asked of a plan, with its answer. ``times``: between tokens, and to the first."""
+    tpot, ttft = times
+    yield _memory(verdict, cluster, sequences, load)
     if verdict.result is Result.DOES_NOT_FIT or not sequences[1]:
         return
     if load.users is not None:
@@ -160,7 +169,13 @@ def latency(value: Any, field: str) -> float | None:
 LONGEST_S = 3600
 
 
-def _memory(verdict: Verdict, sequences: tuple[int, int], load: Load) -> Reason:
+def _memory(verdict: Verdict, cluster: Cluster, sequences: tuple[int, int], load: Load) -> Reason:
+    gives = cluster.device.framework_bytes
+    if verdict.device.low > gives:
+        words = (
+            f"needs {format_bytes(int(verdict.device.value), digits=1)} of a GPU that gives {format_bytes(gives, headroom=True, digits=1)}"
+        )
+        return Reason(asks="memory", holds=Holds.NO, words=words)
     if verdict.result is Result.DOES_NOT_FIT or not sequences[1]:
         return Reason(asks="memory", holds=Holds.NO, words=f"has no room for one sequence of {load.context:,} tokens")
     sure = verdict.result is Result.FITS and sequences[0] > 0

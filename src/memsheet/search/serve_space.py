@@ -19,6 +19,10 @@ BATCHES = (2048, 16384)
 """Of max_batched_tokens beside the engine's own, where the first token's time is asked: larger parts of a prompt read it sooner."""
 
 
+MOST_STAGES = 16
+"""Of a pipeline, unless --pp asks for more: every stage adds its starts and a message to each token, and none was found beyond the nodes of a job."""
+
+
 def divisors(count: int) -> list[int]:
     return [number for number in range(1, count + 1) if count % number == 0]
 
@@ -31,7 +35,7 @@ def cuts(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Itera
         if tp > cluster.per_node and "mesh.tp" not in request:
             continue
         for pp in divisors(cluster.count // tp):
-            if pp > layers and "mesh.pp" not in request:
+            if pp > min(layers, MOST_STAGES) and "mesh.pp" not in request:
                 continue
             replicas = cluster.count // tp // pp
             for ep in sorted({1, *((tp, tp * replicas) if experts and pp == 1 else (tp,) if experts else ())}):
@@ -40,12 +44,17 @@ def cuts(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> Itera
                     yield mesh
 
 
-def variants(request: Mapping[str, Any], *, any_precision: bool, batches: bool) -> Iterator[Mapping[str, Any]]:
+def formats(spec: ModelSpec, request: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Eight bits of what is left open; weights that were released in fewer are left as they are."""
+    for form in FORMATS:
+        if not any(request.get(key) is not None for key in form) and not (spec.quantization and "quantization.weights" in form):
+            yield form
+
+
+def variants(spec: ModelSpec, request: Mapping[str, Any], *, any_precision: bool, batches: bool) -> Iterator[Mapping[str, Any]]:
     """What is left open besides the mesh."""
-    formats: tuple[Mapping[str, Any], ...] = ({}, *FORMATS) if any_precision else ({},)
+    forms: tuple[Mapping[str, Any], ...] = ({}, *formats(spec, request)) if any_precision else ({},)
     sizes = (None, *BATCHES) if batches and "serving.max_batched_tokens" not in request else (None,)
-    for form in formats:
-        if any(request.get(key) is not None for key in form):
-            continue
+    for form in forms:
         for size in sizes:
             yield {**form, **({"serving.max_batched_tokens": size} if size else {})}

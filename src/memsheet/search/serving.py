@@ -10,7 +10,7 @@ from memsheet.errors import InputError, Problem, refuse, require
 from memsheet.resolve_serving import pages
 from memsheet.search.serve import Deployment, Way, deploy
 from memsheet.search.serve_load import Load, latency
-from memsheet.search.serve_space import FORMATS
+from memsheet.search.serve_space import formats
 from memsheet.spec.device import MAX_DEVICES, Cluster
 from memsheet.spec.model import ModelSpec
 
@@ -20,6 +20,8 @@ USUAL_CONTEXT = 8192
 MAX_TOKENS = 100_000_000
 MAX_USERS = 1_000_000_000
 DOUBLINGS = 4
+NEAR = 0.7
+"""Of the users asked for, from what on twice the GPUs are looked at: larger groups hold somewhat more than twice as many."""
 NAMES = {"quantization.weights": "weights", "serving.kv_dtype": "a cache"}
 
 
@@ -65,23 +67,29 @@ def _problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) 
         yield Problem(field="prompt_tokens", value=prompt, reason=f"and the answer exceed a context of {context:,} tokens")
 
 
+def _beyond(found: Deployment) -> bool:
+    """Whether more users are asked for than any cut would hold that had the room of its weights too, and caches half as large."""
+    most = max((2 * one.in_all * (1 + one.weights_bytes / max(1, one.kv_bytes)) for one in found.plans), default=0.0)
+    return 0 < most < (found.load.users or 0)
+
+
 def _ways(found: Deployment, request: Mapping[str, Any], *, any_precision: bool) -> Iterator[Way]:
     """What would hold: eight bits on the same GPUs, then as many nodes or GPUs more as it takes, in doublings."""
-    for form in FORMATS if not any_precision else ():
-        if any(request.get(key) is not None for key in form):
-            continue
+    for form in formats(found.model, request) if not any_precision and not _beyond(found) else ():
         try:
             eight = deploy(found.model, found.cluster, {**request, **form}, found.load)
         except InputError:  # the card, the engine or the model has no such format
             continue
         if eight.best is not None:
             yield Way(words=" and ".join(f"{NAMES[key]} in {value}" for key, value in form.items()), found=eight)
-    cluster = found.cluster
-    for _ in range(DOUBLINGS):
+    cluster, most = found.cluster, max((one.in_all for one in found.plans), default=0)
+    for doubled in range(1, DOUBLINGS + 1):
         if cluster.count * 2 > MAX_DEVICES or any(key.startswith("mesh.") for key in request):
             return
         cluster = replace(cluster, nodes=cluster.nodes * 2) if cluster.nodes > 1 or cluster.per_node >= (cluster.device.per_node or 8) else (
             replace(cluster, per_node=cluster.per_node * 2))  # fmt: skip
+        if most and found.load.users and most * 2**doubled < NEAR * found.load.users:
+            continue  # as many replicas more do not hold them
         more = deploy(found.model, cluster, request, found.load)
         if more.best is not None:
             yield Way(words=f"{cluster.count} GPUs", found=more)

@@ -18,6 +18,7 @@ from memsheet.errors import refuse
 from memsheet.fixes import cheapest_fix
 from memsheet.resolve import resolve
 from memsheet.search.family import MOST_LAYERS
+from memsheet.search.pooled import POOLED
 from memsheet.search.trials import Question, Trials, Tried, confirmed, edge
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links
 from memsheet.spec.model import ModelSpec
@@ -107,13 +108,15 @@ def longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, m
     values = (*steps, top) if top % TOKENS else tuple(steps)
     trials = Trials(values=values, asks=_with(model, request, cluster, target.key), say=say)
     solution = _solved(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
-    return replace(solution, notes=(*_positions(model, top, solution, asked=most is not None), *_prompts(target, request)))
+    return replace(solution, notes=(*_positions(model, top, solution, asked=most is not None), *_prompts(target, request, solution)))
 
 
-def _prompts(target: Target, request: Mapping[str, Any]) -> tuple[str, ...]:
+def _prompts(target: Target, request: Mapping[str, Any], solution: Solution) -> tuple[str, ...]:
     """Why the range of what is served is wide."""
     if target.task == "train" or request.get("serving.prompt_tokens") is not None:
         return ()
+    if solution.shown.plan.engine in POOLED:
+        return ("at once are all sequences at max_model_len: a server starts more and computes some again when its pool is full",)
     return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
 
 
@@ -136,7 +139,7 @@ def most_sequences(
     target = Target.SEQUENCES if request.get("task") == "infer" else Target.MICROBATCH
     values, words = _microbatches(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
     solution = _solved(target, Trials(values=values, asks=_with(model, request, cluster, target.key), say=say), words)
-    return replace(solution, notes=_prompts(target, request))
+    return replace(solution, notes=_prompts(target, request, solution))
 
 
 def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Answer, Verdict, answer_of, budget_of, judge_on
+from memsheet.budget import Answer, Verdict, answer_of, budget_of, judge_on, started
 from memsheet.errors import InputError, Problem, require
 from memsheet.resolve import Resolved, resolve
+from memsheet.search.pooled import Pool, pool_of
 from memsheet.sheet import Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import unsupported
@@ -39,6 +40,7 @@ class Tried:
     replayed: bool
     sheets: tuple[Sheet, ...]
     verdict: Verdict
+    pool: Pool | None = None  # of a server that has one
 
     @property
     def plan(self) -> Plan:
@@ -57,12 +59,14 @@ class Tried:
     def spare_bytes(self) -> int:
         """What the high end of the range leaves of the least that the card gives; negative where that is not sure to fit."""
         least = budget_of(self.cluster).low_bytes - max(sheet.device.high for sheet in self.sheets)
+        least = min(least, -self.pool.lacks.high) if self.pool else least
         return int(min(least, -self.verdict.host_short_bytes)) if self.verdict.host_short_bytes else int(least)
 
     @property
     def expected_spare_bytes(self) -> int:
         """The same of the expected bytes."""
         left = budget_of(self.cluster).capacity_bytes - max(sheet.device.value for sheet in self.sheets)
+        left = min(left, -self.pool.lacks.value) if self.pool else left
         return int(min(left, -self.verdict.host_short_bytes)) if self.verdict.host_short_bytes else int(left)
 
     @property
@@ -78,9 +82,12 @@ def attempt(value: int, question: Question, *, replays: bool) -> Tried:
     require(unsupported(resolved.plan, cluster))
     stages = range(resolved.plan.mesh.pp)
     sheets = tuple(account(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
+    pool = pool_of(model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1))
+    verdict = judge_on(sheets, cluster)
     return Tried(
-        value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, verdict=judge_on(sheets, cluster)
-    )
+        value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, pool=pool,
+        verdict=started(verdict, pool.lacks) if pool else verdict,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,14 @@
 this in (``memsheet/exchange``).
 
 An *asked* mapping is a plan's request, whole (``flatten`` of its document without what is null), and what the machines and the batch come to:
-``@gpus``, ``@nodes``, ``@per_node``, ``@accumulation`` (micro-batches of a step on one rank), ``@model``. *Values* are what stands in a
+``@gpus``, ``@nodes``, ``@per_node``, ``@accumulation`` (micro-batches of a step on one rank), ``@model``, ``@hidden``. In a request that is read, ``?key`` is what holds unless anything else says the key. *Values* are what stands in a
 file, by dotted places (``zero_optimization.stage``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field
 from typing import Any
 
 from memsheet.errors import Problem, nearest
@@ -17,10 +18,31 @@ from memsheet.frozen import dataclass
 Values = Mapping[str, Any]
 AUTO = "auto"
 MAX_COUNT = 2**30
+COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
 
 
 def _nothing(_: Values) -> Iterable[Problem]:
     return ()
+
+
+def _no_values(_: Values) -> Mapping[str, Any]:
+    return {}
+
+
+def precision_word(asked: Values) -> str:
+    """What a plan is to a switch of mixed precision: bf16, fp16 or no. Sixteen-bit gradients are those of a model loaded so."""
+    mixed = asked.get("precision.gradients") == "fp32" and asked.get("precision.compute")
+    return mixed if mixed in ("bf16", "fp16") else "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What a key adds to a rank at its peak, beyond the sheet, which is of the engine's default. Less than nothing where it saves."""
+
+    at: str
+    why: str
+    low_bytes: int
+    high_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,22 +90,24 @@ class Format:
     marks: frozenset[str]  # a file with one of these at its top is of this format
     beside: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
-    unmodelled: Mapping[str, tuple[Any, ...]] = {}
-    fixed: Callable[[Values], Mapping[str, Any]] = lambda _: {}  # what every file says
-    differs: Mapping[str, str] = {}  # keys of a plan that the engine runs otherwise, and where that is told
+    unmodelled: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed: Callable[[Values], Mapping[str, Any]] = _no_values  # what every file says
+    differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
     problems: Callable[[Values], Iterable[Problem]] = _nothing  # what the engine cannot do, beyond what the keys show
     strict: tuple[str, ...] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
-    said: Mapping[str, Any] = {}  # what being such a file says of the plan
+    said: Mapping[str, Any] = field(default_factory=dict)  # what being such a file says of the plan
     compose: Callable[[Values, Values], str] | None = None  # text of a shell format, of values and what is asked
     parse: Callable[[str], Mapping[str, Any]] | None = None  # and back
     more: Callable[[Values], Mapping[str, str]] | None = None  # further files of the same values, by name
+    weighed: frozenset[str] = frozenset()  # keys of which ``moves`` tells the bytes
+    moves: Callable[[Values, Values], Iterable[Moved]] | None = None  # bytes that known keys add to or take from the sheet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
     """What a file says. ``ignored``: known and without bytes; ``unmodelled``: with bytes that nobody accounts."""
 
-    format: Format
+    form: Format
     values: Values
     request: Mapping[str, Any]
     used: tuple[str, ...]
@@ -94,47 +118,75 @@ class Read:
     problems: tuple[Problem, ...]
 
 
-def read(format: Format, values: Values) -> Read:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement:
+    """Two files of one job that say different things."""
+
+    key: str
+    said: tuple[tuple[str, Any], ...]  # by file, the one that was taken last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """The request that all files make. ``gpus``: how many they name, if they do."""
+
+    request: Mapping[str, Any]
+    gpus: int | None
+    accumulation: int | None
+    assumed: tuple[str, ...]
+    disagree: tuple[Disagreement, ...]
+    problems: tuple[Problem, ...]
+
+
+def read(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
-    rows = {key.at: key for key in format.keys}
-    request: dict[str, Any] = dict(format.said)
+    rows = {key.at: key for key in form.keys}
+    request: dict[str, Any] = dict(form.said)
     assumed: list[str] = []
     problems: list[Problem] = []
     for at, row in rows.items():
         value = values.get(at)
         if value is None or value == AUTO:
             assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
-            assumed += [f"{at} = {row.usual} ({format.tested}'s default)"] if row.usual is not None and value is None else []
-            value = row.usual if value is None else None
+            value, taken = row.usual if value is None else None, value is None
+        else:
+            taken = False
         if value is not None:
             said = {key: held for key, held in row.read(value, values).items() if held is not None}
+            assumed += [f"{at} = {_word(value)} ({form.tested}'s default)"] if taken and said else []
             problems += _miscounted(at, said)
             request.update(said)
     other = [at for at in values if at not in rows]
-    unmodelled = [(at, values[at]) for at in other if (ok := format.unmodelled.get(at)) is not None and values[at] not in (*ok, None, AUTO)]
-    unknown = [at for at in other if at not in format.unmodelled and not _known(format, at)]
+    unmodelled = [(at, values[at]) for at in other if (ok := form.unmodelled.get(at)) is not None and values[at] not in (*ok, None, AUTO)]
+    unknown = [at for at in other if at not in form.unmodelled and not _known(form, at)]
     return Read(
-        format=format, values=values, request=request, used=tuple(at for at in rows if values.get(at) is not None),
-        ignored=tuple(at for at in other if at not in unknown and at not in dict(unmodelled)), unmodelled=tuple(unmodelled),
-        unknown=tuple((at, _near(format, at)) for at in unknown), assumed=tuple(assumed), problems=tuple(problems),
+        format=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
+        ignored=tuple(at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed), unmodelled=tuple(unmodelled),
+        unknown=tuple((at, _near(form, at)) for at in unknown), assumed=tuple(assumed), problems=tuple(problems),
     )  # fmt: skip
 
 
-def _known(format: Format, at: str) -> bool:
+def _word(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def _known(form: Format, at: str) -> bool:
     parts = at.split(".")
-    return at in format.known or any(".".join((*parts[:n], "*")) in format.known for n in range(1, len(parts)))
+    return at in form.known or at in form.weighed or any(".".join((*parts[:n], "*")) in form.known for n in range(1, len(parts)))
 
 
-def _near(format: Format, at: str) -> str:
-    """The known key most like ``at``; a right name in a wrong place counts."""
-    names = [*(key.at for key in format.keys), *format.unmodelled, *(k for k in format.known if not k.endswith("*"))]
-    last = at.rsplit(".", 1)[-1]
-    moved = [name for name in names if name.rsplit(".", 1)[-1] == last]
-    return (moved or nearest(at, names, n=1) or [""])[0]
+def _near(form: Format, at: str) -> str:
+    """The known key most like ``at``: a right name in a wrong place, then one of its own group, then any."""
+    names = [*(key.at for key in form.keys), *form.unmodelled, *form.weighed, *(k for k in form.known if not k.endswith("*"))]
+    group, _, last = at.rpartition(".")
+    moved = [name for name in names if name.rpartition(".")[2] == last]
+    beside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
+    own = [f"{group}.{name}" if group else name for name in nearest(last, beside, n=1)]
+    return (moved or own or nearest(at, names, n=1) or [""])[0]
 
 
-def _miscounted(at: str, said: Mapping[str, Any]) -> Iterable[Problem]:
+def _miscounted(at: str, said: Mapping[str, Any]) -> Iterator[Problem]:
     """What a request's own check does not see: counts that are no keys of a plan."""
     for key, value in said.items():
-        if key.startswith("@") and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
+        if key in COUNTS and not (isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT):
             yield Problem(field=at, value=value, reason="is not a positive whole number")

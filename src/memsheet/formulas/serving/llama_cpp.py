@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from memsheet.engines.llama_cpp import MAX_SEQUENCES
 from memsheet.formulas.serving.driver import driver_items
 from memsheet.formulas.serving.llama_cpp_buffers import CELLS, Buffers, Facts, Placed, blocks_of, buffers_of, cache_of, placed, ubatch_of
 from memsheet.references import GGML, LLAMA_CPP, formula
@@ -101,7 +102,8 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     if cluster is not None:
         rooms = [_room(sheet, cluster) for sheet in sheets]
         lengths = sorted({n for n in (1024, 4096, 8192, 32768, 131072) if n <= (spec.max_positions or n)} | {int(plan.max_model_len or 1)})
-        found["max_sequences"] = {str(n): _sequences(spec, plan, where, rooms, n) for n in lengths}
+        bound = MOST if Facts.of(plan).fork else MAX_SEQUENCES
+        found["max_sequences"] = {str(n): min(bound, _sequences(spec, plan, where, rooms, n)) for n in lengths}
         found["kv_tokens"] = CELLS * _sequences(spec, plan, where, rooms, CELLS, windows=1)
     return found
 

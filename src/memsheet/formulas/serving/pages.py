@@ -13,7 +13,8 @@ from enum import Enum
 from memsheet.arith import Count, ceil_div, maximum, minimum
 from memsheet.engines.vllm import Release
 from memsheet.errors import refuse
-from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token, recurrent_elements, state_elements
+from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token, recurrent_elements
+from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
 from memsheet.references import PAGED, VLLM, formula
 from memsheet.spec.dtypes import DType
@@ -60,9 +61,9 @@ def page_bytes(mixer: Mixer, dtype: DType, tokens: int, tp: Count) -> Count:
 
 
 @formula(cites=VLLM, at="v1/kv_cache_interface.py MambaSpec: convolution and recurrent state in the dtype of the model, cut over tp")
-def state_page_bytes(mixer: Mixer, dtype: DType, tp: Count) -> Count:
+def state_page_bytes(mixer: Mixer, dtype: DType, tp: int) -> Count:
     """Bytes of one layer's states of a sequence on one rank."""
-    return dtype.nbytes(ceil_div(state_elements(mixer), tp)) + dtype.nbytes(ceil_div(recurrent_elements(mixer), tp))
+    return dtype.nbytes(convolution_elements(mixer, tp)) + dtype.nbytes(ceil_div(recurrent_elements(mixer), tp))
 
 
 def kinds_of(part: ModelSpec, plan: Plan, release: Release) -> tuple[Kind, ...]:

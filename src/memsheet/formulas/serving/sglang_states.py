@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.errors import refuse
-from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements, state_elements
+from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
+from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes
@@ -14,7 +15,6 @@ from memsheet.spec.plan import Plan
 
 FAMILIES = frozenset({"qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "lfm2", "kimi_linear"})
 """Families whose states are kept so (v0.5.23 configs, hybrid_arch.py mambaish_config); others are not served."""
-SINCE = (0, 5, 4)
 SHARE_OF_TOKENS, SLOTS = 0.9, 3
 """mamba_full_memory_ratio, and slots of a request (v0.5.23 arg_groups/fields/schedule.py:220, mem_cache/kv_cache_configurator.py:227)."""
 
@@ -40,9 +40,7 @@ def slot_bytes(part: ModelSpec, plan: Plan) -> Count:
             if not kinds & FAMILIES:
                 raise refuse("model", part.name, "keeps recurrent states of a family that is not modelled for sglang", "--engine vllm")
             tp = plan.mesh.tp
-            total = total + layers * (
-                BF16.nbytes(ceil_div(state_elements(mixer), tp)) + FP32.nbytes(ceil_div(recurrent_elements(mixer), tp))
-            )
+            total = total + layers * (BF16.nbytes(convolution_elements(mixer, tp)) + FP32.nbytes(ceil_div(recurrent_elements(mixer), tp)))
     return total
 
 

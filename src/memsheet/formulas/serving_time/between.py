@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from memsheet.formulas.serving_time.operators import Shop
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
@@ -39,12 +42,11 @@ def captured(shop: Shop) -> bool:
     return graphs and shop.work.fresh == 1
 
 
-def _read(points: object, nbytes: float) -> float:
+def _read(points: Sequence[tuple[float, float]], nbytes: float) -> float:
     """Seconds between the two nearest points; level below the first, and as the last two go beyond."""
-    known: list[tuple[float, float]] = list(points)  # type: ignore[call-overload]
-    if nbytes <= known[0][0]:
-        return known[0][1]
-    pairs = list(zip(known, known[1:], strict=False))
+    if nbytes <= points[0][0]:
+        return points[0][1]
+    pairs = list(pairwise(points))
     (x0, y0), (x1, y1) = next(((a, b) for a, b in pairs if nbytes <= b[0]), pairs[-1])
     return y0 + (y1 - y0) * (nbytes - x0) / (x1 - x0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memsheet.arith import ceil_div
@@ -74,35 +73,80 @@ class Shop:
     work: Pass
 
 
-def layers(spec: ModelSpec, shop: Shop) -> Mapping[str, float]:
-    """Seconds of all layers by kind of operator, and ``layers``, ``operators`` counted."""
-    found = dict.fromkeys(("products", "experts", "attention", "small"), 0.0)
-    for stack in spec.stacks:
-        if stack.role == "encoder":
-            continue
-        for run in stack.runs:
-            for block in run.pattern:
-                for name, seconds in layer(shop, block, stack_prefix(stack)).items():
-                    found[name] += run.count * seconds
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product:
+    """Matrices of one input that are multiplied at once, as a rank stores them. ``through``: elements of a row of input and outputs."""
+
+    form: str
+    nbytes: float
+    elements: float
+    depth: float
+    through: float
 
 
-def layer(shop: Shop, block: Block, prefix: str) -> Mapping[str, float]:
-    """Seconds of one layer on a rank."""
-    tensors = [one for weight in block.weights for one in held(fold(f"{prefix}.{weight.path}"), weight, 1, shop.plan)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Routed experts of a layer on a rank: ``mine`` of them, bytes and elements of all of those."""
+
+    moe: Moe
+    mine: float
+    form: str
+    nbytes: float
+    elements: float
+    depth: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """What a layer's seconds depend on besides the pass; ``count`` layers are alike."""
+
+    count: int
+    block: Block
+    products: tuple[Product, ...]
+    experts: Experts | None
+
+
+def prepared(spec: ModelSpec, plan: Plan) -> tuple[Layer, ...]:
+    """The decoder's layers on a rank."""
+    return tuple(
+        _layer(block, stack_prefix(stack), run.count, plan)
+        for stack in spec.stacks if stack.role != "encoder" for run in stack.runs for block in run.pattern
+    )  # fmt: skip
+
+
+def _layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
+    tensors = [one for weight in block.weights for one in held(fold(f"{prefix}.{weight.path}"), weight, 1, plan)]
     linear = [one for one in tensors if one.role is Role.LINEAR and len(one.shape) > 1]
-    found = {
-        "products": sum(_product_s(shop, group) for group in _groups(shop, linear)),
-        "attention": sum(_mixer_s(shop, mixer) for mixer in block.mixers), "experts": 0.0, "small": _small_s(shop, block),
-    }  # fmt: skip
-    if isinstance(block.feed_forward, Moe):
-        found["experts"] = _experts_s(shop, block.feed_forward, [one for one in tensors if one.role is Role.EXPERT])
-    return found
+    routed = [one for one in tensors if one.role is Role.EXPERT]
+    experts = None
+    if isinstance(block.feed_forward, Moe) and routed:
+        first = routed[0]
+        experts = Experts(
+            moe=block.feed_forward, mine=float(first.shape[0]), form=format_of(first.dtype), depth=float(first.shape[-1]),
+            nbytes=_nbytes(routed), elements=_elements(routed),
+        )  # fmt: skip
+    return Layer(count=count, block=block, products=tuple(map(_product, _groups(plan, linear))), experts=experts)
 
 
-def _groups(shop: Shop, linear: list[Held]) -> list[list[Held]]:
+def _nbytes(tensors: list[Held]) -> float:
+    return sum(float(one.dtype.nbytes(one.elements)) for one in tensors)
+
+
+def _elements(tensors: list[Held]) -> float:
+    return sum(float(one.elements) for one in tensors)
+
+
+def _product(matrices: list[Held]) -> Product:
+    first = matrices[0]
+    through = sum(float(one.shape[0] + one.shape[-1]) for one in matrices)
+    return Product(
+        form=format_of(first.dtype), nbytes=_nbytes(matrices), elements=_elements(matrices), depth=float(first.shape[-1]), through=through
+    )
+
+
+def _groups(plan: Plan, linear: list[Held]) -> list[list[Held]]:
     """Matrices that are multiplied at once."""
-    if shop.plan.engine not in JOINS:
+    if plan.engine not in JOINS:
         return [[one] for one in linear]
     found: dict[tuple[str, int], list[Held]] = {}
     for one in linear:
@@ -112,21 +156,26 @@ def _groups(shop: Shop, linear: list[Held]) -> list[list[Held]]:
     return list(found.values())
 
 
+def seconds_of(layers: tuple[Layer, ...], shop: Shop) -> dict[str, float]:
+    """Seconds of all layers, by kind of operator."""
+    found = dict.fromkeys(("products", "experts", "attention", "small"), 0.0)
+    for layer in layers:
+        found["products"] += layer.count * sum(product_s(shop, one) for one in layer.products)
+        found["attention"] += layer.count * sum(_mixer_s(shop, mixer) for mixer in layer.block.mixers)
+        found["small"] += layer.count * _small_s(shop, layer.block)
+        if layer.experts is not None:
+            found["experts"] += layer.count * experts_s(shop, layer.experts)
+    return found
+
+
 @formula(cites=AICONFIGURATOR, at="gemm_perf: a product of few rows takes a start and what reading its matrix takes")
-def _product_s(shop: Shop, matrices: list[Held]) -> float:
-    """Seconds of a product with matrices of one input, as stored."""
-    nbytes = sum(float(one.dtype.nbytes(one.elements)) for one in matrices)
-    first = matrices[0]
-    line = shop.speeds.product[format_of(first.dtype)]
-    elements = sum(float(one.elements) for one in matrices)
-    flops = 2.0 * shop.work.rows * elements / flops_per_s(shop, format_of(first.dtype), shop.work.rows, float(first.shape[-1]))
-    return line.start_s + max(nbytes / line.bytes_per_s + _through_s(shop, matrices), flops)
-
-
-def _through_s(shop: Shop, matrices: list[Held]) -> float:
-    """Reading the input and writing the output, which few rows hide behind the matrix."""
-    size = shop.plan.precision.compute.nbytes(1)
-    return shop.work.rows * float(size) * sum(float(one.shape[0] + one.shape[-1]) for one in matrices) / shop.speeds.memory
+def product_s(shop: Shop, one: Product) -> float:
+    """Seconds of a product: reading the matrix, the rows in and out, or its arithmetic."""
+    line, rows = shop.speeds.product[one.form], shop.work.rows
+    through = rows * float(shop.plan.precision.compute.nbytes(1)) * one.through / shop.speeds.memory
+    return line.start_s + max(
+        one.nbytes / line.bytes_per_s + through, 2.0 * rows * one.elements / flops_per_s(shop, one.form, rows, one.depth)
+    )
 
 
 @formula(cites=TRANSFORMER, at="2 m n k of a product; the rate by rows and depth from rates.toml, of a tile where there are fewer rows")
@@ -142,19 +191,15 @@ def touched(experts: float, mine: float, each: float, tokens: float) -> float:
     return float(mine * (1.0 - max(0.0, 1.0 - each / experts) ** tokens))
 
 
-def _experts_s(shop: Shop, moe: Moe, tensors: list[Held]) -> float:
+def experts_s(shop: Shop, one: Experts) -> float:
     """Routed experts of a layer: tokens of all replicas that share them."""
-    mesh, rows = shop.plan.mesh, float(shop.work.rows)
-    sharing = max(1.0, float(mesh.ep) / float(mesh.tp))
-    mine = float(tensors[0].shape[0])
-    reached = touched(moe.experts, mine, moe.experts_per_token, rows * sharing)
-    nbytes = sum(float(one.dtype.nbytes(one.elements)) for one in tensors) * reached / mine
-    form = format_of(tensors[0].dtype)
-    line = shop.speeds.experts[form]
-    copies = rows * sharing * moe.experts_per_token * mine / moe.experts
-    flops = 2.0 * copies * sum(float(one.elements) for one in tensors) / mine
-    speed = GROUPED * flops_per_s(shop, form, copies / max(reached, 1.0), float(tensors[0].shape[-1]))
-    return line.start_s + max(nbytes / line.bytes_per_s, flops / speed)
+    mesh, rows, moe = shop.plan.mesh, float(shop.work.rows), one.moe
+    alone = shop.work.fresh > 1 and shop.speeds.end is End.FAST  # no other replica reads a prompt meanwhile
+    sharing = 1.0 if alone else max(1.0, float(mesh.ep) / float(mesh.tp))
+    reached = touched(moe.experts, one.mine, moe.experts_per_token, rows * sharing)
+    copies = rows * sharing * moe.experts_per_token * one.mine / moe.experts
+    line, speed = shop.speeds.experts[one.form], GROUPED * flops_per_s(shop, one.form, copies / max(reached, 1.0), one.depth)
+    return line.start_s + max(one.nbytes * reached / one.mine / line.bytes_per_s, 2.0 * copies * one.elements / one.mine / speed)
 
 
 def _mixer_s(shop: Shop, mixer: Mixer) -> float:

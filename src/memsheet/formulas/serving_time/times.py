@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from memsheet.engines import engine_of
 from memsheet.errors import refuse
 from memsheet.formulas.serving_time.between import captured, exchanged_s
-from memsheet.formulas.serving_time.operators import Pass, Shop, flops_per_s, layers
+from memsheet.formulas.serving_time.operators import Layer, Pass, Shop, flops_per_s, prepared, seconds_of
 from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
 from memsheet.references import VLLM_SAMPLER, formula
 from memsheet.spec.device import Cluster
@@ -53,23 +53,77 @@ class Seconds:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timer:
+    """A plan on a cluster, its layers looked at once for many questions."""
+
+    spec: ModelSpec
+    plan: Plan
+    cluster: Cluster
+    layers: tuple[Layer, ...]
+
+    @classmethod
+    def of(cls, spec: ModelSpec, plan: Plan, cluster: Cluster) -> Timer:
+        """Raises InputError for what is not timed."""
+        _check(spec)
+        return cls(spec=spec, plan=plan, cluster=cluster, layers=prepared(spec, plan))
+
+    def decode(self, batch: int, context: int) -> Seconds:
+        """As ``decode_time``."""
+        return self._timed((self._step(batch, context),))
+
+    def decode_s(self, end: End, batch: int, context: int) -> float:
+        """One end of ``decode``."""
+        ends = (end,) if end is End.VALUE else (End.VALUE, end)
+        found = [sum(self._at((self._step(batch, context),), one).values()) for one in ends]
+        return min(found) if end is End.FAST else max(found)
+
+    def prefill(self, tokens: int, cached: int = 0) -> Seconds:
+        """As ``prefill_time``."""
+        chunk = int(self.plan.max_batched_tokens or tokens) or tokens
+        starts = range(cached, cached + max(1, tokens), chunk)
+        return self._timed(tuple(Pass(sequences=1, fresh=max(2, min(chunk, cached + tokens - at)), cached=at) for at in starts))
+
+    def _step(self, batch: int, context: int) -> Pass:
+        each = -(-batch // self.plan.mesh.pp) if self.plan.engine in IN_STAGES else batch
+        return Pass(sequences=max(1, each), cached=max(1, context))
+
+    def _timed(self, passes: tuple[Pass, ...]) -> Seconds:
+        parts = self._at(passes, End.VALUE)
+        fast, value, slow = sum(self._at(passes, End.FAST).values()), sum(parts.values()), sum(self._at(passes, End.SLOW).values())
+        return Seconds(low=min(value, fast), value=value, high=max(value, slow), parts=parts)
+
+    def _at(self, passes: tuple[Pass, ...], end: End) -> dict[str, float]:
+        """Seconds by part at one end of the interval."""
+        spec, plan = self.spec, self.plan
+        engine, speeds, uneven = engine_of(plan), speeds_of(self.cluster, end), _uneven(spec, plan)
+        total: dict[str, float] = {}
+        for number, work in enumerate(passes):
+            shop = Shop(plan=plan, engine=engine, speeds=speeds, work=work)
+            found = {name: seconds * uneven for name, seconds in seconds_of(self.layers, shop).items()}
+            found["exchange"] = exchanged_s(spec, shop)
+            found["waiting"] = max(0.0, _calls_s(spec, shop) - sum(found.values()))
+            if number == len(passes) - 1:
+                found |= _last(spec, shop)
+            for name, seconds in found.items():
+                total[name] = total.get(name, 0.0) + seconds
+        return total
+
+
 def decode_time(spec: ModelSpec, plan: Plan, cluster: Cluster, batch: int, context: int) -> Seconds:
     """Seconds between two tokens of a sequence where a replica decodes ``batch`` sequences that hold ``context`` tokens each.
 
     A server with pipeline stages has as many batches on their way, each with its share of the sequences; a token passes every stage. Raises
     InputError for what is not timed.
     """
-    each = -(-batch // plan.mesh.pp) if plan.engine in IN_STAGES else batch
-    return _timed(spec, plan, cluster, (Pass(sequences=max(1, each), cached=max(1, context)),))
+    return Timer.of(spec, plan, cluster).decode(batch, context)
 
 
 def prefill_time(spec: ModelSpec, plan: Plan, cluster: Cluster, tokens: int, cached: int = 0) -> Seconds:
     """Seconds until the first token of one prompt of ``tokens`` that waits for nobody, in chunks of max_batched_tokens; ``cached``: of its
     beginning that are there.
     """
-    chunk = int(plan.max_batched_tokens or tokens) or tokens
-    starts = range(cached, cached + max(1, tokens), chunk)
-    return _timed(spec, plan, cluster, tuple(Pass(sequences=1, fresh=max(2, min(chunk, cached + tokens - at)), cached=at) for at in starts))
+    return Timer.of(spec, plan, cluster).prefill(tokens, cached)
 
 
 def token_time(decode: Seconds, prefill: Seconds, batch: int, output: int) -> Seconds:
@@ -77,36 +131,10 @@ def token_time(decode: Seconds, prefill: Seconds, batch: int, output: int) -> Se
     return decode.plus(prefill, batch / max(1, output))
 
 
-def _timed(spec: ModelSpec, plan: Plan, cluster: Cluster, passes: tuple[Pass, ...]) -> Seconds:
-    _check(spec)
-    ends = {end: _at(spec, plan, cluster, passes, end) for end in End}
-    value = sum(ends[End.VALUE].values())
-    return Seconds(
-        low=min(value, sum(ends[End.FAST].values())), value=value, high=max(value, sum(ends[End.SLOW].values())), parts=ends[End.VALUE]
-    )
-
-
 def _check(spec: ModelSpec) -> None:
     mixers = (mixer for stack in spec.stacks for run in stack.runs for block in run.pattern for mixer in block.mixers)
     if any(stack.role == "encoder" for stack in spec.stacks) or any(isinstance(mixer, CrossAttention) for mixer in mixers):
         raise refuse("model", spec.name, "reads another sequence, whose passes are not timed", "memsheet infer tells its memory")
-
-
-def _at(spec: ModelSpec, plan: Plan, cluster: Cluster, passes: tuple[Pass, ...], end: End) -> dict[str, float]:
-    """Seconds by part at one end of the interval."""
-    engine, speeds = engine_of(plan), speeds_of(cluster, end)
-    total: dict[str, float] = {}
-    for number, work in enumerate(passes):
-        shop = Shop(plan=plan, engine=engine, speeds=speeds, work=work)
-        uneven = _uneven(spec, plan)
-        found = {name: seconds * uneven for name, seconds in layers(spec, shop).items()}
-        found["exchange"] = exchanged_s(spec, shop)
-        found["waiting"] = max(0.0, _calls_s(spec, shop) - sum(found.values()))
-        if number == len(passes) - 1:
-            found |= _last(spec, shop)
-        for name, seconds in found.items():
-            total[name] = total.get(name, 0.0) + seconds
-    return total
 
 
 def _uneven(spec: ModelSpec, plan: Plan) -> float:

@@ -1,0 +1,179 @@
+"""`memsheet check`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from memsheet import api
+from memsheet.budget import Answer, Result
+from memsheet.cli import job as jobs
+from memsheet.cli import screen
+from memsheet.cli.export import PLAN, SHEET, picked
+from memsheet.cli.flags import JobFlags, OutputFlags, PlanFlags, values
+from memsheet.errors import InputError, refuse, require
+from memsheet.exchange import read_text
+from memsheet.exchange.lint import Case, lint
+from memsheet.exchange.together import together
+from memsheet.readers.guard import MAX_JSON_BYTES, is_folder, parse_json, parse_yaml, read_bytes, read_json
+from memsheet.report.checked import Checked, checked_document, render_checked
+from memsheet.spec.check import flatten
+from memsheet.spec.device import parse_gpus
+from memsheet.spec.exchange import Moved, Read
+from memsheet.spec.names import request_from
+
+MAX_FILES = 64
+ENDINGS = (".json", ".yaml", ".yml", ".sh", ".sbatch", ".slurm")
+NO_START = 2
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+NOT_MODELLED = "the files set what the sheet does not hold"
+
+
+def check(
+    *files: Annotated[str, Parameter(help="Configuration files of one job, or the folder that holds them.", metavar="FILE|DIR")],
+    model: Annotated[str | None, Parameter(help="The model that is trained, as for train.", metavar="MODEL")] = None,
+    job: Annotated[JobFlags | None, Parameter(name="*")] = None,
+    plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
+    output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
+) -> int:
+    """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known mistakes."""
+    output = output or OutputFlags()
+    decimal = screen.decimal(output.units)
+    checked = checking(files, model, jobs.question(None, plan, job or JobFlags()), request_from(values(plan)))
+    if output.json:
+        screen.write_json(checked_document(checked))
+    else:
+        from memsheet.report.bars import Look
+
+        look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
+        screen.write(render_checked(checked, look))
+    if checked.stops or (checked.answer is None and checked.why_not):
+        return NO_START
+    return jobs.EXIT[checked.result] if checked.result else 0
+
+
+def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any], flags: Mapping[str, Any]) -> Checked:
+    """The files read together, accounted and looked over. Raises InputError for what cannot be read at all."""
+    if question["parameters"] is not None:
+        raise refuse("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
+    texts, document = gathered(files, question.pop("plan", None))
+    reads = {name: read_text(name, text, PARSERS) for name, text in texts.items()}
+    where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
+    request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
+    gpus = question["gpus"] or _cards(document.get("gpus"), reads)
+    whole = together(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
+    require(whole.problems)
+    name = model or document.get("model")
+    ask = {**where, "gpus": gpus, "model": name}
+    answer, why_not = (None, ()) if name is None else _answered(ask, whole.request)
+    case = Case(reads=reads, texts=texts, together=whole, answer=answer, ask=lambda changes: _changed(ask, whole.request, changes))
+    moved = _moved(reads, answer)
+    left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
+    unnamed = () if name else ("no model is named, so there is no sheet: --model",)
+    doubt = _doubt(reads, answer, moved)
+    return Checked(
+        reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed, *unnamed), mistakes=lint(case), moved=moved,
+        doubt=doubt,
+    )  # fmt: skip
+
+
+def gathered(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """The texts of files by name, and the plan among them: memsheet's own, which a folder may hold, or the one a flag names."""
+    if not files:
+        raise refuse("file", None, "is missing", "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096")
+    paths = [path for file in files for path in _paths(Path(file))]
+    if len(paths) > MAX_FILES:
+        raise refuse("file", len(paths), f"are more than {MAX_FILES} files")
+    texts: dict[str, str] = {}
+    for path in paths:
+        text = read_bytes(path, MAX_JSON_BYTES).decode("utf-8", "replace")
+        if path.suffix == ".json" and '"memsheet/' in text[:200]:
+            if path.name != SHEET or plan is None:
+                plan = plan or picked(read_json(path), None)
+            continue
+        texts[path.name if len(files) == 1 else str(path)] = text
+    return texts, plan or {}
+
+
+def _paths(path: Path) -> list[Path]:
+    """A file, or a folder's files of the endings that configurations have, the plan first."""
+    if not is_folder(path):
+        return [path]
+    found = sorted(held for held in path.iterdir() if held.suffix in ENDINGS and held.is_file())
+    if not found:
+        raise refuse("file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}")
+    return sorted(found, key=lambda held: held.name != PLAN)
+
+
+def _cards(named: Any, reads: Mapping[str, Read]) -> str | None:
+    """The cards of a plan, as many as the files start processes."""
+    counts = [read.request["@gpus"] for read in reads.values() if isinstance(read.request.get("@gpus"), int)]
+    if not named or not counts:
+        return str(named) if named else None
+    return f"{counts[-1]}x{parse_gpus(str(named))[1]}"
+
+
+def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
+    """The answer, or why there is none."""
+    try:
+        return _train(ask, request, fix=True), ()
+    except InputError as error:
+        return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+
+
+def _changed(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]) -> Answer | None:
+    """The answer to the plan with some keys changed, None where that is no plan."""
+    if ask["model"] is None:
+        return None
+    try:
+        return _train(ask, {**request, **changes}, fix=False)
+    except InputError:
+        return None
+
+
+def _train(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> Answer:
+    document: dict[str, Any] = {}
+    for key, value in request.items():
+        group, dot, inner = key.partition(".")
+        if key == "precision.name" and value is not None:
+            document["precision"] = value
+        elif value is not None and not (dot and isinstance(document.get(group), str)):
+            document.setdefault(group, {})[inner] = value if dot else None
+            if not dot:
+                document[group] = value
+    return api.train(**ask, plan=document, fix=fix)
+
+
+def _doubted(answer: Answer | None) -> Answer | None:
+    """The answer with a verdict that is no surer than the files allow."""
+    if answer is None or answer.verdict is None:
+        return answer
+    return replace(answer, verdict=replace(answer.verdict, result=Result.UNCERTAIN))
+
+
+def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
+    if answer is None:
+        return ()
+    asked = {"@hidden": answer.model.hidden, "precision.gradients": answer.plan.precision.gradients.name}
+    return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
+
+
+def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...]) -> str:
+    """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit into what is free."""
+    verdict = answer.verdict if answer else None
+    if verdict is None:
+        return ""
+    named = [f"{at} {value}" for read in reads.values() for at, value in read.unmodelled]
+    if named:
+        return f"{NOT_MODELLED}: {', '.join(named)}"
+    more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
+    room = answer.cluster.device.framework_low_bytes if answer and answer.cluster else 0
+    if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
+        return f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more than a GPU has"
+    if verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
+        return f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit"
+    return ""

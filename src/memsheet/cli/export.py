@@ -1,0 +1,121 @@
+"""`memsheet export`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from memsheet import api
+from memsheet.budget import Answer
+from memsheet.cli import job as jobs
+from memsheet.cli import screen
+from memsheet.cli.flags import Debug
+from memsheet.errors import Problem, refuse, require
+from memsheet.exchange import Files, find_format, told, write
+from memsheet.exchange.together import asked_of
+from memsheet.report.files import check_folder, write_whole
+from memsheet.report.json import dumps, plan_document, sheet_document
+from memsheet.units import format_bytes
+
+PLAN, SHEET = "plan.json", "sheet.json"
+
+
+def _option(words: str, metavar: str = "") -> Parameter:
+    return Parameter(help=words, metavar=metavar or None, negative="", show_default=False)
+
+
+def export(
+    plan: Annotated[
+        str,
+        Parameter(help="A file of memsheet/plan/1, /plans/1 or /sheet/1, or - for stdin.", metavar="PLAN", allow_leading_hyphen=True),
+    ],
+    /,
+    *,
+    to: Annotated[str, _option("Formats: deepspeed, accelerate, transformers, torchrun, slurm.", "NAME,…")],
+    out: Annotated[str | None, _option("The folder that the files are written into, made if it is not there.", "DIR")] = None,
+    pick: Annotated[str | None, _option("Which plan of several (1).", "N")] = None,
+    force: Annotated[bool, _option("Write over files that are there.")] = False,
+    debug: Debug = False,
+) -> int:
+    """Write a plan as the configuration of the engine that runs it."""
+    del debug  # read from the command line itself
+    formats = [find_format(name.strip()) for name in to.split(",") if name.strip()]
+    document = picked(jobs.read_plan(plan), jobs.number("pick", pick))
+    answer = api.train(plan=document, fix=False)
+    written = plan_document(answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster)
+    asked = asked_of(
+        written,
+        gpus=int(answer.plan.mesh.gpus),
+        nodes=answer.cluster.nodes if answer.cluster else 1,
+        accumulation=int(answer.plan.accumulation),
+    )
+    comments = tuple(figures(answer))
+    files: Files = {}
+    for form in formats:
+        files |= write(form, asked, comments)
+    for line in (line for form in formats for line in told(form, asked)):
+        print(f"note: {line}", file=sys.stderr)
+    if out is None:
+        if len(formats) != 1:
+            raise refuse("to", to, "are several files", "name a folder for them: --out run/")
+        screen.write(files[formats[0].file])
+        return 0
+    files |= {PLAN: dumps(written, indent=2), SHEET: dumps({**sheet_document(answer), "plan": written}, indent=2)}
+    _write(files, Path(out), force=force)
+    return 0
+
+
+def picked(document: Mapping[str, Any], number: int | None) -> Mapping[str, Any]:
+    """The plan in a document of plans, of a sheet, or itself. Raises InputError where there is none of that number."""
+    if "plans" in document:
+        plans = document["plans"]
+        count = len(plans) if isinstance(plans, list) else 0
+        if not 1 <= (number or 1) <= count:
+            raise refuse("pick", number or 1, f"is none of the {count} plans", "fewer, or search again" if count else "no plan fits")
+        document = plans[(number or 1) - 1]
+    elif number not in (None, 1):
+        raise refuse("pick", number, "is of several plans, and there is one", "leave it out")
+    found = document.get("plan", document) if isinstance(document, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise refuse("plan", None, "holds no plan", "`memsheet plan train … --json` writes some")
+    return found
+
+
+def figures(answer: Answer) -> Iterator[str]:
+    """The sheet in a few lines, for whoever opens the file."""
+    sheet = max(answer.sheets, key=lambda held: held.device.high)
+    cluster = f" on {answer.cluster.count}x{answer.cluster.device.name}" if answer.cluster else ""
+    yield f"memsheet: {answer.model.name}{cluster}, {answer.plan.engine}"
+    if answer.verdict and answer.cluster:
+        size = sheet.device
+        room = f" of {format_bytes(answer.cluster.device.framework_bytes, headroom=True)}"
+        span = f"{format_bytes(int(size.low))} to {format_bytes(int(size.high))}"
+        yield f"predicted for each GPU: {format_bytes(int(size.value))}{room} ({span}), peak in {sheet.peak_instant.value}: {answer.verdict.result.value.replace('_', ' ')}"
+    parts: dict[str, int] = {}
+    for item in sheet.items:
+        held = item.at.get(sheet.peak_instant)
+        if held is not None and held.value:
+            parts[item.component.value] = parts.get(item.component.value, 0) + int(held.value)
+    for name, size_bytes in sorted(parts.items(), key=lambda pair: -pair[1]):
+        yield f"  {format_bytes(size_bytes):>12}  {name.replace('_', ' ')}"
+
+
+def _write(files: Files, folder: Path, *, force: bool) -> None:
+    """All files, or none where one cannot be."""
+    check_folder(folder, "out")
+    there = [name for name in files if (folder / name).exists()]
+    require(
+        Problem(field="out", value=str(folder / name), reason="is there already", hint="another folder, or --force")
+        for name in there if not force
+    )  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refuse("out", str(folder), f"cannot be made: {error.strerror}") from None
+    for name, text in files.items():
+        write_whole(folder / name, text.encode(), "out")
+        screen.write(f"{folder / name}\n")

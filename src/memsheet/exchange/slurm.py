@@ -1,0 +1,72 @@
+"""A batch script for Slurm around ``torchrun``: ``sbatch slurm.sh train.py …``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.spec.exchange import Format, Key, Values
+
+VERSION = "sbatch as its manual says (Slurm)"
+ALLOCATOR, ON = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+_DIRECTIVE = re.compile(r"#SBATCH\s+--([a-z-]+)(?:[=\s]+(\S+))?\s*")
+_GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
+
+
+def _compose(values: Values, _: Values) -> str:
+    """Directives take no quotes, so that a name is written in plain letters; the rest is the cluster's own environment."""
+    directives = [f"#SBATCH --{at[1:]}={_PLAIN.sub('-', str(value))}" for at, value in values.items() if at.startswith("#")]
+    named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR,) if name in values]
+    launch = [
+        "srun torchrun", '--nnodes="$SLURM_JOB_NUM_NODES"', f"--nproc-per-node={shlex.quote(str(values['#gpus-per-node']))}",
+        '--rdzv-id="$SLURM_JOB_ID"', "--rdzv-backend=c10d", '--rdzv-endpoint="$first:29500"', '"$@"',
+    ]  # fmt: skip
+    first = 'first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
+    return "\n".join(["#!/usr/bin/env bash", *directives, "set -euo pipefail", *named, first, " \\\n  ".join(launch), ""])
+
+
+def _parse(text: str) -> Mapping[str, Any]:
+    """The directives, and what is exported; nothing is run."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        if told := _DIRECTIVE.fullmatch(line):
+            value = told[2]
+            found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else value
+        elif line.startswith(f"export {ALLOCATOR}="):
+            found[ALLOCATOR] = line.partition("=")[2]
+    return found
+
+
+def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
+    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
+    return {"@per_node": int(told[1]), "@gpus": int(told[1]) * nodes} if told and isinstance(nodes, int) else {}
+
+
+def _switched(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"allocator.expandable_segments": ON.lower() in str(value).lower()}
+
+
+FORMAT = Format(
+    name="slurm", file="slurm.sh", kind="shell", tested=VERSION,
+    engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo"),
+    keys=(
+        Key(at="#job-name", out=lambda a: _PLAIN.sub("-", str(a.get("@model") or "memsheet"))[:64], back=lambda *_: {}, source="sbatch(1)"),
+        Key(at="#nodes", says="@nodes", usual=1, source="sbatch(1)"),
+        Key(at="#gpus-per-node", says="@per_node", back=_per_node, source="sbatch(1)"),
+        Key(at="#gres", out=lambda _: None, back=_per_node, source="sbatch(1)"),
+        Key(at=ALLOCATOR, out=lambda a: ON if a.get("allocator.expandable_segments") else None, back=_switched, source="torch/cuda/memory.py:1202"),
+    ),
+    fixed=lambda _: {"#ntasks-per-node": 1},  # torchrun starts the ranks of its node
+    marks=frozenset({"#nodes", "#gpus-per-node", "#gres", "#ntasks-per-node"}), beside=frozenset({"*"}), compose=_compose, parse=_parse,
+    known=frozenset({
+        f"#{name}" for name in (
+            "ntasks-per-node", "ntasks", "time", "partition", "account", "qos", "output", "error", "mem", "cpus-per-task", "exclusive",
+            "constraint", "exclude", "nodelist", "mail-type", "mail-user", "array", "requeue", "signal", "open-mode", "chdir", "gpus-per-task",
+            "cpus-per-gpu", "reservation", "dependency", "comment", "export",
+        )
+    }),
+    said={"task": "train"},
+)  # fmt: skip

@@ -1,0 +1,67 @@
+"""What is asked of a format, from a plan's document; and what several files of one job say together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from memsheet.spec.check import flatten
+from memsheet.spec.exchange import COUNTS, Disagreement, Read, Together
+
+MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
+BATCH = ("global_batch", "@accumulation")
+
+
+def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int) -> dict[str, Any]:
+    """A plan's document as what formats write. Null keys are left out."""
+    flat = {key: value for key, value in flatten(document).items() if value is not None}
+    return {
+        **flat, "@gpus": gpus, "@nodes": nodes, "@per_node": gpus // nodes, "@accumulation": accumulation, "@model": document.get("model") or "",
+    }  # fmt: skip
+
+
+def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None) -> Together:
+    """One request of a plan written beside, of files by name and of flags, later ones over earlier ones. ``gpus``: as a flag says."""
+    said: dict[str, list[tuple[str, Any]]] = {}
+    weak: dict[str, Any] = {}
+    for name, held in (("plan.json", plan), *((name, read.request) for name, read in reads.items())):
+        for key, value in held.items():
+            if key.startswith("?"):
+                weak[key[1:]] = value
+            elif value is not None:
+                said.setdefault(key, []).append((name, value))
+    request = {key: held[-1][1] for key, held in said.items()}
+    request.update(given)
+    assumed = [f"{key} = {value}" for key, value in weak.items() if not _told(key, request)]
+    request.update({key: value for key, value in weak.items() if not _told(key, request)})
+    counts = {key: request.pop(key, None) for key in COUNTS}
+    count = gpus or counts["@gpus"]
+    if counts["@accumulation"] and "global_batch" not in request and count:
+        request["global_batch"] = _batch(request, count, counts["@accumulation"])
+    return Together(
+        request=request, gpus=count, accumulation=counts["@accumulation"], assumed=tuple(assumed),
+        disagree=tuple(
+            Disagreement(key=key, said=tuple(held)) for key, held in said.items() if len({repr(value) for _, value in held}) > 1 and not _alike(held)
+        ),
+        problems=tuple(problem for read in reads.values() for problem in read.problems),
+    )  # fmt: skip
+
+
+def _told(key: str, request: Mapping[str, Any]) -> bool:
+    """Whether something says a key already; a set of dtypes says all of them, and an adapter's are its own."""
+    if key == "precision.name":
+        return any(other.startswith("precision.") for other in request)
+    return key in request or (key.startswith("precision.") and ("precision.name" in request or "adapter.rank" in request))
+
+
+def _alike(held: Iterable[tuple[str, Any]]) -> bool:
+    return len({value for _, value in held if isinstance(value, int | float)}) == 1 and all(isinstance(v, int | float) for _, v in held)
+
+
+def _batch(request: Mapping[str, Any], gpus: int, accumulation: int) -> int | None:
+    """Sequences of a step: micro-batch · accumulation · data-parallel ranks."""
+    micro, split = request.get("microbatch") or 1, 1
+    for axis in ("cp", "tp", "pp"):
+        split *= request.get(f"mesh.{axis}") or 1
+    whole = isinstance(micro, int) and isinstance(split, int) and split > 0
+    return micro * accumulation * (gpus // split) or None if whole else None

@@ -1,0 +1,156 @@
+"""``TrainingArguments`` of transformers, as YAML and as Python. What the model is loaded as is the training script's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.spec.exchange import Format, Key, Values, precision_word
+
+VERSION = "transformers 5.23.0"
+F = "fsdp_config"
+OPTIMIZERS = {
+    ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("sgd", "foreach"): "sgd",
+    ("adafactor", "loop"): "adafactor", ("adamw_8bit", "bnb"): "adamw_bnb_8bit", ("adamw_8bit", "torchao"): "adamw_torch_8bit",
+    ("lion", "bnb"): "lion_32bit", ("lion_8bit", "bnb"): "lion_8bit", ("paged_adamw", "bnb"): "paged_adamw_32bit",
+    ("paged_adamw_8bit", "bnb"): "paged_adamw_8bit",
+}  # fmt: skip
+"""By name and implementation (training_args.py:113-160; trainer_optimizer.py:605-616)."""
+_ALSO = {"adamw_8bit": ("adamw_8bit", "bnb"), "adamw_hf": ("adamw", "foreach")}
+
+
+def _optim(value: Any, _: Values) -> Mapping[str, Any]:
+    found = _ALSO.get(str(value)) or next((pair for pair, name in OPTIMIZERS.items() if name == value), (str(value), None))
+    return dict(zip(("optimizer.name", "optimizer.implementation"), found, strict=True))
+
+
+def _engine(value: Any, values: Values) -> Mapping[str, Any]:
+    """Of ``fsdp``: a switch now, words in older files; DeepSpeed where its file is named, else replicas."""
+    if values.get("deepspeed"):
+        return {"engine": "deepspeed"}
+    if value in (False, None, "", []):
+        return {"engine": "transformers", "zero": 0}
+    words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    older = {"zero": 2} if "shard_grad_op" in words else {}  # training_args.py: _apply_legacy_fsdp_to_config
+    return {"engine": "fsdp1" if str(values.get(f"{F}.version", 2)) == "1" else "fsdp2", **older}
+
+
+def _sharded(values: Values) -> bool:
+    return bool(values.get("fsdp")) and not values.get("deepspeed")
+
+
+def _switch(word: str) -> Key:
+    def back(value: Any, values: Values) -> Mapping[str, Any]:
+        if values.get("deepspeed"):
+            return {}  # the DeepSpeed file says it
+        if value is not True:
+            return {} if values.get("bf16") is True or values.get("fp16") is True else {"?precision.name": "fp32"}
+        reduced = {"precision.reduce": word} if _sharded(values) else {"?precision.reduce": "fp32"}  # accelerate utils/dataclasses.py:2137
+        kept = {f"?precision.{key}": "fp32" for key in ("parameters", "gradients", "moments")}
+        return {"precision.compute": word, **reduced, **kept}
+
+    def out(asked: Values) -> Any:
+        own = asked.get("precision.parameters") if asked["engine"] == "deepspeed" else precision_word(asked)
+        return own == word
+
+    return Key(at=word, out=out, back=back, usual=False, source="training_args.py:874-880")
+
+
+def _plain(asked: Values) -> bool:
+    return not any(asked.get(f"recompute.{key}") for key in ("every", "layers", "segments", "modules"))
+
+
+def _of_fsdp(make: Any) -> Any:
+    return lambda asked: make(asked) if asked["engine"] == "fsdp2" else None
+
+
+def _both(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))} if _sharded(values) else {}
+
+
+def _whole(asked: Values) -> bool:
+    return asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
+
+
+KEYS = (
+    Key(at="per_device_train_batch_size", says="microbatch", usual=8, source="training_args.py:777"),
+    Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source="training_args.py:849"),
+    _switch("bf16"),
+    _switch("fp16"),
+    Key(
+        at="gradient_checkpointing", out=lambda a: a.get("recompute.mode") == "full" and _plain(a),
+        back=lambda v, _: {"recompute.mode": "full"} if v is True else {"?recompute.mode": "none"}, usual=False, source="training_args.py:926",
+    ),
+    Key(
+        at="optim", out=lambda a: OPTIMIZERS.get((str(a.get("optimizer.name")), str(a.get("optimizer.implementation")))), back=_optim,
+        usual="adamw_torch_fused", source="training_args.py:806-813",
+    ),
+    Key(at="fsdp", out=lambda a: True if a["engine"] == "fsdp2" else None, back=_engine, usual=False, source="training_args.py:1447"),
+    Key(
+        at="deepspeed", out=lambda a: "ds_config.json" if a["engine"] == "deepspeed" else None, back=lambda *_: {},
+        source="training_args.py:1463",
+    ),
+    Key(at=f"{F}.version", out=_of_fsdp(lambda _: 2), back=lambda *_: {}, source="training_args.py:2826"),
+    Key(
+        at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3),
+        back=lambda v, values: {"zero": 3 if v is True else 2} if _sharded(values) else {}, source="training_args.py:1455",
+    ),
+    Key(at=f"{F}.cpu_offload", out=_of_fsdp(_whole), back=_both, source="training_args.py:2830"),
+)  # fmt: skip
+
+
+def _fixed(asked: Values) -> Mapping[str, Any]:
+    wrap = {f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if asked["engine"] == "fsdp2" else {}
+    return {"output_dir": "output", **wrap}
+
+
+def _python(tree: Values) -> Mapping[str, str]:
+    from pprint import pformat
+
+    body = pformat(dict(tree), sort_dicts=False, width=100)
+    text = f"from transformers import TrainingArguments\n\nARGUMENTS = {body}\n\n\ndef training_args() -> TrainingArguments:\n    return TrainingArguments(**ARGUMENTS)\n"
+    return {"training_args.py": text}
+
+
+FORMAT = Format(
+    name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
+    fixed=_fixed, more=_python, said={"task": "train"},
+    marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "fsdp", "optim"}),
+    strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
+    differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
+    beside=frozenset({
+        "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
+        "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
+        "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
+        "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules", "quantization.weights",
+        "quantization.double_quant", "quantization.group_size", "quantization.skip", "offload.optimizer", "offload.parameters",
+        "precision.master_weights",
+    }),
+    unmodelled={
+        "torch_compile": (False,), "use_liger_kernel": (False,), "auto_find_batch_size": (False,), "activation_checkpointing": (False,),
+        "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
+        "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (),
+        f"{F}.activation_checkpointing": (False,), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
+    },
+    known=frozenset({
+        "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
+        "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
+        "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs.*", "activation_checkpointing_kwargs.*", "torch_compile_backend", "torch_compile_mode",
+        "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",
+        "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica", "disable_tqdm",
+        "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "eval_strategy", "eval_steps",
+        "eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start", "eval_do_concat_batches",
+        "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics", "save_only_model", "save_strategy",
+        "save_steps", "save_on_each_node", "save_total_limit", "enable_jit_checkpoint", "push_to_hub", "hub_token", "hub_private_repo",
+        "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "load_best_model_at_end", "metric_for_best_model",
+        "greater_is_better", "ignore_data_skip", "restore_callback_states_from_checkpoint", "full_determinism", "seed", "data_seed",
+        "accelerator_config", "accelerator_config.*", "dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory",
+        "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order",
+        "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name", "ddp_broadcast_buffers", "ddp_backend",
+        "ddp_timeout", "debug", "skip_memory_metrics", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank",
+        F, f"{F}.min_num_params", f"{F}.transformer_layer_cls_to_wrap", f"{F}.cpu_ram_efficient_loading", f"{F}.state_dict_type",
+        f"{F}.xla_fsdp_v2", f"{F}.xla_fsdp_grad_ckpt", f"{F}.limit_all_gathers", f"{F}.use_orig_params", f"{F}.sync_module_states",
+        f"{F}.forward_prefetch", f"{F}.backward_prefetch", f"{F}.mixed_precision_policy",
+    }),
+)  # fmt: skip

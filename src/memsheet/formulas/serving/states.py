@@ -1,0 +1,24 @@
+"""What a server's pool keeps of a sequence in layers without a cache: the last inputs of a convolution, and a recurrent state."""
+
+from __future__ import annotations
+
+from memsheet.arith import Count, ceil_div
+from memsheet.references import VLLM, formula
+from memsheet.spec.model import LinearAttention, Mixer, StateSpace
+
+
+@formula(cites=VLLM, at="v0.11.0 model_executor/layers/mamba/mamba_utils.py:97-186: one input less than the kernel reads, cut over tp")
+def convolution_elements(mixer: Mixer, tp: int) -> Count:
+    """Elements of a sequence's convolution inputs in one layer on one rank; ranks that outnumber groups repeat them (SGLang counts so too)."""
+    match mixer:
+        case StateSpace():
+            channels = mixer.inner
+            if mixer.kind == "mamba2":
+                groups = mixer.groups if mixer.groups % tp == 0 else tp
+                channels = mixer.inner + 2 * groups * mixer.state
+            return ceil_div(channels, tp) * (mixer.conv_kernel - 1)
+        case LinearAttention():
+            channels = 2 * mixer.key_heads * mixer.key_head_dim + mixer.value_heads * mixer.value_head_dim
+            return ceil_div(channels, tp) * max(0, mixer.conv_elements // channels - 1)
+        case _:
+            return 0

@@ -1,0 +1,47 @@
+"""What a server's pool lacks, or has left, for the sequences that are asked for: memory alone says nothing, as a pool takes what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.engines import engine_of
+from memsheet.formulas.serving.servers import server_of
+from memsheet.frozen import dataclass
+from memsheet.sheet import Bytes, Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+POOLED = ("vllm", "sglang")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """``lacks``: bytes of a rank that are missing for what is asked, negative where there are more; ``sequences``: of max_model_len that it holds, at
+    least, as expected and at most.
+    """
+
+    lacks: Bytes
+    sequences: Bytes
+
+
+def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...], wanted: int) -> Pool | None:
+    """The pool of a replica against ``wanted`` sequences of max_model_len; None for engines without one, and where only weights are asked about."""
+    if plan.task != "infer" or plan.engine not in POOLED or plan.phase == "load":
+        return None
+    facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
+    held = sequences_of(facts, int(plan.max_model_len or 0))
+    each = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.tp * plan.mesh.pp))
+    short: Bytes = facts["short_bytes"] if "short_bytes" in facts else Bytes(-each, -each, -each)
+    lacks = Bytes(*(max((wanted - count) * each, int(least)) if wanted > 1 else int(least) for count, least in
+                    zip((held.high, held.value, held.low), (short.low, short.value, short.high), strict=True)))  # fmt: skip
+    return Pool(lacks=lacks, sequences=held)
+
+
+def sequences_of(facts: Mapping[str, Any], length: int) -> Bytes:
+    """Sequences of a length on one replica: at least, as expected and at most, as the pool's tokens may vary."""
+    room, tokens = int(facts["max_sequences"].get(str(length), 0)), int(facts.get("kv_tokens") or 0)
+    ends = (int(facts.get(f"kv_tokens_{end}") or tokens) for end in ("low", "high"))
+    low, high = (room * end // tokens if tokens else room for end in ends)
+    return Bytes(min(low, room), room, max(high, room))

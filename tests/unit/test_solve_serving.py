@@ -1,0 +1,50 @@
+"""The most sequences and the longest ones of servers with a pool, which takes all there is whatever is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.api import question
+from memsheet.catalog import find_model, model_names
+from memsheet.readers.model import read_model
+from memsheet.search.solve import Solution, longest, most_sequences
+
+
+def solved(find: Any, model: str, gpus: str, **options: Any) -> Solution:
+    name, request, cluster, _ = question("infer", model, {"gpus": gpus, **options})
+    found: Solution = find(read_model(name, catalog=find_model, names=model_names()), request, cluster)
+    return found
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_as_many_sequences_as_the_pool_surely_holds(engine: str) -> None:
+    found = solved(most_sequences, "llama-3.1-8b", "1xH100-80GB", engine=engine, max_model_len=8192).found
+    assert found is not None
+    assert found.pool is not None
+    answer = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine=engine, max_model_len=8192, sequences=found.value)
+    assert answer.serving is not None
+    room = answer.serving["max_sequences"]["8192"]
+    low = room * answer.serving["kv_tokens_low"] // answer.serving["kv_tokens"]
+    assert low == found.value <= room
+
+
+def test_longer_sequences_on_more_ranks() -> None:
+    lengths = []
+    for gpus in (2, 4):
+        solution = solved(longest, "llama-3.1-70b", f"{gpus}xH100-80GB", engine="vllm")
+        lengths.append(solution.shown.value)
+    assert lengths[0] < lengths[1]
+    answer = memsheet.infer("llama-3.1-70b", gpus="2xH100-80GB", engine="vllm", max_model_len=lengths[0] + 64, fix=False)
+    assert answer.serving is not None
+    assert answer.serving["short_bytes"].value > 0
+
+
+def test_sequences_that_are_pinned_are_all_held() -> None:
+    one, many = (solved(longest, "llama-3.1-8b", "1xH100-80GB", engine="vllm", **more).found for more in ({}, {"sequences": 16}))
+    assert one is not None
+    assert many is not None
+    assert 16 * many.value < 1.1 * 450_000
+    assert many.value < one.value
