@@ -80,7 +80,7 @@ def pairs(rows: Sequence[Row]) -> Iterator[tuple[Row, Row]]:
 
 
 def ordered(a: Row, b: Row) -> bool:
-    return (a.found.value < b.found.value) == (a.measured_s < b.measured_s)
+    return bool((a.found.value < b.found.value) == (a.measured_s < b.measured_s))
 
 
 def main() -> None:

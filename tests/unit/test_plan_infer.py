@@ -15,6 +15,7 @@ from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.report.bars import Look
+from memsheet.report.schema_serving import ServePlans
 from memsheet.report.serve_plans import render_serving, shown
 from memsheet.report.serve_plans_json import serving_document
 from memsheet.report.serve_words import command, cut
@@ -133,6 +134,13 @@ def test_what_is_pinned_is_kept() -> None:
     assert eight.plans[0].in_all > 1.8 * plan_serving(**FOUR).plans[0].in_all
 
 
+def test_a_context_shorter_than_what_the_server_takes() -> None:
+    """Room for it is at least that of the next longer one that is told."""
+    short = plan_serving("qwen2.5-7b", gpus="1xH100-80GB", context=5000, max_model_len=16384).plans[0]
+    longer, full = (plan_serving("qwen2.5-7b", gpus="1xH100-80GB", context=size, max_model_len=16384).plans[0] for size in (8192, 16384))
+    assert short.sequences == longer.sequences > full.sequences
+
+
 def test_eight_bits_only_where_asked(four: Deployment) -> None:
     assert all(one.plan.quantization is None for one in four.plans)
     found = plan_serving(**FOUR, any_precision=True)
@@ -232,6 +240,7 @@ def test_screen(four: Deployment, crowd: Deployment, width: int) -> None:
 def test_json(crowd: Deployment) -> None:
     document = serving_document(crowd, seconds=0.1)
     assert json.loads(json.dumps(document, allow_nan=False)) == document
+    ServePlans.model_validate_json(json.dumps(document))
     assert document["holds"] == "no"
     assert [document["plans"][place]["cut"] for place in document["comparison"]] == [
         "8 replicas",

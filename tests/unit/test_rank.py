@@ -125,6 +125,8 @@ def test_the_command_line(capsys):
     assert main([*asked, "--top", "2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["plans"]) == 2
     assert main([*asked, "--method", "nonsense"]) == 2
+    for wrong in (["--zero", "4"], ["--global-batch", "-1"], ["--global-batch", "0"], ["--engine", "vllm"], ["--tp", "3"]):
+        assert main([*asked, *wrong]) == 2, wrong
     assert main(["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512"]) == 2
     assert "global_batch" in capsys.readouterr().err
     assert main(["plan", "guess", "llama-tiny", "--gpus", "4xA100-80GB"]) == 2

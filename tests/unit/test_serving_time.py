@@ -15,7 +15,7 @@ from memsheet.api import question
 from memsheet.catalog import find_device, find_model, model_names, serving_rates
 from memsheet.errors import InputError
 from memsheet.formulas.serving_time import Seconds, decode_time, prefill_time, token_time
-from memsheet.formulas.serving_time.operators import touched
+from memsheet.formulas.serving_time.operators import busiest, touched
 from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
@@ -109,6 +109,22 @@ def test_experts_touched() -> None:
     assert touched(128, 128, 8, 10_000) == pytest.approx(128)
     assert touched(8, 8, 8, 1) == 8
     assert touched(128, 128, 8, 16) == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16))
+
+
+def test_the_busiest_rank_of_experts_is_in_the_slow_end() -> None:
+    """Experts dealt to ranks whole: as expected the same as cut, at the slow end more."""
+    whole, cut = (decode("qwen3-30b-a3b", gpus="4xH100-80GB", tp=4, batch=64, **more) for more in ({"ep": 4}, {}))
+    assert whole.value == pytest.approx(cut.value, rel=0.02)
+    assert whole.high > cut.high
+    assert busiest(100, 1) == 100
+    assert busiest(100, 8) == pytest.approx(100 + (2 * 2.0794 * 100) ** 0.5, rel=1e-3)
+
+
+def test_parts_of_a_prompt_may_follow_one_another_through_stages() -> None:
+    spec, plan, cluster = asked("llama-3.1-70b", pp=8, tp=1)
+    one, many = (prefill_time(spec, replace(plan, max_batched_tokens=size), cluster, 16384) for size in (16384, 2048))
+    assert many.low < 0.5 * one.low
+    assert many.value > 0.9 * one.value
 
 
 def test_a_layer_is_bound_by_its_matrices() -> None:

@@ -11,7 +11,7 @@ from memsheet.budget import Result, budget_of
 from memsheet.catalog import find_device, model_names
 from memsheet.engines import find_engine
 from memsheet.readers.model import read_model
-from memsheet.search.advice import METHODS, Advice, advise
+from memsheet.search.advice import METHODS, OFFLOAD, Advice, advise
 from memsheet.search.levers import LEVERS, naive
 from memsheet.search.timed import planned_of
 from memsheet.search.trials import Question, attempt
@@ -56,7 +56,7 @@ def test_the_story_stops_as_soon_as_it_fits(case):
 def test_what_steps_save_adds_up(case):
     story = advised(*case).story
     taken = [step for step in story if step.taken]
-    assert taken[0].device.high - taken[-1].device.high == sum(step.saves_bytes for step in taken)
+    assert taken[0].device.value - taken[-1].device.value == sum(step.saves_bytes for step in taken)
     times = [step.seconds for step in taken if step.seconds is not None]
     if len(times) == len(taken):
         assert sum(step.costs_s or 0 for step in taken) == pytest.approx(times[-1] - times[0])
@@ -117,6 +117,37 @@ def test_plain_copies_are_compared_with_shards_of_the_same_micro_batch():
     assert replicas.sharded.verdict.device.value < replicas.plain.verdict.device.value
 
 
+def test_the_fastest_copy_is_told_and_one_whose_code_somebody_divides_is_compared():
+    found = advise(model("llama-3.2-1b"), on(8, "A100-40GB"), {"seq_len": 4096, "global_batch": 64}, ("megatron", "deepspeed"), top=1)
+    assert found.replicas.fastest.plan.engine == "megatron"
+    assert found.replicas.plain.plan.engine == "deepspeed"
+    assert found.replicas.fastest.seconds <= found.replicas.plain.seconds
+
+
+def test_a_step_whose_ranks_cannot_share_the_batch_is_no_plan_for_it():
+    found = advise(model("llama-3-8b"), on(8, "H100-80GB"), {"seq_len": 4096, "global_batch": 1}, ("megatron",), top=1)
+    assert any(not step.shares for step in found.story)
+    assert not any(step.fits and not step.shares for step in found.story)
+
+
+def test_host_memory_that_is_not_there_is_what_is_missing():
+    few = cluster_of(find_device("A100-80GB"), 8, host_bytes=512 * 2**30)
+    found = advise(model("llama-3-70b"), few, {"seq_len": 2048, "global_batch": 32}, ("fsdp2", "deepspeed"), top=1)
+    assert found.ranking.plans == ()
+    moved = [family for family in found.ranking.families if any(family.choice.get(key) for key in OFFLOAD)]
+    assert moved
+    assert all(family.fit == 0 for family in moved)
+    assert any(family.host_missing_bytes > 0 for family in moved)
+    assert found.story[-1].host_short_bytes > 0
+
+
+def test_what_was_asked_to_be_offloaded_is_no_sign_of_a_strained_cluster():
+    asked = {"seq_len": 2048, "global_batch": 64, "offload.optimizer": 1}
+    found = advise(model("llama-3-8b"), on(8, "A100-80GB"), asked, ("deepspeed",), top=1)
+    assert not found.strained
+    assert found.story
+
+
 def test_copies_that_do_not_fit_are_not_spoken_of():
     assert advised("llama-3-70b", 8, "A100-80GB", 2048, 32).replicas is None
     assert advised("llama-3-8b", 1, "RTX4090", 2048, 16).replicas is None
@@ -127,8 +158,8 @@ def test_a_saving_taken_back_is_faster_and_lacks_what_it_saved():
     assert {"offload", "recompute"} <= {one.saving for one in found.undone}
     for one in found.undone:
         assert one.gains_s > 0
-        high = max(sheet.device.high for sheet in one.planned.tried.sheets)
-        assert one.missing_bytes == max(0, high - budget_of(on(8, "A100-80GB")).low_bytes)
+        need = one.planned.verdict.device.value
+        assert one.missing_bytes == max(0, need - budget_of(on(8, "A100-80GB")).capacity_bytes)
 
 
 def test_where_the_cluster_strains_other_ways_are_told():

@@ -24,6 +24,7 @@ from memsheet.report.checked import Checked, checked_document, render_checked
 from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus
 from memsheet.spec.exchange import Moved, Read
+from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import request_from
 
 MAX_FILES = 64
@@ -70,7 +71,10 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     name = model or document.get("model")
     ask = {**where, "gpus": gpus, "model": name}
     answer, why_not = (None, ()) if name is None else _answered(ask, whole.request)
-    case = Case(reads=reads, texts=texts, together=whole, answer=answer, ask=lambda changes: _changed(ask, whole.request, changes))
+    spec = answer.model if answer else _model(name)
+    case = Case(
+        reads=reads, texts=texts, together=whole, answer=answer, model=spec, ask=lambda changes: _changed(ask, whole.request, changes)
+    )
     moved = _moved(reads, answer)
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
     unnamed = () if name else ("no model is named, so there is no sheet: --model",)
@@ -123,6 +127,14 @@ def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answe
         return _train(ask, request, fix=True), ()
     except InputError as error:
         return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+
+
+def _model(name: Any) -> ModelSpec | None:
+    """The model of a job that is no plan as it stands."""
+    from memsheet.catalog import model_names
+    from memsheet.readers.model import read_model
+
+    return read_model(name, catalog=api.catalogued, names=model_names()) if name else None
 
 
 def _changed(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]) -> Answer | None:

@@ -18,7 +18,7 @@ from memsheet.cli.progress import waiting
 from memsheet.report.bars import Look
 
 SEARCH = Group("Search", sort_key=8)
-FOUND, NOTHING = 0, 10
+FOUND, NOTHING, ILLEGAL = 0, 10, 2
 SHOWN = 5
 
 
@@ -71,7 +71,7 @@ def plan(
         screen.write(render_plans(found, look, tokens=tokens))
     if drawn := pictures(found.ranking, found.story, drawing, look):
         screen.write(f"\n{drawn}")
-    return FOUND if found.ranking.plans else NOTHING
+    return FOUND if found.ranking.plans else NOTHING if found.ranking.least else ILLEGAL
 
 
 def _tokens(flags: SearchFlags) -> int | None:

@@ -132,7 +132,7 @@ def served(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, lat
     release = release_of(request.get("engine_version"))
     tokens = request.get("serving.max_batched_tokens") or tier_of(release, device).chunk_tokens
     return {
-        "serving.max_sequences": REQUESTS, "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
+        "serving.max_sequences": MOST_REQUESTS, "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
         "serving.memory_fraction": _fraction(release, device, mesh, tokens, latent=latent),
     }  # fmt: skip
 

@@ -119,6 +119,13 @@ FORMAT = Format(
     )),
     marks=frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"}),
     strict=(Z, "bf16", "fp16"),  # config_utils.py:110: extra="forbid"
+    removed=frozenset(  # 0.19.8 runtime/config.py:82-130
+        {
+            "nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "eigenvalue", "sparse_attention", "elasticity",
+            "graph_harvesting", "curriculum_learning", "progressive_layer_drop", f"{Z}.mics_shard_size",
+            f"{Z}.mics_hierarchical_params_gather", f"{Z}.zeropp_loco_param",
+        }
+    ),
     beside=frozenset({
         "seq_len", "attention", "loss", "dropout", "optimizer.name", "optimizer.implementation", "mesh.dp_shard", "mesh.dp_replicate",
         "allocator.expandable_segments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",

@@ -15,7 +15,7 @@ from memsheet.budget import Answer, Result
 from memsheet.frozen import dataclass
 from memsheet.sheet import Component
 from memsheet.spec.exchange import Read, Together
-from memsheet.spec.model import Attention
+from memsheet.spec.model import Attention, ModelSpec
 
 SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""
@@ -29,6 +29,7 @@ class Case:
     texts: Mapping[str, str]
     together: Together
     answer: Answer | None
+    model: ModelSpec | None  # known where a plan is refused, too
     ask: Callable[[Mapping[str, Any]], Answer | None]
 
     @property
@@ -109,6 +110,15 @@ def _unknown(case: Case) -> Iterator[Found]:
                 cure=f"{near}?" if near else "leave it out",
                 stops=stops,
             )
+
+
+def _removed(case: Case) -> Iterator[Found]:
+    for name, read in case.reads.items():
+        for gone in sorted(read.form.removed):
+            if any(at == gone or at.startswith(f"{gone}.") for at in read.values):
+                yield Found(
+                    where=f"{name}: {gone}", says=f"was removed, and {read.form.tested} stops at it", cure="leave it out", stops=True
+                )
 
 
 def _both_widths(case: Case) -> Iterator[Found]:
@@ -217,9 +227,9 @@ def _second_bucket(case: Case) -> Iterator[Found]:
 
 def _few_heads(case: Case) -> Iterator[Found]:
     tp = case.request.get("mesh.tp") or 1
-    if case.answer is None or not isinstance(tp, int):
+    if case.model is None or not isinstance(tp, int):
         return
-    blocks = (block for stack in case.answer.model.stacks for run in stack.runs for block in run.pattern)
+    blocks = (block for stack in case.model.stacks for run in stack.runs for block in run.pattern)
     least = min((mixer.kv_heads for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)), default=tp)
     if least < tp:
         yield Found(
@@ -367,6 +377,7 @@ RULES = (
         looks=_disagree,
     ),
     Rule(id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:127", looks=_unknown),
+    Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed),
     Rule(id="bf16-and-fp16", source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785", looks=_both_widths),
     Rule(id="fixed-loss-scale", source=f"{_DS}/precision_config.py:115: 0 is dynamic", looks=_fixed_scale),
     Rule(

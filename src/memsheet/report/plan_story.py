@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memsheet.budget import Result
 from memsheet.formulas.step_time import NAMES
 from memsheet.report.bars import Look
 from memsheet.report.plan_words import AXES, choice_words, seconds, words
@@ -44,7 +45,7 @@ def story_table(advice: Advice, look: Look) -> RenderableType:
         table.add_row(step.asks, *_done(step, look))
     if advice.ranking.plans:
         best = advice.ranking.plans[0]
-        saves = int(advice.story[-1].device.high) - int(best.verdict.device.high)
+        saves = int(advice.story[-1].device.value) - int(best.verdict.device.value)
         table.add_row(
             "The best of all",
             words(best),
@@ -67,26 +68,30 @@ def _done(step: Step, look: Look) -> tuple[str, ...]:
     kept = f" ({look.need(step.part_bytes)} without gradients and states)" if step.part_bytes else ""
     host = f" ({look.need(step.host_bytes)} of host memory a rank)" if step.host_bytes else ""
     change = f"{step.change}{kept}{host}" + ("" if step.taken else "; taken back")
-    time = seconds(step.seconds) if step.seconds is not None else ""
-    return change, look.cell(int(step.device.value)), _signed(step.saves_bytes, look), time, "yes" if step.fits else "no"
+    time = seconds(step.seconds) if step.seconds is not None else "-"
+    why = "" if step.shares else ": its ranks cannot share the batch"
+    why = f": host memory lacks {look.need(step.host_short_bytes)} a node" if step.host_short_bytes else why
+    fits = "yes" if step.fits else f"no{why}"
+    return change, look.cell(int(step.device.value)), _signed(step.saves_bytes, look), time, fits
 
 
 def copies_lines(replicas: Replicas, look: Look) -> Iterator[str]:
     """Whether plain DDP would do, and why sharding is slower."""
-    plain, sharded = replicas.plain, replicas.sharded
-    need = look.need(plain.verdict.device.value)
-    yield f"Plain DDP fits: a whole copy on every GPU, {need}, {seconds(plain.seconds)} a step ({words(plain)})."
-    if sharded is None or replicas.plain_exchange is None or replicas.sharded_exchange is None:
+    fastest, plain, sharded = replicas.fastest, replicas.plain, replicas.sharded
+    need = look.need(fastest.verdict.device.value)
+    yield f"Plain DDP fits: a whole copy on every GPU, {need}, {seconds(fastest.seconds)} a step ({words(fastest)})."
+    if plain is None or sharded is None or replicas.plain_exchange is None or replicas.sharded_exchange is None:
         return
+    under = f"Under {plain.plan.engine} DDP takes {seconds(plain.seconds)}, " if plain is not fastest else "DDP is "
     more, e = sharded.seconds / plain.seconds - 1, replicas.sharded_exchange
     if more <= 0:
         yield f"ZeRO-3 takes {seconds(sharded.seconds)}, no longer: what it exchanges is hidden behind the passes."
         return
     waited = f"{(e.gathered_s + e.reduced_s) * 1e3:.0f} ms against {replicas.plain_exchange.reduced_s * 1e3:.0f} ms that no pass hides"
+    summed = " and sums gradients in each, where DDP sums them once a step" if e.reductions_each else ""
     yield (
-        f"DDP is faster than ZeRO-3, which takes {seconds(sharded.seconds)} ({more:+.0%}) with the same micro-batch: it gathers the "
-        f"{look.need(e.gathered_bytes)} of parameters {_times(e.gathers_each)} in every micro-batch and sums gradients in each, where DDP sums "
-        f"them once a step ({waited})."
+        f"{under}faster than ZeRO-3, which takes {seconds(sharded.seconds)} ({more:+.0%}) with the same micro-batch: it gathers the "
+        f"{look.need(e.gathered_bytes)} of parameters {_times(e.gathers_each)} in every micro-batch{summed} ({waited})."
     )
     yield "ZeRO pays where the room that it frees takes a larger micro-batch or saves a recompute."
 
@@ -99,7 +104,8 @@ def next_lines(advice: Advice, look: Look) -> Iterator[str]:
     """What to change for more speed, and for more room."""
     chosen = advice.ranking.plans[0]
     for undone in advice.undone:
-        lacks = f"but lacks {look.need(undone.missing_bytes)}" if undone.missing_bytes else "and still fits"
+        fits = "and still fits" if undone.planned.verdict.result is Result.FITS else "and may not fit"
+        lacks = f"but lacks {look.need(undone.missing_bytes)}" if undone.missing_bytes else fits
         faster = f"{seconds(undone.planned.seconds)} a step ({-undone.gains_s / chosen.seconds:.0%})"
         yield f"More speed: without {undone.saving} it takes {faster}, {lacks}."
     lighter = [point for point in advice.ranking.front if point.device_bytes < int(chosen.verdict.device.value) * LIGHTER]
@@ -152,8 +158,8 @@ def _kind(advice: Advice, families: list[Family], look: Look) -> tuple[str, ...]
     plans, fit = sum(family.plans for family in families), sum(family.fit for family in families)
     count = f"{fit:,} of {plans:,}"
     if not fit:
-        nearest = min(families, key=lambda family: family.missing_bytes)
-        return count, "", "", f"none; the nearest lacks {look.need(nearest.missing_bytes)} ({nearest.engine})"
+        nearest = min(families, key=lambda family: (family.host_missing_bytes, family.missing_bytes))
+        return count, "", "", f"none; the nearest: {reason(nearest, look)} ({nearest.engine})"
     best = min((family for family in families if family.fit), key=lambda family: family.seconds or float("inf"))
     shown = [
         one
@@ -174,6 +180,8 @@ def _other(planned: Planned | None, look: Look) -> tuple[str, ...]:
 def reason(family: Family, look: Look) -> str:
     """Why a family is not the one."""
     if not family.fit:
+        if family.host_missing_bytes:
+            return f"host memory lacks {look.need(family.host_missing_bytes)} a node"
         if not family.missing_bytes:
             return "may fit, none is sure to"
         when = f" in {family.instant.value.replace('_', ' ')}" if family.instant else ""
@@ -182,7 +190,7 @@ def reason(family: Family, look: Look) -> str:
         return "fits, its step is not timed"
     if not family.slower:
         return "as fast as the best"
-    return f"slower by {seconds(family.slower_s)} of {NAMES_SHORT.get(family.slower, family.slower)}"
+    return f"slower by {seconds(family.slower_s)}, most of it {NAMES_SHORT.get(family.slower, family.slower)}"
 
 
 NAMES_SHORT = {name: name.replace("_", " ") for name in NAMES}

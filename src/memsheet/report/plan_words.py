@@ -17,11 +17,22 @@ SAID = ("seq_len", "global_batch", "task", "model", "gpus")
 """Keys that the question says itself."""
 
 
+SHORT_S = 0.1
+"""Below which a time is told in milliseconds."""
+
+
 def seconds(value: float) -> str:
     """Seconds with three digits; a short step in milliseconds."""
-    if value < 0.1:
+    if value < SHORT_S:
         return f"{value * 1e3:.3g} ms"
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def interval(low: float, high: float) -> str:
+    """Two times in one unit."""
+    if low < SHORT_S <= high:
+        return f"{low:.3g} to {high:.3g} s"
+    return f"{seconds(low)} to {seconds(high)}"
 
 
 def words(planned: Planned) -> str:

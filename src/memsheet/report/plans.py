@@ -11,7 +11,7 @@ from memsheet.formulas.step_time import CONVENTION
 from memsheet.report.bars import Look
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.plan_story import choices_table, copies_lines, next_lines, plain_table, reason, story_table
-from memsheet.report.plan_words import choice_words, command, seconds, words
+from memsheet.report.plan_words import choice_words, command, interval, seconds, words
 from memsheet.report.table import asked, billions, capacity, headroom, spread
 from memsheet.search.advice import Advice
 from memsheet.search.families import Family
@@ -43,7 +43,7 @@ def _parts(advice: Advice, look: Look, tokens: int | None) -> Iterator[Renderabl
     yield row("Run", "bold", (command(ranking, best),), look)
     if ranking.plans:
         yield _table(ranking, look)
-    if best.time is not None:
+    if best.time is not None and ranking.plans:
         yield row("Cost", "bold", (cost(best, tokens),), look)
     if advice.story:
         yield story_table(advice, look)
@@ -74,7 +74,9 @@ def _headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
     needs = f"needs {look.need(best.verdict.device.value)} of {capacity(ranking.cluster.device, look)} per GPU"
     said = needs, spread(best.verdict.device, look).strip(" ()"), headroom(best.verdict, look)
     if not ranking.plans:
-        return row("NOTHING FITS", "bold red", (f"the plan that needs least {needs}", *said[1:]), look)
+        short = best.verdict.host_short_bytes
+        host = (f"host memory lacks {look.need(short)} a node for what it keeps there",) if short else ()
+        return row("NOTHING FITS", "bold red", (f"the plan that lacks least {needs}", *said[1:], *host), look)
     host = (host_words(best.host_bytes, ranking.cluster.per_node, look),) if best.host_bytes else ()
     return row("BEST PLAN", "bold green", (*_time(best), *said, *host), look)
 
@@ -90,7 +92,7 @@ def _time(planned: Planned) -> Iterator[str]:
     if time is None:
         yield "its step is not timed"
         return
-    yield f"{seconds(float(time.value))} a step ({seconds(float(time.low))} to {seconds(float(time.high))})"
+    yield f"{seconds(float(time.value))} a step ({interval(float(time.low), float(time.high))})"
     yield f"{float(time.tokens_per_s_per_gpu):,.0f} tokens/s a GPU"
     yield f"{float(time.mfu):.0%} of the dense rate"
 
@@ -113,7 +115,7 @@ def rounded(value: float) -> str:
 
 def _lasting(hours: float) -> str:
     """A time that people plan by."""
-    for unit, name in ((24.0, "days"), (1.0, "hours")):
+    for unit, name in ((24 * 365.0, "years"), (24.0, "days"), (1.0, "hours")):
         if hours >= 2 * unit:
             return f"{rounded(hours / unit)} {name}"
     return f"{rounded(hours * 60)} minutes"
@@ -151,7 +153,7 @@ def _families(ranking: Ranking, look: Look) -> RenderableType:
 
 def order(family: Family) -> tuple[float, int]:
     """The fastest first, then what comes nearest to fitting."""
-    return (family.seconds if family.seconds is not None else float("inf"), family.missing_bytes)
+    return (family.seconds if family.seconds is not None else float("inf"), family.host_missing_bytes + family.missing_bytes)
 
 
 def _counted(ranking: Ranking) -> Iterator[str]:
@@ -162,7 +164,7 @@ def _counted(ranking: Ranking) -> Iterator[str]:
 
 
 def _refused(ranking: Ranking) -> Iterator[str]:
-    ruled = sorted(ranking.refused.items(), key=lambda pair: -pair[1])
+    ruled = sorted(((rule, count) for rule, count in ranking.refused.items() if "divide" not in rule), key=lambda pair: -pair[1])
     if ruled:
         yield "ruled out before: " + "; ".join(f"{count:,} {reason}" for reason, count in ruled[:REASONS])
 

@@ -28,6 +28,7 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
     refused = sum(ranking.refused.values())
     return {
         "schema": SCHEMA, "model": ranking.model.name, "gpus": f"{ranking.cluster.count}x{ranking.cluster.device.name}",
+        "cluster": {"per_node": ranking.cluster.per_node, "nodes": ranking.cluster.nodes, "host_bytes": ranking.cluster.host_bytes},
         "search": {
             "plans": ranking.legal + refused, "legal": ranking.legal, "seconds": seconds, "engines": list(ranking.engines),
             "results": {result.value: ranking.looked_at.get(result, 0) for result in Result},
@@ -90,7 +91,7 @@ def _family(family: Family) -> dict[str, Any]:
     return {
         "family": " · ".join((family.engine, *choice_words(family.choice))), "reason": reason(family, Look()), "engine": family.engine,
         "choice": dict(family.choice), "plans": family.plans, "fit": family.fit, "step_time_s": family.seconds,
-        "missing_bytes": int(family.missing_bytes), "rank": int(family.rank), "stage": int(family.stage),
+        "missing_bytes": int(family.missing_bytes), "host_missing_bytes": int(family.host_missing_bytes), "rank": int(family.rank), "stage": int(family.stage),
         "instant": family.instant.value if family.instant else None, "slower": family.slower or None, "slower_s": float(family.slower_s),
     }  # fmt: skip
 
@@ -99,7 +100,7 @@ def _step(step: Step) -> dict[str, Any]:
     return {
         "question": step.asks, "change": step.change, "flag": step.flag, "why": step.why, "engine": step.engine,
         "device_bytes": int(step.device.value), "saves_bytes": int(step.saves_bytes), "step_time_s": step.seconds, "costs_time": step.costs_s,
-        "host_bytes": int(step.host_bytes), "fits": step.fits, "taken": step.taken,
+        "host_bytes": int(step.host_bytes), "fits": step.fits, "taken": step.taken, "shares_batch": step.shares,
         "without_states_bytes": int(step.part_bytes) or None,
     }  # fmt: skip
 
@@ -107,7 +108,8 @@ def _step(step: Step) -> dict[str, Any]:
 def _replicas(ranking: Ranking, replicas: Replicas, tokens: int | None) -> dict[str, Any]:
     sides = {"plain": replicas.plain_exchange, "sharded": replicas.sharded_exchange}
     return {
-        "plain": _planned(ranking, replicas.plain, tokens),
+        "fastest": _planned(ranking, replicas.fastest, tokens),
+        "plain": _planned(ranking, replicas.plain, tokens) if replicas.plain else None,
         "sharded": _planned(ranking, replicas.sharded, tokens) if replicas.sharded else None,
         "exchanged": {
             side: {

@@ -78,6 +78,7 @@ class Rejected(Strict):
     fit: Count | None = None
     step_time_s: float | None = None
     missing_bytes: Bytes | None = None
+    host_missing_bytes: Bytes | None = None
     rank: int | None = None
     stage: int | None = None
     instant: Instant | None = None
@@ -100,6 +101,7 @@ class Told(Strict):
     host_bytes: Bytes
     fits: bool
     taken: bool
+    shares_batch: bool
     without_states_bytes: Bytes | None
 
 
@@ -115,7 +117,8 @@ class Exchanged(Strict):
 class Replicas(Strict):
     """Whole copies (DDP), and the same with every state divided (ZeRO-3)."""
 
-    plain: RankedPlan
+    fastest: RankedPlan
+    plain: RankedPlan | None
     sharded: RankedPlan | None
     exchanged: dict[Literal["plain", "sharded"], Exchanged]
 
@@ -135,12 +138,21 @@ class Alternative(Strict):
     best: RankedPlan | None
 
 
+class Nodes(Strict):
+    """Devices of a node, nodes, and the host memory of one where it was said."""
+
+    per_node: Count
+    nodes: Count
+    host_bytes: Bytes | None
+
+
 class Plans(Strict):
     """``memsheet/plans/1``: the fastest plans that fit, and why the others are not."""
 
     schema_: Literal["memsheet/plans/1"] = Field(alias="schema")
     model: str
     gpus: str
+    cluster: Nodes
     search: Search
     plans: list[RankedPlan]
     least: RankedPlan | None

@@ -62,6 +62,7 @@ def _verdict(found: Deployment, best: Served, look: Look) -> Iterator[str]:
     yield f"as {cut(best.plan)}{f', {said}' if (said := formats(best)) else ''}"
     if best.decode is not None:
         yield f"a token takes {spread(best.decode)} with {format_count(best.batch)} on a replica"
+        yield f"{best.tokens_per_s:,.0f} tokens/s in all"
     if best.prefill is not None:
         yield f"the first of {load.prompt:,} tokens {spread(best.prefill)}"
 

@@ -47,6 +47,7 @@ def _served(found: Deployment, one: Served) -> dict[str, Any]:
         "sequences_per_replica": {"low": one.sequences[0], "value": one.sequences[1]}, "sequences": one.in_all,
         "users": one.users * one.replicas,
         "users_low": one.within[0] * one.replicas, "users_per_gpu": one.users_per_gpu, "decode_batch": one.batch,
+        "tokens_per_s": one.tokens_per_s,
         "decode_s": _seconds(one.decode), "decode_parts_s": dict(one.decode.parts) if one.decode else None, "prefill_s": _seconds(one.prefill),
         "command": command(found, one),
     }  # fmt: skip

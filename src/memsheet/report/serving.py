@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
@@ -48,17 +48,19 @@ def _started(serving: Mapping[str, Any], look: Look) -> Iterator[str]:
     """The lines to compare with the log, and how far the tokens may be off."""
     read = f" (as read at {serving['read']})" if serving.get("read") else ""
     yield f"It should say when it starts{read}:"
-    yield from (
-        wrapped for line in serving["start_up"] for wrapped in wrap(line, look.width, initial_indent="  ", subsequent_indent="    ")
-    )
+    yield from _indented(serving["start_up"], look)
     low, high = int(serving.get("kv_tokens_low") or 0), int(serving.get("kv_tokens_high") or 0)
     pages = int(serving.get("pages") or 0)
     blocks = f"{pages:,} blocks of {int(serving['page_tokens']):,} tokens" if pages and serving.get("page_tokens", 0) > 1 else ""
     spread = f"between {low:,} and {high:,} tokens" if low != high else ""
     if warning := serving.get("warning"):
         yield f"  But {warning}."
-    if parts := flow((spread, blocks, *_groups(serving)), look.width - 2, between="; "):
-        yield "  " + parts.replace("\n", "\n  ")
+    yield from _indented((part for part in ("; ".join(filter(None, (spread, blocks))), *_groups(serving)) if part), look)
+
+
+def _indented(lines: Iterable[str], look: Look) -> Iterator[str]:
+    for line in lines:
+        yield from wrap(line, look.width, initial_indent="  ", subsequent_indent="    ")
 
 
 def _refused(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator[str]:
@@ -88,6 +90,8 @@ def _groups(serving: Mapping[str, Any]) -> Iterator[str]:
     if len(groups) > 1:
         counted = {group: groups.count(group) for group in groups}
         yield "layers in groups that share the pool: " + ", ".join(f"{times} × {group}" for group, times in counted.items())
+    if any("a window" in group for group in groups) and len(groups) > 1:
+        yield "its concurrency counts a window with what is in flight beside it, sequences below once they are read"
 
 
 def _concurrent(held: Mapping[str, Any], serving: Mapping[str, Any], look: Look) -> Iterator[str]:

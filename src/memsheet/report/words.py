@@ -173,5 +173,6 @@ def _flag(name: str, value: object) -> str:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    text = ",".join(map(str, value)) if isinstance(value, tuple | list) else value
-    return f"--{flag} {printable(text)}"
+    if isinstance(value, tuple | list):
+        return f"--{flag} {','.join(str(part) if isinstance(part, int) else printable(part) for part in value)}"
+    return f"--{flag} {printable(value)}"

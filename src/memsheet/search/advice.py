@@ -12,7 +12,7 @@ from memsheet.formulas.step_time import Exchanged, exchanged
 from memsheet.search.rank import Ranking, ranked
 from memsheet.search.space import Request
 from memsheet.search.story import Step, told
-from memsheet.search.timed import Planned, Scaled, planned_of
+from memsheet.search.timed import APART, Planned, Scaled, planned_of
 from memsheet.spec.device import MAX_DEVICES, Cluster
 from memsheet.spec.model import ModelSpec
 
@@ -39,7 +39,7 @@ SAVINGS: Mapping[str, Mapping[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
-    """One saving of a plan taken back: what the worst GPU then lacks (0 where it still fits), and how much faster the step is."""
+    """One saving of a plan taken back: what its expected bytes then lack on the worst GPU, and how much faster the step is."""
 
     saving: str
     planned: Planned
@@ -49,9 +49,12 @@ class Undone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Whole copies (DDP) beside the same plan with every state divided (ZeRO-3), and what each exchanges; None where nobody divides them."""
+    """Whole copies (DDP): the fastest that fit. ``plain``: the fastest of an engine whose model code somebody divides, beside the same plan with every
+    state divided (``sharded``, ZeRO-3), and what each exchanges; None where nobody does.
+    """
 
-    plain: Planned
+    fastest: Planned
+    plain: Planned | None = None
     sharded: Planned | None = None
     plain_exchange: Exchanged | None = None
     sharded_exchange: Exchanged | None = None
@@ -72,8 +75,8 @@ class Advice:
 
     @property
     def strained(self) -> bool:
-        """Whether AdamW's states do not fit the cards."""
-        return strained(self.ranking)
+        """Whether AdamW's states do not fit the cards, though nobody asked for them elsewhere."""
+        return bool(self.methods) or self.more is not None
 
 
 def advise(
@@ -86,7 +89,8 @@ def advise(
     chosen = ranking.plans[0] if ranking.plans else ranking.least
     if chosen is None:
         return Advice(ranking=ranking)
-    strains = strained(ranking) and method == "full" and "optimizer.name" not in asked
+    pinned = any(asked.get(key) for key in ("optimizer.name", *OFFLOAD))
+    strains = strained(ranking) and method == "full" and not pinned
     return Advice(
         ranking=ranking, story=told(model, cluster, asked, chosen, scaled), replicas=_replicas(ranking, scaled),
         undone=tuple(_undone(ranking, chosen, scaled)) if ranking.plans else (),
@@ -103,7 +107,9 @@ def strained(ranking: Ranking) -> bool:
 
 def _undone(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterator[Undone]:
     """Savings whose loss would make the step faster, the least missing first."""
-    found = [one for saving in SAVINGS if (one := _without(ranking, chosen, saving, scaled)) is not None and one.gains_s > 0]
+    found = [
+        one for saving in SAVINGS if (one := _without(ranking, chosen, saving, scaled)) is not None and one.gains_s > chosen.seconds * APART
+    ]
     yield from sorted(found, key=lambda one: one.missing_bytes)
 
 
@@ -116,8 +122,8 @@ def _without(ranking: Ranking, chosen: Planned, saving: str, scaled: Scaled) -> 
     planned = _planned(ranking.model, ranking.cluster, request, scaled)
     if planned is None or planned.time is None or chosen.time is None:
         return None
-    spare = budget_of(ranking.cluster).low_bytes - max(int(sheet.device.high) for sheet in planned.tried.sheets)
-    return Undone(saving=saving, planned=planned, missing_bytes=max(0, -spare), gains_s=chosen.seconds - planned.seconds)
+    missing = max(0, int(planned.verdict.device.value) - budget_of(ranking.cluster).capacity_bytes)
+    return Undone(saving=saving, planned=planned, missing_bytes=missing, gains_s=chosen.seconds - planned.seconds)
 
 
 def _planned(model: ModelSpec, cluster: Cluster, request: Request, scaled: Scaled) -> Planned | None:
@@ -132,16 +138,17 @@ def _replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
     """The fastest whole copies that fit, of an engine whose code somebody shards where there is one."""
     if ranking.cluster.count == 1 or not ranking.replicas:
         return None
+    fastest = min(ranking.replicas, key=lambda one: one.seconds)
     plain = min(ranking.replicas, key=lambda one: (one.plan.engine not in PARTNERS, one.seconds))
     partner, count = PARTNERS.get(plain.plan.engine), ranking.cluster.count
     if partner is None:
-        return Replicas(plain=plain)
+        return Replicas(fastest=fastest)
     divided = {**plain.request, "engine": partner, "zero": 3, "mesh.dp_replicate": 1, "mesh.dp_shard": count}
     sharded = _planned(ranking.model, ranking.cluster, divided, scaled)
     if sharded is None or sharded.time is None:
-        return Replicas(plain=plain)
+        return Replicas(fastest=fastest)
     told_of = [exchanged(ranking.model, one.plan, ranking.cluster, efficiency=scaled(one.plan.engine)) for one in (plain, sharded)]
-    return Replicas(plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1])
+    return Replicas(fastest=fastest, plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1])
 
 
 def _methods(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> Iterator[tuple[str, Planned | None]]:

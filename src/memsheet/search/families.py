@@ -24,8 +24,8 @@ FAMILY = ("zero", "recompute.mode", "optimizer.name", "loss", "offload.optimizer
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """Plans of one engine that share how they save memory: how many there are and fit. Where some do, the fastest one's ``seconds`` (None where a
-    step is not timed) and what takes most of the time that it loses to the best plan; where none does, by how many bytes the nearest
-    misses, on which rank of which stage, when.
+    step is not timed), how many more than the best plan's and on what most of them go; where none does, what the nearest's expected bytes
+    lack of the card, on which rank of which stage, when, and what the host of a node lacks.
     """
 
     engine: str
@@ -36,6 +36,7 @@ class Family:
     slower: str = ""
     slower_s: float = 0.0
     missing_bytes: int = 0
+    host_missing_bytes: int = 0
     rank: int = 0
     stage: int = 0
     instant: Instant | None = None
@@ -64,15 +65,18 @@ def _beaten(members: list[Timed], best: Planned | None) -> dict[str, Any]:
     if best is None or best.time is None or seconds <= best.seconds * (1 + APART):
         return {"seconds": seconds}
     time = step_time(one.space.model, one_plan(one.stratum, int(one.fit[place])), one.space.cluster, efficiency=one.efficiency)
-    part, more = next(iter(time.against(best.time).items()))
-    return {"seconds": seconds, "slower": part, "slower_s": float(more)}
+    part, _ = max(time.against(best.time).items(), key=lambda pair: float(pair[1]))
+    return {"seconds": seconds, "slower": part, "slower_s": seconds - best.seconds}
 
 
 def _missed(members: list[Timed], cluster: Cluster) -> dict[str, Any]:
     """What the nearest plan of a family lacks, where and when."""
-    _, number, row = min((int(one.high.min()), n, int(np.argmin(one.high))) for n, one in enumerate(members))
+    _, number, row = min((int(one.lacks.min()), n, int(np.argmin(one.lacks))) for n, one in enumerate(members))
     one = members[number]
     stage = int(one.graded.stage[row])
     sheet = account(one.space.model, one_plan(one.stratum, row), cluster, stage)
-    missing = int(one.high[row]) - budget_of(cluster).low_bytes
-    return {"missing_bytes": max(0, missing), "stage": stage, "rank": sheet.rank, "instant": sheet.peak_instant}
+    missing = int(np.asarray(one.graded.device.value)[row]) - budget_of(cluster).capacity_bytes
+    host = int(np.asarray(one.graded.host_bytes)[row]) * cluster.per_node - (cluster.host_bytes or 0) if cluster.host_bytes else 0
+    return {
+        "missing_bytes": max(0, missing), "host_missing_bytes": max(0, host), "stage": stage, "rank": sheet.rank, "instant": sheet.peak_instant,
+    }  # fmt: skip

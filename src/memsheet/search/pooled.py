@@ -40,8 +40,11 @@ def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet,
 
 
 def sequences_of(facts: Mapping[str, Any], length: int) -> Bytes:
-    """Sequences of a length on one replica: at least, as expected and at most, as the pool's tokens may vary."""
-    room, tokens = int(facts["max_sequences"].get(str(length), 0)), int(facts.get("kv_tokens") or 0)
+    """Sequences of a length on one replica: at least, as expected and at most, as the pool's tokens may vary. Of a length that is not told, those of
+    the next longer one.
+    """
+    told = {int(tokens): int(count) for tokens, count in facts["max_sequences"].items()}
+    room, tokens = told.get(min((one for one in told if one >= length), default=-1), 0), int(facts.get("kv_tokens") or 0)
     ends = (int(facts.get(f"kv_tokens_{end}") or tokens) for end in ("low", "high"))
     low, high = (room * end // tokens if tokens else room for end in ends)
     return Bytes(min(low, room), room, max(high, room))

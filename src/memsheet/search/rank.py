@@ -118,7 +118,12 @@ def _grids(
 
 
 def _commonest(found: Grid) -> str:
-    return next((reason for reason, _ in found.refused.most_common(1)), "nothing to combine")
+    """The commonest reason that is no matter of what divides what: those are of combinations that nobody would try."""
+    ordered = [reason for reason, _ in found.refused.most_common()]
+    asked = (
+        [reason for reason in ordered if "divide" not in reason] or [reason for reason in ordered if "global batch" in reason] or ordered
+    )
+    return asked[0] if asked else "nothing to combine"
 
 
 def _fastest(timed: list[Timed], cluster: Cluster, top: int) -> Iterator[Planned]:
@@ -149,19 +154,19 @@ def offloads(choice: Request) -> bool:
 
 def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
     """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks that share a layer, recompute,
-    a loss from another library, states in parts.
+    a loss from another library, chunks of a stage, states in parts.
     """
     shared = sum(counts[axis] > 1 for axis in ("tp", "cp", "ep")) + (choice.get("mesh.pp", 1) > 1)
     return (
         sum(bool(choice.get(key)) for key in ("offload.optimizer", "offload.parameters", "offload.activations")),
         choice.get("optimizer.name") != "adamw", shared, choice.get("recompute.mode") != "none", choice.get("loss") != "plain",
-        int(choice.get("zero") or 0), counts["dp_replicate"] > 1 and counts["dp_shard"] > 1,
+        int(choice.get("mesh.vpp") or 1), int(choice.get("zero") or 0), counts["dp_replicate"] > 1 and counts["dp_shard"] > 1,
     )  # fmt: skip
 
 
 def _replicas(timed: list[Timed], cluster: Cluster) -> Iterator[Planned]:
     """The fastest plan of each engine that keeps the whole model, and all states, on every device."""
-    best: dict[str, tuple[float, int, int]] = {}
+    best: dict[str, tuple[bool, float, int, int]] = {}
     for number, one in enumerate(timed):
         asked = one.stratum.request
         if asked.get("zero") or asked["mesh.pp"] > 1 or not len(one.seconds):
@@ -170,21 +175,21 @@ def _replicas(timed: list[Timed], cluster: Cluster) -> Iterator[Planned]:
         alone = np.flatnonzero((rows["dp_replicate"] == cluster.count)[one.fit] & (rows["ep"] * rows["etp"] == 1)[one.fit])
         if len(alone):
             place = int(alone[np.argmin(one.seconds[alone])])
-            found = float(one.seconds[place]), number, int(one.fit[place])
+            found = asked.get("optimizer.name") != "adamw", float(one.seconds[place]), number, int(one.fit[place])
             best[one.engine] = min(best.get(one.engine, found), found)
-    for _, number, row in sorted(best.values()):
+    for *_, number, row in sorted(best.values()):
         planned = timed[number].planned(cluster, row)
         if planned.verdict.result is Result.FITS and planned.time is not None:
             yield planned
 
 
 def _least(timed: list[Timed], cluster: Cluster) -> Planned | None:
-    """The plan whose high end is lowest."""
-    pairs = [(int(one.high.min()), n) for n, one in enumerate(timed)]
+    """The plan that lacks least, on the card and on the host."""
+    pairs = [(int(one.lacks.min()), n) for n, one in enumerate(timed)]
     if not pairs:
         return None
     one = timed[min(pairs)[1]]
-    return one.planned(cluster, int(np.argmin(one.high)))
+    return one.planned(cluster, int(np.argmin(one.lacks)))
 
 
 def _front(timed: list[Timed]) -> Iterator[Point]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Result, judge_on, started
+from memsheet.budget import Result, judge_on, started, worst
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, refuse
 from memsheet.formulas.serving.servers import server_of
@@ -16,7 +16,7 @@ from memsheet.resolve import resolve
 from memsheet.search.pooled import POOLED, sequences_of
 from memsheet.search.serve_load import Holds, Load, Reason, Served, most, reasons_of
 from memsheet.search.serve_space import AXES, cuts, variants
-from memsheet.sheet import Component, Sheet
+from memsheet.sheet import Component
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
@@ -142,10 +142,10 @@ def _served(search: Search, request: Mapping[str, Any]) -> Served:
     sequences = _sequences(plan, facts, load) if verdict.result is not Result.DOES_NOT_FIT else (0, 0)
     batch, decode, prefill, users = _timed(search, plan, sequences)
     reasons = tuple(reasons_of(verdict, cluster, sequences, int(plan.mesh.dp_replicate), load, (decode, prefill)))
-    worst = max(sheets, key=lambda sheet: sheet.device.high)
+    fullest = worst(sheets)
     return Served(
         request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, serving=facts,
-        weights_bytes=int(worst.of(Component.PARAMETERS).value), kv_bytes=int(worst.of(Component.KV_CACHE).value),
+        weights_bytes=int(fullest.of(Component.PARAMETERS).value), kv_bytes=int(fullest.of(Component.KV_CACHE).value),
         sequences=sequences, batch=batch, decode=decode, prefill=prefill, within=users, reasons=_limited(plan, facts, load, reasons),
     )  # fmt: skip
 
@@ -202,7 +202,7 @@ def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int,
 
 def _limited(plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
     """Where the engine's own limit, and not room, is what there are too few of."""
-    room = int(facts["max_sequences"].get(str(load.context), 0)) if facts.get("max_sequences") else 0
+    room = int(sequences_of(facts, load.context).value)
     if plan.engine not in POOLED or not plan.max_sequences or room <= int(plan.max_sequences):
         return reasons
     words = f"runs {int(plan.max_sequences):,} sequences a replica at once by its own limit (--sequences), and has room for {room:,}"
@@ -218,8 +218,3 @@ def comparison(found: Deployment) -> Iterator[Served]:
         if one.plan.mesh.pp == 1 and one.gpus_each not in seen:
             seen.add(one.gpus_each)
             yield one
-
-
-def fullest(sheets: tuple[Sheet, ...]) -> Sheet:
-    """The sheet of the rank that takes most."""
-    return max(sheets, key=lambda sheet: sheet.device.high)

@@ -100,6 +100,11 @@ class Served:
         return self.sequences[1] * self.replicas
 
     @property
+    def tokens_per_s(self) -> float | None:
+        """Of all replicas while ``batch`` sequences decode on each."""
+        return self.batch * self.replicas / self.decode.value if self.decode else None
+
+    @property
     def users(self) -> int:
         """Users of a replica within the latency asked, as expected."""
         return self.within[1]

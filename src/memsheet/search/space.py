@@ -12,7 +12,8 @@ from itertools import product
 from typing import Any
 
 from memsheet.engines import find_engine
-from memsheet.errors import refuse
+from memsheet.errors import refuse, require
+from memsheet.spec.check import check_request
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import ModelSpec, Moe
@@ -64,6 +65,9 @@ def space_of(model: ModelSpec, cluster: Cluster, request: Request, *, every: boo
     engine = find_engine(str(request.get("engine")))
     if engine is None:
         raise refuse("engine", request.get("engine"), "is not modelled", "name one engine")
+    if "train" not in engine.tasks:
+        raise refuse("engine", engine.name, "does not train", "memsheet plan infer")
+    require(check_request({key: value for key, value in request.items() if value is not None}))
     for key in ("seq_len", "global_batch"):
         if not request.get(key):
             raise refuse(key, request.get(key), "is missing; a search needs to know what a step trains", f"give {key}")

@@ -44,7 +44,9 @@ class Step:
     asks: str = ""
     taken: bool = True
     host_bytes: int = 0
+    host_short_bytes: int = 0  # what a node's host lacks
     engine: str = ""
+    shares: bool = True  # whether its ranks share the batch that was asked for; else it is no plan for it, and bytes are a micro-batch's
     part_bytes: int = 0  # parameters and activations without gradients and states, where the question is about them
 
 
@@ -58,11 +60,22 @@ class _At:
 
     @property
     def fits(self) -> bool:
-        return self.tried.verdict.result is Result.FITS
+        """Whether it is a plan for what was asked: also the ranks share the batch."""
+        return self.tried.verdict.result is Result.FITS and not self.alone
+
+    @property
+    def alone(self) -> bool:
+        """Whether its ranks cannot share the batch that was asked for, so that its bytes are those of a micro-batch alone."""
+        return self.tried.plan.global_batch is None
 
     @property
     def high(self) -> int:
         return max(int(sheet.device.high) for sheet in self.tried.sheets)
+
+    @property
+    def value(self) -> int:
+        """Expected bytes of the GPU that may need most."""
+        return int(max(self.tried.sheets, key=lambda sheet: sheet.device.high).device.value)
 
     @property
     def kept_bytes(self) -> int:
@@ -84,7 +97,12 @@ def told(
         return ()
     asked = {key: value for key, value in request.items() if value is not None and key not in ("engine", "task")} | {"task": "train"}
     way = naive(engine, cluster, model, asked, min(int(chosen.plan.microbatch), int(asked["global_batch"])))
-    start = _at(model, way, scaled) or _at(model, replace(way, precision=None), scaled)
+    ways = (
+        replace(way, zero=zero, precision=name)
+        for zero in sorted({way.zero, *engine.zero})
+        for name in dict.fromkeys((way.precision, None))
+    )
+    start = next((at for one in ways if (at := _at(model, one, scaled)) is not None), None)
     return tuple(_walk(model, start, scaled)) if start is not None else ()
 
 
@@ -155,9 +173,9 @@ def _seconds(model: ModelSpec, way: Way, tried: Tried, scaled: Scaled) -> float 
 def _step(to: _At, before: _At | None, *, taken: bool = True, part_bytes: int = 0, **words: str) -> Step:
     worst = max(to.tried.sheets, key=lambda sheet: sheet.device.high)
     return Step(
-        device=worst.device, saves_bytes=before.high - to.high if before else 0, seconds=to.seconds,
+        device=worst.device, saves_bytes=before.value - to.value if before else 0, shares=not to.alone, seconds=to.seconds,
         costs_s=_costs(to, before), fits=to.fits, taken=taken,
-        host_bytes=max(sheet.host_bytes for sheet in to.tried.sheets), engine=to.way.named, part_bytes=part_bytes, **words,
+        host_bytes=max(sheet.host_bytes for sheet in to.tried.sheets), host_short_bytes=to.tried.verdict.host_short_bytes, engine=to.way.named, part_bytes=part_bytes, **words,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from memsheet.budget import Result, Verdict
+from memsheet.budget import Result, Verdict, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
 from memsheet.search.grid import Graded, results
@@ -96,9 +96,14 @@ class Timed:
         return {name: int(column[row]) for name, column in self.stratum.rows.items()}
 
     @property
-    def high(self) -> Any:
-        """The high end of every plan's bytes."""
-        return np.asarray(self.graded.device.high)
+    def lacks(self) -> Any:
+        """What every plan's high end is beyond the card, and what a node's host lacks for one of its ranks; at most 0 where nothing is missing."""
+        cluster = self.space.cluster
+        card = np.asarray(self.graded.device.high) - budget_of(cluster).low_bytes
+        if cluster.host_bytes is None:
+            return card
+        host = np.asarray(self.graded.host_bytes) - cluster.host_bytes // cluster.per_node
+        return np.where(host > 0, np.maximum(card, 0) + host, card)
 
 
 def seconds_of(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency | None) -> Any:

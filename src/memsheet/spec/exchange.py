@@ -95,6 +95,7 @@ class Format:
     differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
     problems: Callable[[Values], Iterable[Problem]] = _nothing  # what the engine cannot do, beyond what the keys show
     strict: tuple[str, ...] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
+    removed: frozenset[str] = frozenset()  # keys of older versions at which this one stops
     said: Mapping[str, Any] = field(default_factory=dict)  # what being such a file says of the plan
     compose: Callable[[Values, Values], str] | None = None  # text of a shell format, of values and what is asked
     parse: Callable[[str], Mapping[str, Any]] | None = None  # and back
@@ -160,7 +161,7 @@ def read(form: Format, values: Values) -> Read:
     unmodelled = [(at, values[at]) for at in other if (ok := form.unmodelled.get(at)) is not None and values[at] not in (*ok, None, AUTO)]
     unknown = [at for at in other if at not in form.unmodelled and not _known(form, at)]
     return Read(
-        format=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
+        form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
         ignored=tuple(at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed), unmodelled=tuple(unmodelled),
         unknown=tuple((at, _near(form, at)) for at in unknown), assumed=tuple(assumed), problems=tuple(problems),
     )  # fmt: skip

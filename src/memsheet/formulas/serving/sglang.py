@@ -204,7 +204,7 @@ def table_bytes(requests: Count, length: Count) -> Count:
 
 def _requests(plan: Plan, tokens: int, stages: list[Stage]) -> int:
     """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more than there are states for."""
-    asked = plan.max_sequences is not None and plan.max_sequences != REQUESTS
+    asked = plan.max_sequences is not None and plan.max_sequences != MOST_REQUESTS
     found = int(plan.max_sequences or 1) if asked else min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
     slots = [stage.states.slots.value // SLOTS for stage in stages if stage.states.bytes.high]
     return min([found, *slots])

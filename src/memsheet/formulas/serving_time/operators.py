@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from memsheet.arith import ceil_div
@@ -191,6 +192,15 @@ def touched(experts: float, mine: float, each: float, tokens: float) -> float:
     return float(mine * (1.0 - max(0.0, 1.0 - each / experts) ** tokens))
 
 
+@formula(
+    cites=MOE_TOUCHED,
+    at="of evenly and independently routed tokens: the largest of n counts is about sqrt(2 ln n) deviations above their mean",
+)
+def busiest(mean: float, ranks: float) -> float:
+    """What the rank has that has most, where each of ``ranks`` has ``mean`` on average; all wait for it."""
+    return mean + math.sqrt(2.0 * math.log(ranks) * mean)
+
+
 def experts_s(shop: Shop, one: Experts) -> float:
     """Routed experts of a layer: tokens of all replicas that share them."""
     mesh, rows, moe = shop.plan.mesh, float(shop.work.rows), one.moe
@@ -198,6 +208,8 @@ def experts_s(shop: Shop, one: Experts) -> float:
     sharing = 1.0 if alone else max(1.0, float(mesh.ep) / float(mesh.tp))
     reached = touched(moe.experts, one.mine, moe.experts_per_token, rows * sharing)
     copies = rows * sharing * moe.experts_per_token * one.mine / moe.experts
+    if shop.speeds.end is End.SLOW and mesh.ep > 1:
+        copies, reached = busiest(copies, float(mesh.ep)), min(one.mine, busiest(reached, float(mesh.ep)))
     line, speed = shop.speeds.experts[one.form], GROUPED * flops_per_s(shop, one.form, copies / max(reached, 1.0), one.depth)
     return line.start_s + max(one.nbytes * reached / one.mine / line.bytes_per_s, 2.0 * copies * one.elements / one.mine / speed)
 

@@ -8,7 +8,8 @@ from enum import Enum
 from functools import lru_cache
 from typing import Any
 
-from memsheet.catalog import serving_rates
+from memsheet.catalog import find_device, serving_rates
+from memsheet.catalog import rates as dense_rates
 from memsheet.formulas.step_time.rates import COLLECTIVES_ALIKE, LINKS, MEASURED_ALIKE, UNMEASURED, Rates, rates_of
 from memsheet.formulas.step_time.replicas import Overlap
 from memsheet.formulas.step_time.whole import CALL_S, UNCALIBRATED
@@ -111,9 +112,7 @@ class Reach:
 
 
 def _reach(table: Mapping[str, Any], device: Device) -> Reach:
-    from memsheet.catalog import rates as dense
-
-    of = dense()["device"]
+    of = dense_rates()["device"]
     bandwidth = of[device.name]["memory_bandwidth_tb_s"] * 1e12
     if device.name in table["product"]:
         return Reach(bandwidth=bandwidth, known=True)
@@ -121,15 +120,11 @@ def _reach(table: Mapping[str, Any], device: Device) -> Reach:
     count = table["multiprocessors"]
     if kind is None or device.name not in count:
         return Reach(bandwidth=bandwidth, known=kind is not None)
-    alike = [name for name in table["product"] if name in count and _capability(name) == device.compute_capability]
+    alike = [name for name in table["product"] if name in count and find_device(name).compute_capability == device.compute_capability]
     each = [of[name]["memory_bandwidth_tb_s"] * 1e12 * table["product"][name]["bf16"][1] / count[name] for name in alike]
     if not each:
         return Reach(bandwidth=bandwidth, known=True)
     return Reach(bandwidth=bandwidth, known=True, more=max(each) * count[device.name], less=min(each) * count[device.name])
-
-
-def _capability(name: str) -> str | None:
-    return {"A100-80GB": "8.0", "H100-80GB": "9.0", "H200": "9.0", "B200": "10.0", "L40S": "8.9"}.get(name)
 
 
 def _measured(table: Mapping[str, Any], device: Device) -> str:

@@ -97,10 +97,11 @@ class Timer:
         """Seconds by part at one end of the interval."""
         spec, plan = self.spec, self.plan
         engine, speeds, uneven = engine_of(plan), speeds_of(self.cluster, end), _uneven(spec, plan)
+        beside = self._beside(len(passes)) if end is End.FAST else 1.0
         total: dict[str, float] = {}
         for number, work in enumerate(passes):
             shop = Shop(plan=plan, engine=engine, speeds=speeds, work=work)
-            found = {name: seconds * uneven for name, seconds in seconds_of(self.layers, shop).items()}
+            found = {name: seconds * uneven * beside for name, seconds in seconds_of(self.layers, shop).items()}
             found["exchange"] = exchanged_s(spec, shop)
             found["waiting"] = max(0.0, _calls_s(spec, shop) - sum(found.values()))
             if number == len(passes) - 1:
@@ -108,6 +109,11 @@ class Timer:
             for name, seconds in found.items():
                 total[name] = total.get(name, 0.0) + seconds
         return total
+
+    def _beside(self, passes: int) -> float:
+        """Of the layers' time, where a prompt's parts follow one another through stages: n parts and p stages take n + p - 1 turns of n p."""
+        stages = self.plan.mesh.pp if self.plan.engine in IN_STAGES else 1
+        return (passes + stages - 1) / (passes * stages)
 
 
 def decode_time(spec: ModelSpec, plan: Plan, cluster: Cluster, batch: int, context: int) -> Seconds:

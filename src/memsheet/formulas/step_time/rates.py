@@ -45,6 +45,12 @@ on another machine).
 """
 
 
+HOST_MEMORY_BYTES_PER_S = 409_600_000_000
+"""Two sockets of eight channels of DDR4-3200 (JEDEC), of a node."""
+DEFAULT_HOST_LINK = 31.5e9
+"""PCIe 4.0 with 16 lanes (PCI-SIG): 16 GT/s a lane, 128b/130b."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
     """A collective over one node: seconds before the first byte, bytes a second, and a term that grows with the root of the size."""
@@ -101,6 +107,16 @@ class Rates:
 
     def with_efficiency(self, found: Efficiency) -> Rates:
         return replace(self, efficiency=found)
+
+    @property
+    def host_link(self) -> float:
+        """Bytes a second between a device and its host, as far from the table as other links are."""
+        return (self.host or DEFAULT_HOST_LINK) * self.efficiency.communication
+
+    @property
+    def host_memory(self) -> float:
+        """Bytes a second of a node's memory, shared by its devices."""
+        return HOST_MEMORY_BYTES_PER_S * self.efficiency.communication
 
 
 def rates_of(cluster: Cluster) -> Rates:

@@ -133,10 +133,16 @@ def _unit_s(unit: Unit, plan: Plan, rates: Rates) -> tuple[Real, Real]:
     return gather, scatter
 
 
+EVEN = 1 << 20
+"""Elements over which the scales of a quantized format come out even."""
+
+
 def gathered_size(plan: Plan) -> float:
     """Bytes of a parameter on its way to ranks that compute with it."""
     if plan.fp8 is not None:
         return 1.0 if plan.fp8.gathered else 2.0
+    if plan.quantization is not None:  # as it is stored; each rank makes it whole
+        return float(plan.quantization.weights.nbytes(EVEN)) / EVEN
     return plan.precision.compute.bits / 8
 
 

@@ -8,7 +8,7 @@ from memsheet.engines import engine_of
 from memsheet.formulas.step_time.numbers import Real, exposed
 from memsheet.formulas.step_time.parts import Part
 from memsheet.formulas.step_time.rates import Rates
-from memsheet.formulas.step_time.replicas import groups_of
+from memsheet.formulas.step_time.replicas import EVEN, groups_of
 from memsheet.references import MEGATRON_SP, TORCH_OPTIM, ZERO_OFFLOAD, formula
 from memsheet.spec.engine import Sharding
 from memsheet.spec.plan import Implementation, OptimizerName, Plan, RecomputeMode
@@ -22,10 +22,6 @@ MOMENTS = {OptimizerName.SGD: 0, OptimizerName.SGD_MOMENTUM: 1, OptimizerName.LI
 """States of the size of a parameter; two of the others (those of Adafactor, Adam-mini and GaLore are smaller: never faster than this)."""
 CPU_ADAM_BYTES = 28
 """Of host memory an element: gradient, master and two moments read, three written."""
-HOST_MEMORY_BYTES_PER_S = 409_600_000_000
-"""Two sockets of eight channels of DDR4-3200 (JEDEC), of a node."""
-DEFAULT_HOST_LINK = 31.5e9
-"""PCIe 4.0 with 16 lanes (PCI-SIG): 16 GT/s a lane, 128b/130b."""
 
 
 def kept(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
@@ -36,10 +32,6 @@ def kept(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
     return own / dense.shards + theirs / experts.shards if divided else own + theirs
 
 
-A_MILLION = 1 << 20
-"""Elements over which the scales of a quantized format come out even."""
-
-
 @formula(cites=ZERO_OFFLOAD, at="section 4: parameters of a rank, frozen ones too, in the dtype that they are stored in")
 def stored(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
     """Bytes of a rank's parameters."""
@@ -47,7 +39,7 @@ def stored(parts: Sequence[Part], plan: Plan, sharding: Sharding) -> Real:
     divided = plan.zero == 3 or sharding.gathers
     own, theirs = (sum((part.total(name) for part in parts), 0.0) for name in ("dense", "experts"))
     dtype = plan.quantization.weights if plan.quantization else plan.precision.parameters
-    each = float(dtype.nbytes(A_MILLION)) / A_MILLION
+    each = float(dtype.nbytes(EVEN)) / EVEN
     return (own / dense.shards + theirs / experts.shards if divided else own + theirs) * each
 
 
@@ -73,12 +65,12 @@ def offloaded_s(elements: Real, parameters: Real, activations: Real, passes_s: R
     """``elements`` that are trained, bytes of ``parameters`` on the host and of a micro-batch's ``activations``. Seconds besides the passes: the optimizer's on the host, and parameters fetched for every pass as far as the
     passes do not hide them.
     """
-    link, microbatches = rates.host or DEFAULT_HOST_LINK, plan.accumulation
+    link, microbatches = rates.host_link, plan.accumulation
     seconds: Real = 0.0
     if plan.offload.optimizer:
         share = plan.offload.optimizer
         gradient = plan.precision.gradients.bits / 8
-        seconds = share * elements * ((gradient + 2.0) / link + CPU_ADAM_BYTES * rates.near / HOST_MEMORY_BYTES_PER_S)
+        seconds = share * elements * ((gradient + 2.0) / link + CPU_ADAM_BYTES * rates.near / rates.host_memory)
         seconds = seconds + share * accumulated_s(elements, passes_s, microbatches - 1, plan, rates)
     if plan.offload.parameters:
         seconds = seconds + exposed(plan.offload.parameters * parameters * 2 * microbatches / link, passes_s)
@@ -104,12 +96,12 @@ def accumulated_s(elements: Real, passes_s: Real, later: Real, plan: Plan, rates
     DeepSpeed fetches what is there, adds on the device and sends it back, beside the passes: of ZeRO-3 the rank's share (runtime/zero/stage3.py
     1904-1916 of edaa7221), of stages 1 and 2 every gradient whole (stage_1_and_2.py:1516-1560).
     """
-    link = rates.host or DEFAULT_HOST_LINK
+    link = rates.host_link
     gradient = plan.precision.gradients.bits / 8
     if engine_of(plan).sharding is Sharding.DEEPSPEED:
         whole = 1.0 if plan.zero == 3 else groups_of(plan)[0].shards
         return exposed(2 * gradient * elements * whole * later / link, passes_s)
-    return later * elements * (gradient / link + ADD_BYTES * rates.near / HOST_MEMORY_BYTES_PER_S)
+    return later * elements * (gradient / link + ADD_BYTES * rates.near / rates.host_memory)
 
 
 @formula(cites=MEGATRON_SP, at="table 2: 34 s b h bytes a layer, of which recompute keeps the layer's input, 2 s b h")

@@ -1,0 +1,134 @@
+"""Every rule of the lint finds its mistake, says what cures it, and is silent where there is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.cli.check import checking
+from memsheet.exchange.lint import RULES
+from memsheet.report.checked import Checked
+
+GOOD: dict[str, Any] = {
+    "train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+}  # fmt: skip
+FSDP = """distributed_type: FSDP
+mixed_precision: bf16
+num_processes: 8
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: {reshard}
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+"""
+WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
+
+
+def checked(
+    folder: Path, files: dict[str, str], *, model: str | None = "llama-3.2-1b", gpus: str | None = "8xA100-80GB", **flags: Any
+) -> Checked:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return checking((str(folder),), model, {**WHERE, "gpus": gpus}, {"seq_len": 2048, **flags})
+
+
+def deepspeed(**changes: Any) -> str:
+    return json.dumps({key: value for key, value in {**GOOD, **changes}.items() if value is not None})
+
+
+def zero(**changes: Any) -> str:
+    return deepspeed(zero_optimization={"stage": 2, **changes})
+
+
+DS, YAML, ARGS = "ds_config.json", "accelerate.yaml", "args.yaml"
+CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
+    "batch-product": ({DS: deepspeed(train_batch_size=63)}, {}),
+    "files-disagree": ({DS: deepspeed(), ARGS: "per_device_train_batch_size: 4\nbf16: true\ndeepspeed: ds_config.json\n"}, {}),
+    "unknown-key": ({DS: deepspeed(gradient_cliping=1.0)}, {}),
+    "removed-key": ({DS: deepspeed(elasticity={"enabled": False})}, {}),
+    "bf16-and-fp16": ({DS: deepspeed(fp16={"enabled": True})}, {}),
+    "fixed-loss-scale": ({DS: deepspeed(bf16=None, fp16={"enabled": True, "loss_scale": 128})}, {}),
+    "no-sixteen-bits": ({DS: deepspeed(bf16=None)}, {}),
+    "offload-param-stage": ({DS: zero(offload_param={"device": "cpu"})}, {}),
+    "partial-offload-stage": ({DS: zero(offload_optimizer={"device": "cpu", "ratio": 0.5})}, {}),
+    "zero3-where-less-fits": ({DS: zero(stage=3)}, {}),
+    "offload-without-need": ({DS: zero(offload_optimizer={"device": "cpu"})}, {}),
+    "bucket-above-model": ({DS: zero(reduce_bucket_size=2_000_000_000)}, {}),
+    "second-bucket": ({DS: zero(overlap_comm=True)}, {}),
+    "few-kv-heads": (
+        {YAML: FSDP.format(reshard="true") + "parallelism_config:\n  parallelism_config_tp_size: 16\n  parallelism_config_dp_shard_size: 1\n"},
+        {"gpus": "16xA100-80GB"},
+    ),
+    "yaml-1.1": ({YAML: FSDP.format(reshard="true").replace("mixed_precision: bf16", "mixed_precision: no")}, {}),
+    "eager-attention": ({DS: deepspeed()}, {"attention": "eager"}),
+    "no-reshard": ({YAML: FSDP.format(reshard="false")}, {"model": "llama-3-70b"}),
+    "fsdp-version": ({YAML: FSDP.format(reshard="true").replace("  fsdp_version: 2\n", "")}, {}),
+    "no-wrap-policy": ({YAML: FSDP.format(reshard="true").replace("TRANSFORMER_BASED_WRAP", "NO_WRAP")}, {}),
+    "fsdp1-words": ({YAML: FSDP.format(reshard="FULL_SHARD")}, {}),
+    "two-sequence-parallels": ({DS: deepspeed(sequence_parallel_size=2)}, {}),
+    "whole-logits": ({DS: deepspeed(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1)}, {}),
+    "fragmentation": ({DS: deepspeed()}, {"model": "llama-3-70b"}),
+    "recompute-twice": (
+        {ARGS: "per_device_train_batch_size: 1\nbf16: true\ngradient_checkpointing: true\nfsdp: true\nfsdp_config:\n  activation_checkpointing: true\n"}, {}
+    ),
+}  # fmt: skip
+
+
+def rules(found: Checked) -> set[str]:
+    return {rule.id for rule, _ in found.mistakes}
+
+
+def test_every_rule_has_a_case() -> None:
+    assert set(CASES) == {rule.id for rule in RULES}
+    assert all(rule.source for rule in RULES)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_finds_its_mistake(rule: str, tmp_path: Path) -> None:
+    files, options = CASES[rule]
+    found = checked(tmp_path, files, **options)
+    assert rule in rules(found)
+    assert all(one.cure and one.says and one.where for _, one in found.mistakes)
+
+
+def test_a_sound_file_has_no_mistakes(tmp_path: Path) -> None:
+    found = checked(tmp_path, {DS: deepspeed()}, loss="fused")
+    assert rules(found) == set()
+    assert not found.stops
+    assert found.result is not None
+    assert found.result.value == "fits"
+
+
+def test_the_bytes_of_a_cure_are_those_of_the_cured_plan(tmp_path: Path) -> None:
+    found = checked(tmp_path, {DS: deepspeed()}, attention="eager")
+    cured = checked(tmp_path, {DS: deepspeed()})
+    (one,) = [one for rule, one in found.mistakes if rule.id == "eager-attention"]
+    assert found.answer is not None
+    assert cured.answer is not None
+    assert one.saves_bytes == found.answer.sheets[0].device.value - cured.answer.sheets[0].device.value > 0
+
+
+def test_what_the_engine_refuses_stops(tmp_path: Path) -> None:
+    assert checked(tmp_path, {DS: deepspeed(train_batch_size=63)}).stops
+    assert checked(tmp_path, {DS: zero(overlap_com=True)}).stops
+    assert not checked(tmp_path, {DS: deepspeed(gradient_cliping=1.0)}).stops
+
+
+def test_what_is_not_accounted_leaves_no_sure_verdict(tmp_path: Path) -> None:
+    found = checked(tmp_path, {DS: zero(stage=3, zero_hpz_partition_size=8)})
+    assert found.result is not None
+    assert found.result.value == "uncertain"
+    assert "zero_hpz_partition_size" in found.doubt
+
+
+def test_a_bucket_that_may_not_fit_leaves_no_sure_verdict(tmp_path: Path) -> None:
+    assert checked(tmp_path, {DS: zero(reduce_bucket_size=50_000_000_000)}).result.value == "uncertain"  # type: ignore[union-attr]
+    assert checked(tmp_path, {DS: zero(reduce_bucket_size=400_000_000)}).result.value == "fits"  # type: ignore[union-attr]
+
+
+def test_without_a_model_the_keys_and_mistakes_are_told(tmp_path: Path) -> None:
+    found = checked(tmp_path, {DS: deepspeed(train_batch_size=63)}, model=None)
+    assert found.answer is None
+    assert rules(found) == {"batch-product"}
+    assert any("--model" in line for line in found.assumed)
