@@ -4,18 +4,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memsheet.api import infer, plan, train
+    from memsheet.api import infer, plan, plan_serving, train
     from memsheet.budget import Answer, Verdict
     from memsheet.errors import InputError
     from memsheet.measuring import measure_step
     from memsheet.sheet import Component, Instant, Item, Sheet
     from memsheet.tracing import trace_step
 
-__all__ = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "plan", "trace_step", "train"]
+__all__ = [
+    "Answer",
+    "Component",
+    "InputError",
+    "Instant",
+    "Item",
+    "Sheet",
+    "Verdict",
+    "infer",
+    "measure_step",
+    "plan",
+    "plan_serving",
+    "trace_step",
+    "train",
+]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("infer", "plan", "train"),
+    "api": ("infer", "plan", "plan_serving", "train"),
     "budget": ("Answer", "Verdict"),
     "errors": ("InputError",),
     "measuring": ("measure_step",),

@@ -46,7 +46,7 @@ def infer(model: Any = None, **options: Any) -> Answer:
     return _ask("infer", model, options)
 
 
-def plan(model: Any = None, *, task: str = "train", method: str = "full", top: int = 5, **options: Any) -> Advice:
+def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: Any) -> Advice:
     """The best plans for a cluster, and why: of every legal combination of what ``options`` leave open.
 
     Arguments as for ``train``; ``seq_len``, ``global_batch`` and ``gpus`` are needed, and what is given is pinned. ``engine``: one by name;
@@ -56,13 +56,11 @@ def plan(model: Any = None, *, task: str = "train", method: str = "full", top: i
     from memsheet.readers.calibration import efficiency_of
     from memsheet.search.advice import ENGINES, METHODS, advise
 
-    if task != "train":
-        raise refuse("plan", task, "is no search for training", "memsheet plan train MODEL … or memsheet plan infer MODEL … (api.plan_serving)")
     if method not in METHODS:
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
         raise refuse("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
-    name, request, cluster, _ = question(task, model, options)
+    name, request, cluster, _ = question("train", model, options)
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if name is None:

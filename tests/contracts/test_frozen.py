@@ -3,7 +3,21 @@
 import memsheet
 from memsheet.cli import application
 
-NAMES = ["Answer", "Component", "InputError", "Instant", "Item", "Sheet", "Verdict", "infer", "measure_step", "plan", "trace_step", "train"]
+NAMES = [
+    "Answer",
+    "Component",
+    "InputError",
+    "Instant",
+    "Item",
+    "Sheet",
+    "Verdict",
+    "infer",
+    "measure_step",
+    "plan",
+    "plan_serving",
+    "trace_step",
+    "train",
+]
 
 PLAN_FLAGS = [
     "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
@@ -16,7 +30,19 @@ PLAN_FLAGS = [
     "--vocab-multiple", "--vpp", "--zero",
 ]  # fmt: skip
 SERVE_FLAGS = ["--any-precision", "--context", "--tpot", "--ttft", "--users"]
-JOB_FLAGS = ["--cluster", "--debug", "--full", "--gpus", "--host-memory", "--json", "--nodes", "--parameters", "--per-node", "--plan", "--units"]
+JOB_FLAGS = [
+    "--cluster",
+    "--debug",
+    "--full",
+    "--gpus",
+    "--host-memory",
+    "--json",
+    "--nodes",
+    "--parameters",
+    "--per-node",
+    "--plan",
+    "--units",
+]
 TRACE_FLAGS = [
     "--all-stages", "--cache", "--device", "--events", "--memory-limit", "--no-scratch", "--picture", "--rank", "--scratch", "--snapshot",
     "--time-limit",
@@ -49,6 +75,8 @@ FLAGS = {
         "--units",
     ],
     "calibrate": ["--debug", "--forget", "--from", "--gpus", "--json"],
+    "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--model"]),
+    "export": ["--debug", "--force", "--out", "--pick", "--to"],
     "compare": ["--debug", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],
     "models": ["--debug", "--json"],

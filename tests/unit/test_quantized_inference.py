@@ -57,9 +57,7 @@ def test_the_cache_is_as_long_as_the_answer_and_the_prompt_has_to_fit():
 
 
 def test_scores_in_three_copies_two_of_them_in_fp32():
-    short, long = (
-        item(awq(prompt_tokens=n, output_tokens=64, max_model_len=16384), "widest_layer", Instant.PREFILL) for n in (4096, 8192)
-    )
+    short, long = (item(awq(prompt_tokens=n, output_tokens=64, max_model_len=16384), "widest_layer", Instant.PREFILL) for n in (4096, 8192))
     scores = 8 * 10 + 2  # heads in 2 + 4 + 4 bytes, and the mask
     assert long - 2 * short == (8192**2 - 2 * 4096**2) * scores
 

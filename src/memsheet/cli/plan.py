@@ -15,10 +15,12 @@ from memsheet.cli.flags import JobFlags, ModelName, OutputFlags, PlanFlags
 from memsheet.cli.plan_pictures import PictureFlags, check, pictures
 from memsheet.cli.plan_serving import ServeFlags, check_train, serve
 from memsheet.cli.progress import waiting
+from memsheet.errors import refuse
 from memsheet.report.bars import Look
 
 SEARCH = Group("Search", sort_key=8)
 FOUND, NOTHING, ILLEGAL = 0, 10, 2
+TASKS = ("train", "infer")
 SHOWN = 5
 
 
@@ -50,6 +52,8 @@ def plan(
 ) -> int:
     """The fastest plans that fit, of every legal one, and why the others do not."""
     flags, drawing, output = flags or SearchFlags(), drawing or PictureFlags(), output or OutputFlags()
+    if task not in TASKS:
+        raise refuse("plan", task, "is no task", "memsheet plan train MODEL … or memsheet plan infer MODEL …")
     if task == "infer":
         train = {"method": None if flags.method == "full" else flags.method, "top": flags.top, "tokens": flags.tokens}
         return serve(api.plan_serving, model, plan, job or JobFlags(), serving or ServeFlags(), train, drawing, output)
@@ -58,7 +62,7 @@ def plan(
     decimal, tokens = screen.decimal(output.units), _tokens(flags)
     start, asked = monotonic(), jobs.question(model, plan, job or JobFlags())
     with waiting("weighing every legal plan"):
-        found = api.plan(**asked, task=task, method=flags.method, top=jobs.number("top", flags.top) or SHOWN)
+        found = api.plan(**asked, method=flags.method, top=jobs.number("top", flags.top) or SHOWN)
     took = monotonic() - start
     look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
     if output.json:

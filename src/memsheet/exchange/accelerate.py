@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from memsheet.errors import Problem
 from memsheet.spec.exchange import Format, Key, Values, precision_word
 
 VERSION = "accelerate 1.15.0"
@@ -147,8 +148,13 @@ def _fixed(asked: Values) -> Mapping[str, Any]:
     return own
 
 
+def _cannot(asked: Values) -> Iterator[Problem]:
+    if asked["engine"] == "deepspeed" and asked.get("offload.parameters") and asked.get("zero") != 3:  # DeepSpeed zero/config.py:157
+        yield Problem(field="offload.parameters", value=asked["offload.parameters"], reason="is for zero 3 in DeepSpeed", hint="zero 3")
+
+
 FORMAT = Format(
-    name="accelerate", file="accelerate.yaml", kind="yaml", tested=VERSION, engines=tuple(_TYPES), keys=KEYS, fixed=_fixed,
+    name="accelerate", file="accelerate.yaml", kind="yaml", tested=VERSION, engines=tuple(_TYPES), keys=KEYS, fixed=_fixed, problems=_cannot,
     said={"task": "train"}, marks=frozenset({"distributed_type", "compute_environment"}),
     strict=("",),  # config_args.py: from_yaml_file raises on unknown keys of the top
     differs={"precision.reduce": "accelerate reduces gradients in the dtype it computes in (utils/dataclasses.py:2137)"},

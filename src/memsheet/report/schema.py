@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from memsheet.report.schema_search import Plans, Solution
+from memsheet.report.schema_serving import ServePlans
 from memsheet.report.schema_types import Bytes, Fix, Plan, Strict
 from memsheet.sheet import Component, Instant, Witness
 
@@ -175,7 +176,7 @@ def schemas() -> dict[str, str]:
     """File name → the schema's text."""
     models = {
         "sheet.schema.json": Sheet, "plan.schema.json": Plan, "record.schema.json": Record, "plans.schema.json": Plans,
-        "solution.schema.json": Solution,
+        "solution.schema.json": Solution, "serve-plans.schema.json": ServePlans,
     }  # fmt: skip
     return {name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n" for name, model in models.items()}
 

@@ -1,79 +1,11 @@
-"""Known mistakes of configurations, as a table: which files have them, what they cost, what cures them, who says so.
-
-A rule looks at a ``Case`` and yields what it found. ``changes`` are keys of a plan: a cure whose bytes are told by accounting the plan with
-it. ``stops``: the engine refuses the file, so that the job never starts.
-"""
+"""Mistakes that stand in a file: keys, words and sizes that its engine refuses, ignores or reads otherwise than meant."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
-from typing import Any
+from collections.abc import Iterator
 
-from memsheet.budget import Answer, Result
-from memsheet.frozen import dataclass
-from memsheet.sheet import Component
-from memsheet.spec.exchange import Read, Together
-from memsheet.spec.model import Attention, ModelSpec
-
-SHARE_WORTH_TELLING = 20
-"""A cure is told where it frees at least one in so many bytes of a rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """Files that were read, what they say together, and what came of it. ``ask`` accounts the plan with some keys changed."""
-
-    reads: Mapping[str, Read]
-    texts: Mapping[str, str]
-    together: Together
-    answer: Answer | None
-    model: ModelSpec | None  # known where a plan is refused, too
-    ask: Callable[[Mapping[str, Any]], Answer | None]
-
-    @property
-    def request(self) -> Mapping[str, Any]:
-        return self.together.request
-
-    def of(self, *formats: str) -> Iterator[tuple[str, Read]]:
-        return ((name, read) for name, read in self.reads.items() if read.form.name in formats)
-
-    def values(self, *formats: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        return ((name, read.values) for name, read in self.of(*formats))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """One mistake. ``where``: file and key."""
-
-    where: str
-    says: str
-    cure: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    saves_bytes: int | None = None
-    stops: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
-    """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling."""
-
-    id: str
-    source: str
-    looks: Callable[[Case], Iterator[Found]]
-    only_if_saves: bool = False
-
-
-def device_bytes(answer: Answer) -> int:
-    return max(int(sheet.device.value) for sheet in answer.sheets)
-
-
-def fits(answer: Answer | None) -> bool:
-    return answer is not None and answer.verdict is not None and answer.verdict.result is Result.FITS
-
-
-# ---- what the rules look for ---------------------------------------------------------------------------------------------------
+from memsheet.exchange.lint.case import Case, Found, Rule
 
 
 def _batches(case: Case) -> Iterator[Found]:
@@ -138,19 +70,6 @@ def _fixed_scale(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _full_width(case: Case) -> Iterator[Found]:
-    for name, read in case.of("deepspeed", "transformers", "accelerate"):
-        if case.request.get("precision.compute", case.request.get("precision.name")) == "fp32":
-            better = {"deepspeed": "bf16-master", "fsdp2": "fsdp2-mixed"}.get(str(case.request.get("engine")), "bf16-autocast")
-            gone = {key: None for key in case.request if key.startswith("precision.")}
-            yield Found(
-                where=f"{name}: bf16", says="nothing switches sixteen bits on: products and activations are fp32",
-                cure={"deepspeed": '"bf16": {"enabled": true}', "accelerate": "mixed_precision: bf16"}.get(read.form.name, "bf16: true"),
-                changes={**gone, "precision.name": better},
-            )  # fmt: skip
-            return
-
-
 def _stage_for_parameters(case: Case) -> Iterator[Found]:
     for name, values in case.values("deepspeed"):
         stage = values.get("zero_optimization.stage", 0)
@@ -171,29 +90,6 @@ def _partial_offload(case: Case) -> Iterator[Found]:
                 cure="ratio 1, or stage 3",
                 stops=True,
             )
-
-
-def _less_zero(case: Case) -> Iterator[Found]:
-    """Gathering costs half as much communication again; without it the job must still fit."""
-    engine = case.request.get("engine")
-    lower = {"deepspeed": (0, 2), "fsdp2": (2,)}.get(str(engine), ())
-    if case.request.get("zero") == 3 and fits(case.answer) and not case.request.get("offload.parameters"):
-        for zero in lower:
-            if fits(case.ask({"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None})):
-                yield Found(
-                    where="zero 3", says=f"parameters are gathered in forward and in backward, and the job fits at zero {zero} too",
-                    cure=f"zero {zero}" + ("" if zero else " (plain replicas)"),
-                )  # fmt: skip
-                return
-
-
-def _needless_offload(case: Case) -> Iterator[Found]:
-    moved = [key for key in ("offload.optimizer", "offload.parameters") if case.request.get(key)]
-    if moved and fits(case.ask(dict.fromkeys(moved, 0))):
-        yield Found(
-            where=", ".join(moved), says="states cross to the host at every step, and the job fits without", cure="leave the offload out",
-            changes=dict.fromkeys(moved, 0),
-        )  # fmt: skip
 
 
 def _large_bucket(case: Case) -> Iterator[Found]:
@@ -225,22 +121,12 @@ def _second_bucket(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _few_heads(case: Case) -> Iterator[Found]:
-    tp = case.request.get("mesh.tp") or 1
-    if case.model is None or not isinstance(tp, int):
-        return
-    blocks = (block for stack in case.model.stacks for run in stack.runs for block in run.pattern)
-    least = min((mixer.kv_heads for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)), default=tp)
-    if least < tp:
-        yield Found(
-            where="mesh.tp", says=f"{tp} ranks for {least} key/value heads: each head is kept {tp // least} times", cure=f"tp {least}"
-        )
-
-
 _YAML_WORDS = re.compile(
     r"^\s*(?:- )?([A-Za-z_]\w*):\s+(?:(yes|no|on|off|y|n)|(\d+(?:\.\d*)?[eE]\d+|\d+[eE]-\d+)|(0\d+)|(\d+(?::[0-5]\d)+))\s*(?:#.*)?$",
     re.IGNORECASE,
 )
+
+
 _TRAPS = (
     "is a truth value in YAML 1.1, not a word", "is text in YAML 1.1, not a number (a dot and a sign are needed)",
     "is a number in base 8 in YAML 1.1", "is a number in base 60 in YAML 1.1",
@@ -264,23 +150,6 @@ def _yaml_traps(case: Case) -> Iterator[Found]:
                     "eval_strategy",
                 ):
                     yield Found(where=f"{name}:{number}: {told[1]}", says=f"{told[which + 2]} {_TRAPS[which]}", cure=cure)
-        del read
-
-
-def _eager(case: Case) -> Iterator[Found]:
-    if case.request.get("attention") == "eager":
-        yield Found(
-            where="attention", says="eager attention keeps every score", cure='attn_implementation="sdpa"', changes={"attention": "sdpa"}
-        )
-
-
-def _kept_whole(case: Case) -> Iterator[Found]:
-    for name, read in case.of("accelerate", "transformers"):
-        if case.request.get("engine") == "fsdp2" and case.request.get("zero") == 2 and not fits(case.answer):
-            yield Found(
-                where=f"{name}: reshard_after_forward", says="gathered parameters stay whole from forward to backward",
-                cure="reshard_after_forward: true", changes={"zero": 3, "reshard_after_forward": True},
-            )  # fmt: skip
         del read
 
 
@@ -330,30 +199,6 @@ def _two_meanings(case: Case) -> Iterator[Found]:
                 )  # fmt: skip
 
 
-def _whole_logits(case: Case) -> Iterator[Found]:
-    if case.request.get("loss") in (None, "plain") and case.answer is not None:
-        yield Found(
-            where="loss",
-            says="logits of every token are kept in fp32",
-            cure="a fused loss (Liger, cut cross-entropy)",
-            changes={"loss": "fused"},
-        )
-
-
-def _fragments(case: Case) -> Iterator[Found]:
-    sheet = max(case.answer.sheets, key=device_of) if case.answer else None
-    slack = sum(int(i.largest.high) for i in sheet.items if i.component is Component.ALLOCATOR_SLACK) if sheet else 0
-    if slack and not fits(case.answer) and not case.request.get("allocator.expandable_segments"):
-        yield Found(
-            where="PYTORCH_ALLOC_CONF", says="the allocator may keep segments that nothing fits into", cure="expandable_segments:True",
-            changes={"allocator.expandable_segments": True},
-        )  # fmt: skip
-
-
-def device_of(sheet: Any) -> int:
-    return int(sheet.device.value)
-
-
 def _recompute_twice(case: Case) -> Iterator[Found]:
     for name, values in case.values("transformers"):
         if (
@@ -369,7 +214,7 @@ def _recompute_twice(case: Case) -> Iterator[Found]:
 
 
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
-RULES = (
+FILES = (
     Rule(id="batch-product", source=f"{_DS}/config.py:937", looks=_batches),
     Rule(
         id="files-disagree",
@@ -380,19 +225,11 @@ RULES = (
     Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed),
     Rule(id="bf16-and-fp16", source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785", looks=_both_widths),
     Rule(id="fixed-loss-scale", source=f"{_DS}/precision_config.py:115: 0 is dynamic", looks=_fixed_scale),
-    Rule(
-        id="no-sixteen-bits", source=f"{_DS}/precision_config.py:46; Micikevicius et al. 2018, Mixed Precision Training", looks=_full_width
-    ),
     Rule(id="offload-param-stage", source=f"{_DS}/zero/config.py:157: valid only with stage 3", looks=_stage_for_parameters),
     Rule(id="partial-offload-stage", source=f"{_DS}/zero/config.py:392", looks=_partial_offload),
-    Rule(id="zero3-where-less-fits", source="Rajbhandari et al. 2020, ZeRO, section 7: 1.5 times the communication", looks=_less_zero),
-    Rule(id="offload-without-need", source="Ren et al. 2021, ZeRO-Offload, section 4", looks=_needless_offload),
     Rule(id="bucket-above-model", source=f"{_DS}/zero/config.py:113: elements, not bytes", looks=_large_bucket),
     Rule(id="second-bucket", source=f"{_DS}/zero/stage_1_and_2.py:2493", looks=_second_bucket),
-    Rule(id="few-kv-heads", source="Ainslie et al. 2023, GQA, section 2.2", looks=_few_heads),
     Rule(id="yaml-1.1", source="PyYAML 6.0.3 resolver.py; yaml.org/type/{bool,int,float}", looks=_yaml_traps),
-    Rule(id="eager-attention", source="Dao et al. 2022, FlashAttention, section 3", looks=_eager),
-    Rule(id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole),
     Rule(id="fsdp-version", source="accelerate 1.15 commands/launch.py:516", looks=_old_fsdp),
     Rule(id="no-wrap-policy", source="accelerate 1.15 utils/dataclasses.py:1910", looks=_no_wrapping),
     Rule(id="fsdp1-words", source="accelerate 1.15 utils/dataclasses.py:1877", looks=_strategy_word),
@@ -401,30 +238,5 @@ RULES = (
         source="Jacobs et al. 2023, DeepSpeed-Ulysses; Korthikanti et al. 2022, section 4.2",
         looks=_two_meanings,
     ),
-    Rule(id="whole-logits", source="Wijmans et al. 2024, Cut Your Losses, section 1", looks=_whole_logits, only_if_saves=True),
-    Rule(id="fragmentation", source="torch 2.13 docs, notes/cuda: expandable_segments", looks=_fragments),
     Rule(id="recompute-twice", source="transformers 5.23 training_args.py:2795", looks=_recompute_twice),
 )
-
-
-def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
-    """Every mistake that is found, those that stop the job first, then by what the cure frees."""
-    found = [(rule, _weighed(case, one)) for rule in RULES for one in rule.looks(case)]
-    worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _worth(case, one)]
-    return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or 0))))
-
-
-def _weighed(case: Case, found: Found) -> Found:
-    """With the bytes of a rank that the cure frees, where a plan can say it."""
-    if not found.changes or case.answer is None:
-        return found
-    cured = case.ask(found.changes)
-    if cured is None:
-        return found
-    from dataclasses import replace
-
-    return replace(found, saves_bytes=device_bytes(case.answer) - device_bytes(cured))
-
-
-def _worth(case: Case, found: Found) -> bool:
-    return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(case.answer)

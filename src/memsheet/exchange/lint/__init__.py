@@ -1,0 +1,41 @@
+"""Known mistakes of configurations, as tables: what they cost, what cures them, who says so.
+
+A rule looks at a ``Case`` and yields what it found. ``changes`` are keys of a plan: a cure whose bytes are told by accounting the plan with
+it. ``stops``: the engine refuses the file, so that the job never starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.exchange.lint.case import Case, Found, Rule, device_bytes
+from memsheet.exchange.lint.files import FILES
+from memsheet.exchange.lint.plans import PLANS
+
+RULES = (*FILES, *PLANS)
+SHARE_WORTH_TELLING = 20
+"""A cure is told where it frees at least one in so many bytes of a rank."""
+
+
+def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
+    """Every mistake that is found, those that stop the job first, then by what the cure frees."""
+    found = [(rule, _weighed(case, one)) for rule in RULES for one in rule.looks(case)]
+    worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _worth(case, one)]
+    return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or 0))))
+
+
+def _weighed(case: Case, found: Found) -> Found:
+    """With the bytes of a rank that the cure frees, where a plan can say it."""
+    if not found.changes or case.answer is None:
+        return found
+    cured = case.ask(found.changes)
+    if cured is None:
+        return found
+    return replace(found, saves_bytes=device_bytes(case.answer) - device_bytes(cured))
+
+
+def _worth(case: Case, found: Found) -> bool:
+    return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(case.answer)
+
+
+__all__ = ["RULES", "Case", "Found", "Rule", "lint"]

@@ -1,0 +1,64 @@
+"""What a rule of the lint looks at, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field
+from typing import Any
+
+from memsheet.budget import Answer, Result
+from memsheet.frozen import dataclass
+from memsheet.spec.exchange import Read, Together
+from memsheet.spec.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Files that were read, what they say together, and what came of it. ``ask`` accounts the plan with some keys changed."""
+
+    reads: Mapping[str, Read]
+    texts: Mapping[str, str]
+    together: Together
+    answer: Answer | None
+    model: ModelSpec | None  # known where a plan is refused, too
+    ask: Callable[[Mapping[str, Any]], Answer | None]
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        return self.together.request
+
+    def of(self, *formats: str) -> Iterator[tuple[str, Read]]:
+        return ((name, read) for name, read in self.reads.items() if read.form.name in formats)
+
+    def values(self, *formats: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        return ((name, read.values) for name, read in self.of(*formats))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One mistake. ``where``: file and key."""
+
+    where: str
+    says: str
+    cure: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    saves_bytes: int | None = None
+    stops: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling."""
+
+    id: str
+    source: str
+    looks: Callable[[Case], Iterator[Found]]
+    only_if_saves: bool = False
+
+
+def device_bytes(answer: Answer) -> int:
+    return max(int(sheet.device.value) for sheet in answer.sheets)
+
+
+def fits(answer: Answer | None) -> bool:
+    return answer is not None and answer.verdict is not None and answer.verdict.result is Result.FITS
