@@ -69,7 +69,7 @@ CASES: dict[str, tuple[dict[str, str], dict[str, Any]]] = {
     "two-sequence-parallels": ({DS: deepspeed(sequence_parallel_size=2)}, {}),
     "whole-logits": ({DS: deepspeed(train_micro_batch_size_per_gpu=8, gradient_accumulation_steps=1)}, {}),
     "fragmentation": ({DS: deepspeed()}, {"model": "llama-3-70b"}),
-    "recompute-twice": (
+    "recompute-gathers": (
         {ARGS: "per_device_train_batch_size: 1\nbf16: true\ngradient_checkpointing: true\nfsdp: true\nfsdp_config:\n  activation_checkpointing: true\n"}, {}
     ),
 }  # fmt: skip

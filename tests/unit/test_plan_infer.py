@@ -208,9 +208,9 @@ def test_what_makes_no_question_is_refused(options: dict[str, Any], words: str) 
     assert any(words in f"{p.reason} {p.hint}" for p in caught.value.problems)
 
 
-def test_training_is_another_question() -> None:
-    with pytest.raises(InputError, match="no search for training"):
-        memsheet.plan("llama-3.1-8b", task="infer", gpus="1xH100-80GB")
+def test_what_is_no_task_is_refused(capsys) -> None:
+    assert main(["plan", "serve", "llama-3.1-8b", "--gpus", "1xH100-80GB"]) == 2
+    assert "memsheet plan infer" in capsys.readouterr().err
 
 
 def test_latencies_read_and_said() -> None:

@@ -78,7 +78,7 @@ KEYS = (
     _switch("bf16"),
     _switch("fp16"),
     Key(
-        at="gradient_checkpointing", out=lambda a: a.get("recompute.mode") == "full" and _plain(a),
+        at="gradient_checkpointing", out=lambda a: a["engine"] != "fsdp2" and a.get("recompute.mode") == "full" and _plain(a),
         back=lambda v, _: {"recompute.mode": "full"} if v is True else {"?recompute.mode": "none"}, usual=False, source="training_args.py:926",
     ),
     Key(
@@ -94,6 +94,12 @@ KEYS = (
     Key(
         at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3),
         back=lambda v, values: {"zero": 3 if v is True else 2} if _sharded(values) else {}, source="training_args.py:1455",
+    ),
+    Key(
+        at=f"{F}.activation_checkpointing",
+        out=_of_fsdp(lambda a: a.get("recompute.mode") == "full" and _plain(a)),
+        back=lambda v, values: {"recompute.mode": "full"} if v is True and _sharded(values) else {},
+        source="training_args.py:2795",
     ),
     Key(at=f"{F}.cpu_offload", out=_of_fsdp(_whole), back=_both, source="training_args.py:2830"),
 )  # fmt: skip
@@ -129,8 +135,7 @@ FORMAT = Format(
     unmodelled={
         "torch_compile": (False,), "use_liger_kernel": (False,), "auto_find_batch_size": (False,), "activation_checkpointing": (False,),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
-        "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (),
-        f"{F}.activation_checkpointing": (False,), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
+        "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
     },
     known=frozenset({
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",

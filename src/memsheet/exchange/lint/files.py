@@ -199,18 +199,13 @@ def _two_meanings(case: Case) -> Iterator[Found]:
                 )  # fmt: skip
 
 
-def _recompute_twice(case: Case) -> Iterator[Found]:
+def _recompute_gathers(case: Case) -> Iterator[Found]:
     for name, values in case.values("transformers"):
-        if (
-            values.get("gradient_checkpointing") is True
-            and values.get("fsdp")
-            and values.get("fsdp_config.activation_checkpointing") is True
-        ):
+        if values.get("gradient_checkpointing") is True and values.get("fsdp") and not values.get("deepspeed"):
             yield Found(
-                where=f"{name}: gradient_checkpointing",
-                says="and FSDP's activation_checkpointing recompute one another",
-                cure="keep FSDP's",
-            )
+                where=f"{name}: gradient_checkpointing", says="with FSDP it gathers parameters once more in backward",
+                cure="fsdp_config: {activation_checkpointing: true} in its place",
+            )  # fmt: skip
 
 
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
@@ -218,10 +213,10 @@ FILES = (
     Rule(id="batch-product", source=f"{_DS}/config.py:937", looks=_batches),
     Rule(
         id="files-disagree",
-        source="transformers 5.23 integrations/deepspeed.py:116: the Trainer refuses values that mismatch",
+        source="transformers 5.23 integrations/deepspeed.py:261: the Trainer refuses values that mismatch",
         looks=_disagree,
     ),
-    Rule(id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:127", looks=_unknown),
+    Rule(id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:157", looks=_unknown),
     Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed),
     Rule(id="bf16-and-fp16", source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785", looks=_both_widths),
     Rule(id="fixed-loss-scale", source=f"{_DS}/precision_config.py:115: 0 is dynamic", looks=_fixed_scale),
@@ -238,5 +233,5 @@ FILES = (
         source="Jacobs et al. 2023, DeepSpeed-Ulysses; Korthikanti et al. 2022, section 4.2",
         looks=_two_meanings,
     ),
-    Rule(id="recompute-twice", source="transformers 5.23 training_args.py:2795", looks=_recompute_twice),
+    Rule(id="recompute-gathers", source="transformers 5.23 training_args.py:2795", looks=_recompute_gathers),
 )
