@@ -153,5 +153,73 @@ def test_sizes_that_are_none_are_refused_or_told(value: str) -> None:
     assert found.problems or "gradient_accumulation_steps" in dict(found.unknown)
 
 
+FSDP2_YAML = """compute_environment: LOCAL_MACHINE
+debug: false
+distributed_type: FSDP
+downcast_bf16: 'no'
+enable_cpu_affinity: false
+fsdp_config: {fsdp_activation_checkpointing: false, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_cpu_ram_efficient_loading: true,
+  fsdp_offload_params: false, fsdp_reshard_after_forward: true, fsdp_state_dict_type: SHARDED_STATE_DICT, fsdp_version: 2}
+machine_rank: 0
+main_training_function: main
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+rdzv_backend: static
+same_network: true
+tpu_env: []
+tpu_use_cluster: false
+tpu_use_sudo: false
+use_cpu: false
+"""  # the keys of huggingface/trl a91c73c examples/accelerate_configs/fsdp2.yaml
+ZERO3_YAML = """distributed_type: DEEPSPEED
+deepspeed_config: {deepspeed_multinode_launcher: standard, gradient_accumulation_steps: 1, offload_optimizer_device: none,
+  offload_param_device: none, zero3_init_flag: true, zero3_save_16bit_model: true, zero_stage: 3}
+mixed_precision: 'fp16'
+num_machines: 1
+num_processes: 8
+"""  # huggingface/trl 7d75884 examples/accelerate_configs/deepspeed_zero3.yaml
+ZERO3_JSON = """{"fp16": {"enabled": true, "loss_scale": 0, "loss_scale_window": 1000, "initial_scale_power": 16, "hysteresis": 2},
+ "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu", "pin_memory": true}, "offload_param": {"device": "cpu"},
+  "overlap_comm": true, "contiguous_gradients": true, "sub_group_size": 1e14, "reduce_bucket_size": 0,
+  "stage3_prefetch_bucket_size": 0, "stage3_param_persistence_threshold": 0, "stage3_max_live_parameters": 1e9,
+  "stage3_gather_fp16_weights_on_model_save": true},
+ "optimizer": {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.999]}},
+ "scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0}}, "steps_per_print": 2000, "wall_clock_breakdown": false}
+"""  # huggingface/transformers 61c7ec9 tests/deepspeed/ds_config_zero3.json
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (FSDP2_YAML, {"engine": "fsdp2", "zero": 3, "@gpus": 8, "precision.reduce": "bf16", "offload.parameters": 0}),
+        (ZERO3_YAML, {"engine": "deepspeed", "zero": 3, "@accumulation": 1, "precision.parameters": "fp16"}),
+        (ZERO3_JSON, {"engine": "deepspeed", "zero": 3, "offload.optimizer": 1, "offload.parameters": 1, "optimizer.name": "adamw"}),
+    ],
+)
+def test_files_as_the_engines_own_examples_have_them(text: str, said: dict[str, Any]) -> None:
+    found = reading("a.json" if text.startswith("{") else "a.yaml", text)
+    assert (found.unknown, found.problems, found.unmodelled) == ((), (), ())
+    assert said.items() <= found.request.items()
+
+
+def test_keys_with_another_prefix_are_read_as_the_engine_reads_them() -> None:
+    args = reading("a.yaml", "fsdp: true\nfsdp_config: {fsdp_version: 1, fsdp_cpu_offload: true}\n")
+    assert (args.request["engine"], args.request["offload.parameters"], args.unknown) == ("fsdp1", 1, ())
+    launched = reading("a.yaml", "distributed_type: FSDP\nfsdp_config: {version: 2, reshard_after_forward: false}\n")
+    assert (launched.request["engine"], launched.request["zero"], launched.unknown) == ("fsdp2", 2, ())
+
+
+def test_an_empty_group_says_nothing() -> None:
+    found = reading("d.json", '{"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {}}, "bf16": {}}')
+    assert found.unknown == ()
+    assert found.request["precision.parameters"] == "fp32"
+
+
+def test_too_many_keys_are_refused() -> None:
+    with pytest.raises(InputError, match="more than"):
+        reading("a.yaml", "distributed_type: FSDP\n" + "".join(f"k{number}: 1\n" for number in range(3000)))
+
+
 def test_places_nest_and_flatten() -> None:
     assert nested({"a.b.c": 1, "a.d": 2, "e": 3}) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}

@@ -127,6 +127,19 @@ def test_a_bucket_that_may_not_fit_leaves_no_sure_verdict(tmp_path: Path) -> Non
     assert checked(tmp_path, {DS: zero(reduce_bucket_size=400_000_000)}).result.value == "fits"  # type: ignore[union-attr]
 
 
+def test_a_file_that_is_named_and_not_given_leaves_no_sure_verdict(tmp_path: Path) -> None:
+    args = "per_device_train_batch_size: 1\nbf16: true\ngradient_accumulation_steps: 8\ndeepspeed: ds_config.json\n"
+    found = checked(tmp_path, {ARGS: args})
+    assert found.doubt == "ds_config.json is named and was not given"
+    assert not checked(tmp_path, {ARGS: args, DS: deepspeed()}).doubt
+
+
+def test_a_value_where_a_group_stands_stops(tmp_path: Path) -> None:
+    found = checked(tmp_path, {DS: deepspeed(bf16=True)})
+    assert found.stops
+    assert any("not a value" in one.says for _, one in found.mistakes)
+
+
 def test_without_a_model_the_keys_and_mistakes_are_told(tmp_path: Path) -> None:
     found = checked(tmp_path, {DS: deepspeed(train_batch_size=63)}, model=None)
     assert found.answer is None

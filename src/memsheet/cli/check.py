@@ -94,7 +94,10 @@ def gathered(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping
         raise refuse("file", len(paths), f"are more than {MAX_FILES} files")
     texts: dict[str, str] = {}
     for path in paths:
-        text = read_bytes(path, MAX_JSON_BYTES).decode("utf-8", "replace")
+        try:
+            text = read_bytes(path, MAX_JSON_BYTES).decode()
+        except UnicodeDecodeError:
+            raise refuse("file", str(path), "is not text in UTF-8") from None
         if path.suffix == ".json" and '"memsheet/' in text[:200]:
             if path.name != SHEET or plan is None:
                 plan = plan or picked(read_json(path), None)
@@ -179,6 +182,9 @@ def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved,
     verdict = answer.verdict if answer else None
     if verdict is None:
         return ""
+    absent = [read.values[at] for read in reads.values() for at in read.form.refers if isinstance(read.values.get(at), str)]
+    if absent and not any(read.form.name == "deepspeed" for read in reads.values()):
+        return f"{absent[0]} is named and was not given"
     named = [f"{at} {value}" for read in reads.values() for at, value in read.unmodelled]
     if named:
         return f"{NOT_MODELLED}: {', '.join(named)}"

@@ -20,6 +20,9 @@ DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
+MOST_SCRIPT = 2**16
+"""Characters of a script that are looked at: directives and the launch stand near its top."""
+Parser = Callable[[str, str], Any]
 
 
 def find_format(name: str) -> Format:
@@ -120,23 +123,27 @@ def _commented(kind: str, lines: Iterable[str], text: str) -> str:
 # ---- in ----------------------------------------------------------------------------------------------------------------------
 
 
-def read_text(name: str, text: str, parsers: Mapping[str, Callable[[str, str], Any]]) -> Read:
+def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and the file's name."""
-    reasons = []
+    held: dict[str, Any] = {}
     for form in map(find_format, NAMES):
-        try:
-            held = form.parse(text) if form.parse else parsers[form.kind](text, name)
-        except ValueError as error:  # InputError is one: it is not of this kind
-            reasons.append(str(error))
-            continue
-        if isinstance(held, Mapping) and form.marks & {str(key) for key in held}:
-            return read(form, dict(flat(held)))
-    raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + _first_line(name, text, reasons))
+        kind = form.name if form.parse else form.kind
+        if kind not in held:
+            held[kind] = _tried(form, name, text, parsers)
+        found = held[kind]
+        if isinstance(found, Mapping) and form.marks & {str(key) for key in found}:
+            return read(form, dict(flat(found)))
+    why = held["json" if name.endswith(".json") else "yaml"]
+    reason = str(why).splitlines()[0] if isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml")) else ""
+    raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
 
 
-def _first_line(name: str, text: str, reasons: list[str]) -> str:
-    wants = 0 if name.endswith(".json") or text.lstrip().startswith("{") else -1
-    return f"; {reasons[wants].splitlines()[0]}" if reasons and len(reasons) > 1 and name.endswith((".json", ".yaml", ".yml")) else ""
+def _tried(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:
+    """What a text holds, read as a kind of format; why it is not of that kind where it is none."""
+    try:
+        return form.parse(text[:MOST_SCRIPT]) if form.parse else parsers[form.kind](text, name)
+    except ValueError as error:  # InputError is one
+        return error
 
 
 def flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:

@@ -135,6 +135,12 @@ KEYS = (
 )  # fmt: skip
 
 
+def _prefixed(at: str) -> str:
+    """The launcher puts the prefix before keys of FSDP that lack it (commands/launch.py:1270)."""
+    bare = at.startswith(f"{F}.") and not at.startswith(f"{F}.fsdp")
+    return at.replace(f"{F}.", f"{F}.fsdp_", 1) if bare else at
+
+
 def _fixed(asked: Values) -> Mapping[str, Any]:
     """What the questionnaire of ``accelerate config`` would write besides."""
     own: dict[str, Any] = {
@@ -156,6 +162,8 @@ def _cannot(asked: Values) -> Iterator[Problem]:
 FORMAT = Format(
     name="accelerate", file="accelerate.yaml", kind="yaml", tested=VERSION, engines=tuple(_TYPES), keys=KEYS, fixed=_fixed, problems=_cannot,
     said={"task": "train"}, marks=frozenset({"distributed_type", "compute_environment"}),
+    rename=_prefixed,
+    refers=(f"{D}.deepspeed_config_file",),
     strict=("",),  # config_args.py: from_yaml_file raises on unknown keys of the top
     differs={"precision.reduce": "accelerate reduces gradients in the dtype it computes in (utils/dataclasses.py:2137)"},
     beside=frozenset({
@@ -175,7 +183,11 @@ FORMAT = Format(
     known=frozenset({
         "compute_environment", "debug", "machine_rank", "main_training_function", "main_process_ip", "main_process_port", "rdzv_backend",
         "same_network", "gpu_ids", "enable_cpu_affinity", "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name",
-        "tpu_zone", "tpu_vm", "command_file", "commands", "dynamo_config", "megatron_lm_config", F, D, M,
+        "tpu_zone", "tpu_vm", "command_file", "commands", "dynamo_config",
+            "dynamo_config.*",
+            "fp8_config.*",
+            "megatron_lm_config.*",
+            "mpirun_config.*", "megatron_lm_config", F, D, M,
         f"{D}.zero3_init_flag", f"{D}.zero3_save_16bit_model", f"{D}.gradient_clipping", f"{D}.deepspeed_config_file",
         f"{D}.deepspeed_multinode_launcher", f"{D}.deepspeed_hostfile", f"{D}.deepspeed_exclusion_filter", f"{D}.deepspeed_inclusion_filter",
         f"{F}.fsdp_state_dict_type", f"{F}.fsdp_cpu_ram_efficient_loading", f"{F}.fsdp_sync_module_states", f"{F}.fsdp_use_orig_params",

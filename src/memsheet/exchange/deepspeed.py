@@ -142,7 +142,7 @@ FORMAT = Format(
         "fp16.fp16_master_weights_and_grads": (False,), "data_types.grad_accum_dtype": (), "communication_data_type": (),
         "activation_checkpointing.partition_activations": (False,), "activation_checkpointing.cpu_checkpointing": (False,),
         "activation_checkpointing.contiguous_memory_optimization": (False,), "tensor_parallel.autotp_size": (0, 1),
-        "expert_parallel.autoep_size": (0, 1), "sequence_parallel_size": (1,), "elasticity.enabled": (False,), "compile.enabled": (False,),
+        "expert_parallel.autoep_size": (0, 1), "sequence_parallel_size": (1,), "elasticity.enabled": (False,), "compile.enabled": (False,), "compile.deepcompile": (False,),
         "hybrid_engine.enabled": (False,), "sparse_attention.mode": (), "quantize_training.enabled": (False,),
         f"{Z}.stage3_model_persistence_threshold": (), "eigenvalue.enabled": (False,),
     },
@@ -169,6 +169,6 @@ FORMAT = Format(
         "data_efficiency.*", "curriculum_learning.*", "nebula.*", "compression_training.*", "progressive_layer_drop.*", "data_types.*",
         "activation_checkpointing.number_checkpoints", "activation_checkpointing.synchronize_checkpoint_boundary",
         "activation_checkpointing.profile", "elasticity.*", "amp.*", "torch_autocast.lower_precision_safe_modules", "pipeline.*",
-        "eigenvalue.*", "timers.*", "weight_quantization.*", "graph_harvesting",
+        "eigenvalue.*", "quantize_training.*", "sparse_attention.*", "compile.*", "timers.*", "weight_quantization.*", "graph_harvesting",
     }),
 )  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import prod
 from typing import Any
 
 from memsheet.spec.check import flatten
 from memsheet.spec.exchange import COUNTS, Disagreement, Read, Together
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
-BATCH = ("global_batch", "@accumulation")
+PLAN = "plan.json"
 
 
 def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int) -> dict[str, Any]:
@@ -24,18 +25,24 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
     """One request of a plan written beside, of files by name and of flags, later ones over earlier ones. ``gpus``: as a flag says."""
     said: dict[str, list[tuple[str, Any]]] = {}
     weak: dict[str, Any] = {}
-    for name, held in (("plan.json", plan), *((name, read.request) for name, read in reads.items())):
+    for name, held in ((PLAN, plan), *((name, read.request) for name, read in reads.items())):
         for key, value in held.items():
             if key.startswith("?"):
                 weak[key[1:]] = value
             elif value is not None:
                 said.setdefault(key, []).append((name, value))
-    request = {key: held[-1][1] for key, held in said.items()}
+    count = gpus or next((held[-1][1] for key, held in said.items() if key == "@gpus"), None)
+    planned = _ranks(plan)
+    if count and planned and planned != count:  # ranks that a plan divides states over are as many as are started
+        for axis in ("mesh.dp_shard", "mesh.dp_replicate"):
+            said[axis] = [one for one in said.get(axis, ()) if one[0] != PLAN] or [(PLAN, None)]
+        if not gpus:
+            said["@gpus"] = [(PLAN, planned), *said["@gpus"]]
+    request = {key: held[-1][1] for key, held in said.items() if held[-1][1] is not None}
     request.update(given)
     assumed = [f"{key} = {value}" for key, value in weak.items() if not _told(key, request)]
     request.update({key: value for key, value in weak.items() if not _told(key, request)})
     counts = {key: request.pop(key, None) for key in COUNTS}
-    count = gpus or counts["@gpus"]
     if counts["@accumulation"] and "global_batch" not in request and count:
         request["global_batch"] = _batch(request, count, counts["@accumulation"])
     return Together(
@@ -45,6 +52,14 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
         ),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )  # fmt: skip
+
+
+def _ranks(plan: Mapping[str, Any]) -> int | None:
+    """How many ranks a plan's mesh has, where it says all of it."""
+    degrees = [plan.get(f"mesh.{axis}") or 1 for axis in MESH]
+    if not any(plan.get(f"mesh.{axis}") for axis in MESH) or not all(isinstance(degree, int) for degree in degrees):
+        return None
+    return prod(degrees)
 
 
 def _told(key: str, request: Mapping[str, Any]) -> bool:

@@ -122,6 +122,8 @@ FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_fixed, more=_python, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "fsdp", "optim"}),
+    rename=lambda at: at.replace(f"{F}.fsdp_", f"{F}.", 1),  # training_args.py:2784
+    refers=("deepspeed",),
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from memsheet.errors import Problem, nearest
+from memsheet.errors import Problem, nearest, refuse
 from memsheet.frozen import dataclass
 
 Values = Mapping[str, Any]
 AUTO = "auto"
 MAX_COUNT = 2**30
+MOST_KEYS, MOST_HINTS = 2000, 32
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
 
 
@@ -95,6 +96,8 @@ class Format:
     differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
     problems: Callable[[Values], Iterable[Problem]] = _nothing  # what the engine cannot do, beyond what the keys show
     strict: tuple[str, ...] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
+    rename: Callable[[str], str] | None = None  # how the engine reads a key by another of its names
+    refers: tuple[str, ...] = ()  # keys that name a file of DeepSpeed's, which says the rest
     removed: frozenset[str] = frozenset()  # keys of older versions at which this one stops
     said: Mapping[str, Any] = field(default_factory=dict)  # what being such a file says of the plan
     compose: Callable[[Values, Values], str] | None = None  # text of a shell format, of values and what is asked
@@ -141,6 +144,9 @@ class Together:
 
 def read(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
+    if len(values) > MOST_KEYS:
+        raise refuse("file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have")
+    values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {}}
     rows = {key.at: key for key in form.keys}
     request: dict[str, Any] = dict(form.said)
     assumed: list[str] = []
@@ -163,7 +169,7 @@ def read(form: Format, values: Values) -> Read:
     return Read(
         form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
         ignored=tuple(at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed), unmodelled=tuple(unmodelled),
-        unknown=tuple((at, _near(form, at)) for at in unknown), assumed=tuple(assumed), problems=tuple(problems),
+        unknown=tuple((at, _near(form, at) if number < MOST_HINTS else "") for number, at in enumerate(unknown)), assumed=tuple(assumed), problems=tuple(problems),
     )  # fmt: skip
 
 

@@ -34,6 +34,14 @@ def _unknown(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for at, near in read.unknown:
             group = at.rsplit(".", 1)[0] if "." in at else ""
+            if any(key.at.startswith(f"{at}.") for key in read.form.keys):
+                yield Found(
+                    where=f"{name}: {at}",
+                    says="takes keys of its own, not a value",
+                    cure=f'"{at}": {{"enabled": true}}, for example',
+                    stops=True,
+                )
+                continue
             stops = group in read.form.strict
             does = "stops at it" if stops else "ignores it silently"
             yield Found(

@@ -19,7 +19,7 @@ def _less_zero(case: Case) -> Iterator[Found]:
             if fits(case.ask({"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None})):
                 yield Found(
                     where="zero 3", says=f"parameters are gathered in forward and in backward, and the job fits at zero {zero} too",
-                    cure=f"zero {zero}" + ("" if zero else " (plain replicas)"),
+                    cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}",
                 )  # fmt: skip
                 return
 
