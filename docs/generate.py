@@ -203,6 +203,17 @@ def planning() -> str:
     return with_screen("guides/plan.md", f"memsheet plan train {JOB} --global-batch 32", render_plans(advice, LOOK))
 
 
+SERVED = "llama-3.1-8b --gpus 1xH100-80GB --engine vllm --max-model-len 8192 --prompt-tokens 1500 --output-tokens 500"
+
+
+def serving() -> str:
+    """guides/serve.md with the screen of a server."""
+    answer = memsheet.infer(
+        "llama-3.1-8b", gpus="1xH100-80GB", engine="vllm", max_model_len=8192, prompt_tokens=1500, output_tokens=500
+    )  # fmt: skip
+    return with_screen("guides/serve.md", f"memsheet infer {SERVED}", render(answer, LOOK))
+
+
 def with_screen(name: str, command: str, screen: str) -> str:
     """A page with its screen made anew."""
     before, rest = (DOCS / name).read_text(encoding="utf-8").split(OPEN)
@@ -214,6 +225,7 @@ PAGES = {
     "concepts/recompute.md": recompute,
     "concepts/parallelism.md": parallelism.page,
     "guides/plan.md": planning,
+    "guides/serve.md": serving,
     "../README.md": readme,
 }
 

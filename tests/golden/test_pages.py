@@ -11,7 +11,14 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-PAGES = ["reference/worked_examples.md", "concepts/recompute.md", "concepts/parallelism.md", "guides/plan.md", "../README.md"]
+PAGES = [
+    "reference/worked_examples.md",
+    "concepts/recompute.md",
+    "concepts/parallelism.md",
+    "guides/plan.md",
+    "guides/serve.md",
+    "../README.md",
+]
 
 
 def generator() -> ModuleType:

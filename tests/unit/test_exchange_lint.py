@@ -134,6 +134,13 @@ def test_a_file_that_is_named_and_not_given_leaves_no_sure_verdict(tmp_path: Pat
     assert not checked(tmp_path, {ARGS: args, DS: deepspeed()}).doubt
 
 
+def test_a_default_that_is_not_modelled_leaves_no_sure_verdict(tmp_path: Path) -> None:
+    text = FSDP.format(reshard="true")
+    assert not checked(tmp_path, {YAML: text}).doubt
+    found = checked(tmp_path, {YAML: text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")})
+    assert "NO_WRAP" in found.doubt
+
+
 def test_a_value_where_a_group_stands_stops(tmp_path: Path) -> None:
     found = checked(tmp_path, {DS: deepspeed(bf16=True)})
     assert found.stops

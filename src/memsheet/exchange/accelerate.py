@@ -141,6 +141,12 @@ def _prefixed(at: str) -> str:
     return at.replace(f"{F}.", f"{F}.fsdp_", 1) if bare else at
 
 
+def _unwrapped(values: Values) -> Mapping[str, Any]:
+    """Without a policy the whole model is one unit (utils/dataclasses.py:1910)."""
+    sharded = values.get("distributed_type") == "FSDP" and f"{F}.fsdp_auto_wrap_policy" not in values
+    return {f"{F}.fsdp_auto_wrap_policy": "NO_WRAP"} if sharded else {}
+
+
 def _fixed(asked: Values) -> Mapping[str, Any]:
     """What the questionnaire of ``accelerate config`` would write besides."""
     own: dict[str, Any] = {
@@ -163,6 +169,7 @@ FORMAT = Format(
     name="accelerate", file="accelerate.yaml", kind="yaml", tested=VERSION, engines=tuple(_TYPES), keys=KEYS, fixed=_fixed, problems=_cannot,
     said={"task": "train"}, marks=frozenset({"distributed_type", "compute_environment"}),
     rename=_prefixed,
+    absent=_unwrapped,
     refers=(f"{D}.deepspeed_config_file",),
     strict=("",),  # config_args.py: from_yaml_file raises on unknown keys of the top
     differs={"precision.reduce": "accelerate reduces gradients in the dtype it computes in (utils/dataclasses.py:2137)"},

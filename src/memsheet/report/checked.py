@@ -76,7 +76,7 @@ def render_checked(checked: Checked, look: Look) -> str:
 def _verdict(checked: Checked, look: Look) -> Iterator[str]:
     if checked.stops:
         yield from _wrapped("DOES NOT START  the engine refuses these files: see the mistakes below", look.width, "")
-        yield ""
+        yield from ("",) if checked.answer else ()
     if checked.answer is not None:
         from memsheet.report.table import render
 

@@ -92,6 +92,7 @@ class Format:
     beside: frozenset[str] = frozenset()
     known: frozenset[str] = frozenset()
     unmodelled: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    absent: Callable[[Values], Mapping[str, Any]] = _no_values  # and what the engine takes for those of them that are not said
     fixed: Callable[[Values], Mapping[str, Any]] = _no_values  # what every file says
     differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
     problems: Callable[[Values], Iterable[Problem]] = _nothing  # what the engine cannot do, beyond what the keys show
@@ -146,8 +147,8 @@ def read(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
     if len(values) > MOST_KEYS:
         raise refuse("file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have")
-    values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {}}
     rows = {key.at: key for key in form.keys}
+    values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {} or at in rows}
     request: dict[str, Any] = dict(form.said)
     assumed: list[str] = []
     problems: list[Problem] = []
@@ -164,7 +165,12 @@ def read(form: Format, values: Values) -> Read:
             problems += _miscounted(at, said)
             request.update(said)
     other = [at for at in values if at not in rows]
-    unmodelled = [(at, values[at]) for at in other if (ok := form.unmodelled.get(at)) is not None and values[at] not in (*ok, None, AUTO)]
+    said_or_taken = {**{at: values[at] for at in other}, **form.absent(values)}
+    unmodelled = [
+        (at, held)
+        for at, held in said_or_taken.items()
+        if (harmless := form.unmodelled.get(at)) is not None and held not in (*harmless, None, AUTO)
+    ]
     unknown = [at for at in other if at not in form.unmodelled and not _known(form, at)]
     return Read(
         form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),

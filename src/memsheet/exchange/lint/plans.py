@@ -85,10 +85,12 @@ def _fragments(case: Case) -> Iterator[Found]:
 def _full_width(case: Case) -> Iterator[Found]:
     for name, read in case.of("deepspeed", "transformers", "accelerate"):
         if case.request.get("precision.compute", case.request.get("precision.name")) == "fp32":
-            better = {"deepspeed": "bf16-master", "fsdp2": "fsdp2-mixed"}.get(str(case.request.get("engine")), "bf16-autocast")
+            better = {"deepspeed": "bf16-master", "fsdp2": "fsdp2-mixed", "fsdp1": "fsdp2-mixed"}.get(
+                str(case.request.get("engine")), "bf16-autocast"
+            )
             gone = {key: None for key in case.request if key.startswith("precision.")}
             yield Found(
-                where=f"{name}: bf16", says="nothing switches sixteen bits on: products and activations are fp32",
+                where=f"{name}: {'mixed_precision' if read.form.name == 'accelerate' else 'bf16'}", says="nothing switches sixteen bits on: products and activations are fp32",
                 cure={"deepspeed": '"bf16": {"enabled": true}', "accelerate": "mixed_precision: bf16"}.get(read.form.name, "bf16: true"),
                 changes={**gone, "precision.name": better},
             )  # fmt: skip
