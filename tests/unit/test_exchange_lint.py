@@ -152,3 +152,20 @@ def test_without_a_model_the_keys_and_mistakes_are_told(tmp_path: Path) -> None:
     assert found.answer is None
     assert rules(found) == {"batch-product"}
     assert any("--model" in line for line in found.assumed)
+
+
+@pytest.mark.parametrize("rule", [name for name, (files, _) in CASES.items() if [*files] == [DS] and name != "two-sequence-parallels"])
+def test_deepspeed_itself_stops_where_the_lint_says_so(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = pytest.importorskip("deepspeed.runtime.config")
+    monkeypatch.setattr("deepspeed.comm.get_rank", lambda: 0)
+    monkeypatch.setattr("deepspeed.comm.get_world_size", lambda: 8)
+    files, options = CASES[rule]
+    if checked(tmp_path, files, **options).stops:
+        with pytest.raises(Exception, match=r"."):
+            config.DeepSpeedConfig(json.loads(files[DS]))
+    else:
+        config.DeepSpeedConfig(json.loads(files[DS]))
+
+
+def test_an_empty_group_that_was_removed_stops(tmp_path: Path) -> None:
+    assert checked(tmp_path, {DS: deepspeed(elasticity={})}).stops

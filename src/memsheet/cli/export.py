@@ -17,7 +17,6 @@ from memsheet.cli.flags import Debug
 from memsheet.errors import Problem, refuse, require
 from memsheet.exchange import Files, find_format, told, write
 from memsheet.exchange.together import asked_of
-from memsheet.report.files import check_folder, write_whole
 from memsheet.report.json import dumps, plan_document, sheet_document
 from memsheet.units import format_bytes
 
@@ -106,6 +105,8 @@ def figures(answer: Answer) -> Iterator[str]:
 
 def _write(files: Files, folder: Path, *, force: bool) -> None:
     """All files, or none where one cannot be."""
+    from memsheet.report.files import check_folder, write_whole
+
     check_folder(folder, "out")
     there = [name for name in files if (folder / name).exists()]
     require(

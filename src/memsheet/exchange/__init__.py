@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from memsheet.errors import Problem, printable, refuse, require
+from memsheet.errors import Problem, refuse, require
 from memsheet.spec.exchange import Format, Read, Values, read
 
 NAMES = ("deepspeed", "accelerate", "transformers", "slurm", "torchrun")
@@ -22,6 +22,7 @@ DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
 MOST_SCRIPT = 2**16
 """Characters of a script that are looked at: directives and the launch stand near its top."""
+MOST_COMMENT = 300
 Parser = Callable[[str, str], Any]
 
 
@@ -43,12 +44,17 @@ def write(form: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
     values = values_of(form, asked)
     made = read(form, values).request
     require([*form.problems(asked), *_unsaid(form, asked, made), *_changed(form, asked, made)])
-    lines = [printable(line) for line in (*comments, f"written for {form.tested}", *told(form, asked))]
+    lines = [_plain(line) for line in (*comments, f"written for {form.tested}", *told(form, asked))]
     text = form.compose(values, asked) if form.compose else RENDER[form.kind](nested(values))
     files = {form.file: _commented(form.kind, lines, text)}
     if form.more is not None:
         files |= {name: _commented("python", lines, held) for name, held in form.more(nested(values)).items()}
     return files
+
+
+def _plain(line: str) -> str:
+    """One line of a comment, whatever a name in it holds."""
+    return "".join(c if c.isprintable() else "?" for c in line[:MOST_COMMENT])
 
 
 def values_of(form: Format, asked: Values) -> Values:

@@ -148,7 +148,7 @@ def read(form: Format, values: Values) -> Read:
     if len(values) > MOST_KEYS:
         raise refuse("file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have")
     rows = {key.at: key for key in form.keys}
-    values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {} or at in rows}
+    values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {} or at in rows or at in form.removed}
     request: dict[str, Any] = dict(form.said)
     assumed: list[str] = []
     problems: list[Problem] = []
@@ -185,7 +185,12 @@ def _word(value: Any) -> str:
 
 def _known(form: Format, at: str) -> bool:
     parts = at.split(".")
-    return at in form.known or at in form.weighed or any(".".join((*parts[:n], "*")) in form.known for n in range(1, len(parts)))
+    return (
+        at in form.known
+        or at in form.weighed
+        or at in form.removed
+        or any(".".join((*parts[:n], "*")) in form.known for n in range(1, len(parts)))
+    )
 
 
 def _near(form: Format, at: str) -> str:
