@@ -165,8 +165,9 @@ def test_a_saving_taken_back_is_faster_and_lacks_what_it_saved():
 def test_where_the_cluster_strains_other_ways_are_told():
     found = advised("llama-3-70b", 8, "A100-80GB", 2048, 32)
     assert found.strained
-    assert [name for name, _ in found.methods] == ["lora", "qlora"]
-    for name, planned in found.methods:
+    assert [name for name, *_ in found.methods] == ["lora", "qlora"]
+    for name, planned, why in found.methods:
+        assert why == ""
         assert planned is not None
         assert METHODS[name].items() <= planned.request.items()
         assert planned.verdict.result is Result.FITS

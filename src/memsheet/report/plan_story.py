@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Result
 from memsheet.formulas.step_time import NAMES
 from memsheet.report.bars import Look
+from memsheet.report.layout import one_line
 from memsheet.report.plan_words import AXES, choice_words, seconds, words
 from memsheet.report.words import flags_for
 from memsheet.search.advice import OFFLOAD, Advice, Replicas
@@ -136,8 +137,8 @@ def choices_table(advice: Advice, look: Look) -> RenderableType:
     for name, families in _kinds(advice.ranking.families).items():
         if families:
             table.add_row(name, *_kind(advice, families, look))
-    for method, planned in advice.methods:
-        table.add_row(METHODS[method], *_other(planned, look))
+    for method, planned, why in advice.methods:
+        table.add_row(METHODS[method], *_other(planned, look, why))
     if advice.more is not None:
         cluster, planned = advice.more
         table.add_row(f"AdamW on the cards of {cluster.count} GPUs", *_other(planned, look))
@@ -171,9 +172,9 @@ def _kind(advice: Advice, families: list[Family], look: Look) -> tuple[str, ...]
     return count, seconds(best.seconds) if best.seconds is not None else "", needs, said
 
 
-def _other(planned: Planned | None, look: Look) -> tuple[str, ...]:
+def _other(planned: Planned | None, look: Look, why: str = "") -> tuple[str, ...]:
     if planned is None:
-        return "0", "", "", "none"
+        return "no", "", "", one_line(why)
     return "yes", seconds(planned.seconds), look.cell(int(planned.verdict.device.value)), words(planned)
 
 

@@ -123,8 +123,9 @@ def _replicas(ranking: Ranking, replicas: Replicas, tokens: int | None) -> dict[
 
 def _alternatives(advice: Advice, tokens: int | None) -> Iterator[dict[str, Any]]:
     ranking = advice.ranking
-    for method, planned in advice.methods:
-        yield {"kind": method, "gpus": ranking.cluster.count, "best": _planned(ranking, planned, tokens) if planned else None}
+    for method, planned, why in advice.methods:
+        best = _planned(ranking, planned, tokens) if planned else None
+        yield {"kind": method, "gpus": ranking.cluster.count, "best": best, "reason": why or None}
     if advice.more is not None:
         cluster, planned = advice.more
-        yield {"kind": "gpus", "gpus": cluster.count, "best": _planned(replace(ranking, cluster=cluster), planned, tokens)}
+        yield {"kind": "gpus", "gpus": cluster.count, "best": _planned(replace(ranking, cluster=cluster), planned, tokens), "reason": None}

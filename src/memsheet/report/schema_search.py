@@ -136,6 +136,7 @@ class Alternative(Strict):
     kind: str
     gpus: Count
     best: RankedPlan | None
+    reason: str | None
 
 
 class Nodes(Strict):

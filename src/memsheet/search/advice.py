@@ -63,14 +63,14 @@ class Replicas:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """``ranking``, and of its first plan (else of the one that needs least): the way to it, its savings taken back, whole copies where they fit.
-    ``methods``: the best plan of others, ``more``: of a larger cluster that keeps AdamW's states on the cards; both where this one strains.
+    ``methods``: the best plan of others, or why there is none, ``more``: of a larger cluster that keeps AdamW's states on the cards; both where this one strains.
     """
 
     ranking: Ranking
     story: tuple[Step, ...] = ()
     undone: tuple[Undone, ...] = ()
     replicas: Replicas | None = None
-    methods: tuple[tuple[str, Planned | None], ...] = ()
+    methods: tuple[tuple[str, Planned | None, str], ...] = ()
     more: tuple[Cluster, Planned] | None = None
 
     @property
@@ -151,17 +151,21 @@ def _replicas(ranking: Ranking, scaled: Scaled) -> Replicas | None:
     return Replicas(fastest=fastest, plain=plain, sharded=sharded, plain_exchange=told_of[0], sharded_exchange=told_of[1])
 
 
-def _methods(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> Iterator[tuple[str, Planned | None]]:
+def _methods(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> Iterator[tuple[str, Planned | None, str]]:
     """Other things to train on the same cluster, each at its best."""
     for name in ("lora", "qlora"):
-        yield name, _best(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled)
+        yield name, *_best(ranking.model, ranking.cluster, {**asked, **METHODS[name]}, engines, scaled)
 
 
-def _best(model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[str, ...], scaled: Scaled) -> Planned | None:
+def _best(model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Planned | None, str]:
+    """The best plan, and where there is none why."""
     try:
-        return next(iter(ranked(model, cluster, request, engines, top=1, scaled=scaled).plans), None)
-    except InputError:
-        return None
+        found = ranked(model, cluster, request, engines, top=1, scaled=scaled)
+    except InputError as error:
+        return None, str(error.problems[0].reason)
+    if found.plans:
+        return found.plans[0], ""
+    return None, "none fits" if found.least else "; ".join(found.notes)
 
 
 def _more(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Cluster, Planned] | None:
@@ -171,7 +175,7 @@ def _more(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Sc
         larger = _larger(ranking.cluster, 1 << power)
         if larger.count > MAX_DEVICES:
             return None
-        found = _best(ranking.model, larger, at_home, engines, scaled)
+        found, _ = _best(ranking.model, larger, at_home, engines, scaled)
         if found is not None and found.verdict.result is Result.FITS:
             return larger, found
     return None
