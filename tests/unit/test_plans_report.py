@@ -112,6 +112,17 @@ def test_the_document_says_what_the_screen_says():
     assert seconds(document["plans"][0]["step_time_s"]["value"]) in shown("tiny")
 
 
+def test_the_best_plan_of_each_engine_is_there_and_can_be_exported(tmp_path, capsys):
+    found = plans_document(advised("tiny"), seconds=0.1)
+    assert set(found["by_engine"]) == {"fsdp2", "deepspeed"}
+    for engine, best in found["by_engine"].items():
+        assert best["plan"]["engine"] == engine
+        assert best["verdict"] == "fits"
+    (tmp_path / "plans.json").write_text(json.dumps(found))
+    assert main(["export", str(tmp_path / "plans.json"), "--to", "deepspeed"]) == 0
+    assert '"zero_optimization"' in capsys.readouterr().out
+
+
 def test_a_plan_of_the_document_can_be_asked_again(tmp_path, capsys):
     found = plans_document(advised("strained"), seconds=0.1)["plans"][0]
     (tmp_path / "plan.json").write_text(json.dumps(found["plan"]))

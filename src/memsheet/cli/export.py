@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,7 +43,8 @@ def export(
     """Write a plan as the configuration of the engine that runs it."""
     del debug  # read from the command line itself
     formats = [find_format(name.strip()) for name in to.split(",") if name.strip()]
-    document = picked(jobs.read_plan(plan), jobs.number("pick", pick))
+    engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]
+    document = picked(jobs.read_plan(plan), jobs.number("pick", pick), engines)
     answer = api.train(plan=document, fix=False)
     written = plan_document(answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster)
     asked = asked_of(
@@ -68,10 +69,14 @@ def export(
     return 0
 
 
-def picked(document: Mapping[str, Any], number: int | None) -> Mapping[str, Any]:
-    """The plan in a document of plans, of a sheet, or itself. Raises InputError where there is none of that number."""
+def picked(document: Mapping[str, Any], number: int | None, engines: Sequence[str] = ()) -> Mapping[str, Any]:
+    """The plan in a document of plans, of a sheet, or itself; of several the best that one of ``engines`` runs, where no number is given.
+    Raises InputError where there is none of that number.
+    """
     if "plans" in document:
         plans = document["plans"]
+        if number is None and (fitting := _runs(document, engines)) is not None:
+            plans, number = [fitting], 1
         count = len(plans) if isinstance(plans, list) else 0
         if not 1 <= (number or 1) <= count:
             raise refuse("pick", number or 1, f"is none of the {count} plans", "fewer, or search again" if count else "no plan fits")
@@ -82,6 +87,19 @@ def picked(document: Mapping[str, Any], number: int | None) -> Mapping[str, Any]
     if not isinstance(found, Mapping):
         raise refuse("plan", None, "holds no plan", "`memsheet plan train … --json` writes some")
     return found
+
+
+def _runs(document: Mapping[str, Any], engines: Sequence[str]) -> Any:
+    """The best plan of a search that one of some engines runs; None where there is none, or its first one is it."""
+    best = document.get("by_engine")
+    others = [best[engine] for engine in engines if engine in best] if isinstance(best, Mapping) else []
+    every = [*document["plans"], *others] if isinstance(document["plans"], list) else []
+    return next((one for one in every if isinstance(one, Mapping) and _engine(one) in engines), None)
+
+
+def _engine(one: Mapping[str, Any]) -> Any:
+    plan = one.get("plan")
+    return plan.get("engine") if isinstance(plan, Mapping) else None
 
 
 def figures(answer: Answer) -> Iterator[str]:

@@ -34,6 +34,7 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
             "results": {result.value: ranking.looked_at.get(result, 0) for result in Result},
         },
         "plans": [_planned(ranking, planned, tokens) for planned in ranking.plans],
+        "by_engine": {planned.plan.engine: _planned(ranking, planned, tokens) for planned in ranking.by_engine},
         "least": _planned(ranking, ranking.least, tokens) if ranking.least else None,
         "pareto": [_point(ranking, point) for point in ranking.front],
         "rejected": list(_rejected(ranking)),

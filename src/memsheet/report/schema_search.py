@@ -156,6 +156,7 @@ class Plans(Strict):
     cluster: Nodes
     search: Search
     plans: list[RankedPlan]
+    by_engine: dict[str, RankedPlan]
     least: RankedPlan | None
     pareto: list[Point]
     rejected: list[Rejected]

@@ -60,6 +60,8 @@ class Ranking:
     looked_at: Mapping[Result, int]
     refused: Mapping[str, int]
     notes: tuple[str, ...]
+    by_engine: tuple[Planned, ...] = ()
+    """The best plan of each engine, in the order of ``engines``; of one that has none that fits there is none."""
     cloud: tuple[tuple[float, int], ...] = ()
     """Seconds and expected bytes of plans that fit, one of those that a picture could not tell apart."""
     asked: Mapping[str, Any] = field(default_factory=dict)
@@ -90,7 +92,7 @@ def ranked(
     return Ranking(
         model=model, cluster=cluster, engines=tuple(grids), plans=plans, least=None if plans else _least(timed, cluster),
         families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_replicas(timed, cluster)),
-        front=tuple(_front(timed)), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
+        by_engine=tuple(_each(timed, cluster, plans, grids)), front=tuple(_front(timed)), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
         refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=notes,
     )  # fmt: skip
 
@@ -145,6 +147,15 @@ def _fastest(timed: list[Timed], cluster: Cluster, top: int) -> Iterator[Planned
             yield planned
         if found == top:
             return
+
+
+def _each(timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]) -> Iterator[Planned]:
+    """The best plan of each engine; those that are among the best of all are not accounted again."""
+    for engine in engines:
+        known = (plan for plan in plans if plan.request["engine"] == engine)
+        found = next(known, None) or next(_fastest([one for one in timed if one.engine == engine], cluster, 1), None)
+        if found is not None:
+            yield found
 
 
 def offloads(choice: Request) -> bool:
