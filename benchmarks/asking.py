@@ -81,9 +81,7 @@ def metrics_of(case: Case) -> tuple[str, ...]:
     """
     truth = case["truth"]
     memory = next(((m,) for m in MEMORY if truth.get(m) is not None), ())
-    served = tuple(
-        m for m in (*SERVING, *(BUFFERS if case.get("plan", {}).get("engine") in PROFILED else ())) if truth.get(m) is not None
-    )
+    served = tuple(m for m in (*SERVING, *(BUFFERS if case.get("plan", {}).get("engine") in PROFILED else ())) if truth.get(m) is not None)
     if "plan.quantization.weights" in case.get("unknown", ()):
         served = tuple(m for m in served if m != "weights_bytes")  # nobody says what they are stored in
     speed = next(((m,) for m in SPEED if truth.get(m) is not None), ())
@@ -214,7 +212,9 @@ def _size(case: Case, found: Answer, metric: str, sheet: Sheet) -> Bytes:
         return _resident(case, sheet)
     if metric == "weights_bytes" and case["plan"].get("engine") == "sglang":  # as the driver counts them: with the gaps between segments
         return sheet.of(Component.PARAMETERS, Component.BUFFERS, Component.ALLOCATOR_SLACK, instant=Instant.LOAD)
-    if metric == "activation_bytes" and found.serving and "budget" in found.serving:  # as the engine sums it, with its libraries' workspaces
+    if (
+        metric == "activation_bytes" and found.serving and "budget" in found.serving
+    ):  # as the engine sums it, with its libraries' workspaces
         peak: Bytes = found.serving["budget"]["peak_activation"]
         return peak
     if metric == "kv_tokens":

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from memsheet.api import infer, plan, plan_serving, train
     from memsheet.budget import Answer, Verdict
     from memsheet.errors import InputError
+    from memsheet.fitting import DoesNotFitError, assert_fits, trainer_callback
     from memsheet.measuring import measure_step
     from memsheet.sheet import Component, Instant, Item, Sheet
     from memsheet.tracing import trace_step
@@ -14,17 +15,20 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Component",
+    "DoesNotFitError",
     "InputError",
     "Instant",
     "Item",
     "Sheet",
     "Verdict",
+    "assert_fits",
     "infer",
     "measure_step",
     "plan",
     "plan_serving",
     "trace_step",
     "train",
+    "trainer_callback",
 ]
 __version__ = "0.1.0"
 
@@ -32,6 +36,7 @@ _HOMES = {
     "api": ("infer", "plan", "plan_serving", "train"),
     "budget": ("Answer", "Verdict"),
     "errors": ("InputError",),
+    "fitting": ("DoesNotFitError", "assert_fits", "trainer_callback"),
     "measuring": ("measure_step",),
     "sheet": ("Component", "Instant", "Item", "Sheet"),
     "tracing": ("trace_step",),

@@ -90,7 +90,9 @@ def plan_serving(
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     spec = read_model(name, catalog=catalogued, names=model_names())
-    return asked_serving(spec, cluster, request, {"context": context, "users": users, "ttft": ttft, "tpot": tpot}, any_precision=any_precision)
+    return asked_serving(
+        spec, cluster, request, {"context": context, "users": users, "ttft": ttft, "tpot": tpot}, any_precision=any_precision
+    )
 
 
 def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:

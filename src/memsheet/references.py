@@ -37,7 +37,9 @@ MEGATRON_MASTER = Reference("Megatron-LM mixed-precision optimizer", "NVIDIA/Meg
 MEGATRON = Reference(
     "Megatron-Core 0.14 over TransformerEngine 2.11", "NVIDIA/Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 megatron/core"
 )
-TORCH_SYMMETRIC = Reference("PyTorch 2.13 symmetric memory, products and collectives by chunks", "pytorch/pytorch torch/distributed/_symmetric_memory/__init__.py")
+TORCH_SYMMETRIC = Reference(
+    "PyTorch 2.13 symmetric memory, products and collectives by chunks", "pytorch/pytorch torch/distributed/_symmetric_memory/__init__.py"
+)
 NCCL_TESTS = Reference("nccl-tests, what is a collective's bus bandwidth", "NVIDIA/nccl-tests doc/PERFORMANCE.md")
 NCCL_TUNING = Reference("NCCL, latencies its own choice of algorithm stands on", "NVIDIA/nccl src/graph/tuning.cc")
 ZERO_BUBBLE = Reference("Zero Bubble Pipeline Parallelism", "arXiv:2401.10241")
@@ -63,11 +65,15 @@ AUTOAWQ = Reference("AutoAWQ 0.1.6", "casper-hansen/AutoAWQ 8110e028 awq/modules
 GPT_FAST = Reference("gpt-fast", "meta-pytorch/gpt-fast 6ecad9b5 model.py, quantize.py, tp.py, generate.py")
 VLLM = Reference("vLLM, releases 0.6.4 to 0.33.0", "vllm-project/vllm vllm, at the tag of each release (memsheet/engines/vllm.py)")
 SGLANG = Reference("SGLang, releases 0.4.3 to 0.5.23", "sgl-project/sglang python/sglang/srt, at the tag of each release")
-AICONFIGURATOR = Reference("aiconfigurator's tables of operators timed one by one", "ai-dynamo/aiconfigurator 095f58a systems/data (serving_rates.toml)")
+AICONFIGURATOR = Reference(
+    "aiconfigurator's tables of operators timed one by one", "ai-dynamo/aiconfigurator 095f58a systems/data (serving_rates.toml)"
+)
 FLASH_MLA = Reference("FlashMLA", "deepseek-ai/FlashMLA README.md: 660 TFLOPS on H800 where arithmetic is the bound")
 MOE_TOUCHED = Reference("Switch Transformers: routing of tokens to experts", "arXiv:2101.03961, section 2.1, for an even routing")
 VLLM_SAMPLER = Reference("vLLM's sampler", "vllm-project/vllm 00ec978 vllm/v1/sample/sampler.py")
-TORCH_SORT = Reference("PyTorch sort on CUDA", "pytorch/pytorch aten/src/ATen/native/cuda/Sort.cu, NVIDIA/cccl cub DeviceSegmentedRadixSort")
+TORCH_SORT = Reference(
+    "PyTorch sort on CUDA", "pytorch/pytorch aten/src/ATen/native/cuda/Sort.cu, NVIDIA/cccl cub DeviceSegmentedRadixSort"
+)
 FLASHINFER = Reference("FlashInfer 0.7.2 sampling", "flashinfer-ai/flashinfer v0.7.2 flashinfer/sampling.py")
 DEEPSPEED = Reference("DeepSpeed", "deepspeedai/DeepSpeed deepspeed/runtime/zero")
 

@@ -6,17 +6,20 @@ from memsheet.cli import application
 NAMES = [
     "Answer",
     "Component",
+    "DoesNotFitError",
     "InputError",
     "Instant",
     "Item",
     "Sheet",
     "Verdict",
+    "assert_fits",
     "infer",
     "measure_step",
     "plan",
     "plan_serving",
     "trace_step",
     "train",
+    "trainer_callback",
 ]
 
 PLAN_FLAGS = [

@@ -25,6 +25,8 @@ PARSERS = {"json": parse_json, "yaml": parse_yaml}
 ENGINES = {
     "deepspeed": ("deepspeed", "accelerate", "transformers", "torchrun", "slurm"), "fsdp2": ("accelerate", "transformers", "torchrun", "slurm"),
     "transformers": ("accelerate", "transformers", "torchrun", "slurm"),
+    "megatron": ("megatron", "torchrun", "slurm"),
+    "torchtitan": ("torchtitan", "torchrun", "slurm"),
 }  # fmt: skip
 BOTH = {"offload.optimizer": 1, "offload.parameters": 1}
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -40,6 +42,24 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
         "counts": (1, 2, 8, 16), "zero": (0,), "offload": ({},), "optimizers": ("adamw", "sgd", "adamw_8bit", "lion", "paged_adamw"),
         "precisions": ("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"),
     },
+    "torchtitan": {
+        "counts": (1, 2, 4, 8, 16), "zero": (2, 3), "offload": ({},), "optimizers": ("adamw",), "precisions": ("fp32", "fsdp2-mixed"),
+        "attention": ("sdpa",), "adapters": ({},),
+        "mesh": tuple({"engine_version": "820504e", **more} for more in (
+            {}, {"mesh.tp": 2, "sequence_parallel": True}, {"mesh.tp": 2, "sequence_parallel": True, "loss": "vocab_parallel"}, {"mesh.dp_replicate": 2},
+            {"mesh.cp": 2, "context_parallel_comm": "ring"}, {"recompute.mode": "selective", "recompute.modules": ["op"]}, {"compile": True},
+            {"recompute.mode": "selective", "recompute.modules": ["layer"], "recompute.every": 2}, {"optimizer.implementation": "foreach"},
+        )),
+    },
+    "megatron": {
+        "counts": (1, 2, 4, 8, 16), "zero": (0, 1), "offload": ({},), "optimizers": ("adamw",), "precisions": ("megatron-mixed", "bf16-master"),
+        "attention": ("flash", "cudnn", "eager"), "adapters": ({},),
+        "mesh": (
+            {}, {}, {"mesh.tp": 2}, {"mesh.tp": 2, "sequence_parallel": True}, {"mesh.pp": 2}, {"mesh.cp": 2, "context_parallel_comm": "all_gather"},
+            {"mesh.pp": 2, "mesh.vpp": 2, "schedule": "interleaved"}, {"mesh.tp": 4, "vocab_multiple": 1024},
+            {"recompute.mode": "selective", "recompute.modules": ["mlp", "core_attn"]}, {"recompute.layers": 2}, {"fp8.recipe": "tensorwise"},
+        ),
+    },
 }  # fmt: skip
 
 
@@ -49,12 +69,12 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any]:
     of = CHOICES[engine]
     count, zero = draw(st.sampled_from(of["counts"])), draw(st.sampled_from(of["zero"]))
     micro, rounds = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    adapter = draw(st.sampled_from(({}, {}, {"adapter.rank": 8})))
+    adapter = draw(st.sampled_from(of.get("adapters", ({}, {}, {"adapter.rank": 8}))))
     request = {
         "task": "train", "engine": engine, "seq_len": draw(st.integers(8, 512)), "microbatch": micro, "global_batch": micro * rounds * count,
-        "attention": draw(st.sampled_from(("sdpa", "eager"))), "loss": draw(st.sampled_from(("plain", "fused"))), **adapter, **draw(st.sampled_from(of["offload"])),
+        "attention": draw(st.sampled_from(of.get("attention", ("sdpa", "eager")))), "loss": draw(st.sampled_from(("plain", "fused"))), **adapter, **draw(st.sampled_from(of["offload"])),
         "allocator.expandable_segments": draw(st.booleans()), **draw(st.sampled_from(({}, {"recompute.mode": "full"}, {"recompute.every": 2}))),
-        "optimizer.name": draw(st.sampled_from(of["optimizers"])), "zero": zero,
+        "optimizer.name": draw(st.sampled_from(of["optimizers"])), "zero": zero, **draw(st.sampled_from(of.get("mesh", ({},)))),
         **({} if adapter else {"precision.name": draw(st.sampled_from(of["precisions"]))}),
     }  # fmt: skip
     machines = cluster("A100-80GB", count)

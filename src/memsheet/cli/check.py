@@ -28,7 +28,7 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import request_from
 
 MAX_FILES = 64
-ENDINGS = (".json", ".yaml", ".yml", ".sh", ".sbatch", ".slurm")
+ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 NO_START = 2
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NOT_MODELLED = "the files set what the sheet does not hold"
@@ -68,7 +68,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     gpus = question["gpus"] or _cards(document.get("gpus"), reads)
     whole = together(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
     require(whole.problems)
-    name = model or document.get("model")
+    name = model or document.get("model") or _named(reads)
     ask = {**where, "gpus": gpus, "model": name}
     answer, why_not = (None, ()) if name is None else _answered(ask, whole.request)
     spec = answer.model if answer else _model(name)
@@ -77,7 +77,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     )
     moved = _moved(reads, answer)
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
-    unnamed = () if name else ("no model is named, so there is no sheet: --model",)
+    unnamed = () if name else (_unnamed(reads),)
     doubt = _doubt(reads, answer, moved)
     return Checked(
         reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed, *unnamed), mistakes=lint(case), moved=moved,
@@ -124,6 +124,23 @@ def _cards(named: Any, reads: Mapping[str, Read]) -> str | None:
     return f"{counts[-1]}x{parse_gpus(str(named))[1]}"
 
 
+def _named(reads: Mapping[str, Read]) -> str | None:
+    """The model that a server's command names, where it is a bundled one: no path in a stranger's file is opened."""
+    from memsheet.catalog import find_model
+
+    named = _served(reads)
+    return named if named and find_model(named) else None
+
+
+def _served(reads: Mapping[str, Read]) -> str | None:
+    return next((str(read.request["@model"]) for read in reads.values() if read.request.get("@model")), None)
+
+
+def _unnamed(reads: Mapping[str, Read]) -> str:
+    served = _served(reads)
+    return f"{served} is no bundled model, so there is no sheet: --model" if served else "no model is named, so there is no sheet: --model"
+
+
 def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
     """The answer, or why there is none."""
     try:
@@ -160,7 +177,8 @@ def _train(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> 
             document.setdefault(group, {})[inner] = value if dot else None
             if not dot:
                 document[group] = value
-    return api.train(**ask, plan=document, fix=fix)
+    asks = api.infer if document.get("task") == "infer" else api.train
+    return asks(**ask, plan=document, fix=fix)
 
 
 def _doubted(answer: Answer | None) -> Answer | None:
@@ -192,6 +210,6 @@ def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved,
     room = answer.cluster.device.framework_low_bytes if answer and answer.cluster else 0
     if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
         return f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more than a GPU has"
-    if verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
+    if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
         return f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit"
     return ""

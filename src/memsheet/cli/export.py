@@ -34,7 +34,9 @@ def export(
     ],
     /,
     *,
-    to: Annotated[str, _option("Formats: deepspeed, accelerate, transformers, torchrun, slurm.", "NAME,…")],
+    to: Annotated[
+        str, _option("Formats: deepspeed, accelerate, transformers, torchrun, slurm, vllm, sglang, skypilot, kubernetes.", "NAME,…")
+    ],
     out: Annotated[str | None, _option("The folder that the files are written into, made if it is not there.", "DIR")] = None,
     pick: Annotated[str | None, _option("Which plan of several (1).", "N")] = None,
     force: Annotated[bool, _option("Write over files that are there.")] = False,
@@ -45,7 +47,7 @@ def export(
     formats = [find_format(name.strip()) for name in to.split(",") if name.strip()]
     engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]
     document = picked(jobs.read_plan(plan), jobs.number("pick", pick), engines)
-    answer = api.train(plan=document, fix=False)
+    answer = (api.infer if document.get("task") == "infer" else api.train)(plan=document, fix=False)
     written = plan_document(answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster)
     asked = asked_of(
         written,
@@ -53,6 +55,8 @@ def export(
         nodes=answer.cluster.nodes if answer.cluster else 1,
         accumulation=int(answer.plan.accumulation),
     )
+    if answer.plan.task == "infer":
+        asked = _as_released(answer, asked)
     comments = tuple(figures(answer))
     files: Files = {}
     for form in formats:
@@ -67,6 +71,21 @@ def export(
     files |= {PLAN: dumps(written, indent=2), SHEET: dumps({**sheet_document(answer), "plan": written}, indent=2)}
     _write(files, Path(out), force=force)
     return 0
+
+
+def _as_released(answer: Answer, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked of a server: the model by the hub's name, and no quantization where that is the checkpoint's own, which it reads by itself."""
+    stored, quantized = answer.model.quantization, answer.plan.quantization
+    own = stored and quantized and (stored.weights, tuple(stored.skip)) == (quantized.weights.name, tuple(quantized.skip))
+    kept = {key: value for key, value in asked.items() if not (own and key.startswith("quantization."))}
+    return {**kept, "@model": _on_the_hub(asked["@model"])}
+
+
+def _on_the_hub(name: str) -> str:
+    """The name that a server finds a bundled model by: the hub's, which is the first of its other names; any other name as it is."""
+    from memsheet.catalog import find_model
+
+    return next((alias for alias in (find_model(name) or {}).get("aliases", ()) if "/" in alias), name)
 
 
 def picked(document: Mapping[str, Any], number: int | None, engines: Sequence[str] = ()) -> Mapping[str, Any]:

@@ -14,7 +14,19 @@ from typing import Any
 from memsheet.errors import Problem, refuse, require
 from memsheet.spec.exchange import Format, Read, Values, read
 
-NAMES = ("deepspeed", "accelerate", "transformers", "slurm", "torchrun")
+NAMES = (
+    "deepspeed",
+    "accelerate",
+    "transformers",
+    "skypilot",
+    "kubernetes",
+    "megatron",
+    "torchtitan",
+    "slurm",
+    "torchrun",
+    "vllm",
+    "sglang",
+)
 """In the order in which a file is tried: a batch script holds a launch, too."""
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""

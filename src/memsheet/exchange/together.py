@@ -42,7 +42,7 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
     request.update(given)
     assumed = [f"{key} = {value}" for key, value in weak.items() if not _told(key, request)]
     request.update({key: value for key, value in weak.items() if not _told(key, request)})
-    counts = {key: request.pop(key, None) for key in COUNTS}
+    counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
     if counts["@accumulation"] and "global_batch" not in request and count:
         request["global_batch"] = _batch(request, count, counts["@accumulation"])
     return Together(

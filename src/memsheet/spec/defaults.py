@@ -59,7 +59,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
     "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (), "serving.fused_moe": (),
-    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "moe.balanced": (True,), "fp8.skip": (), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
+    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
 }  # fmt: skip
 
 DESCRIPTIVE: dict[str, str] = {

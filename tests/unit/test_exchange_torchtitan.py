@@ -1,0 +1,121 @@
+"""torchtitan's TOML: what is written, what is refused, and its own example."""
+
+import tomllib
+from typing import Any
+
+import pytest
+
+from memsheet.errors import InputError
+from memsheet.exchange import find_format, read_text, write
+from memsheet.readers.guard import parse_json, parse_yaml
+
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+ASKED: dict[str, Any] = {
+    "task": "train", "engine": "torchtitan", "engine_version": "820504e", "zero": 3, "microbatch": 2, "global_batch": 64, "seq_len": 512,
+    "mesh.dp_replicate": 2, "mesh.dp_shard": 2, "mesh.tp": 2, "mesh.cp": 1, "mesh.pp": 1, "sequence_parallel": True, "loss": "vocab_parallel",
+    "precision.parameters": "fp32", "precision.compute": "bf16", "precision.gradients": "fp32", "precision.reduce": "fp32",
+    "precision.moments": "fp32", "optimizer.name": "adamw", "optimizer.implementation": "fused", "attention": "sdpa", "dropout": 0.0,
+    "recompute.mode": "selective", "recompute.modules": ["op"], "@gpus": 8, "@nodes": 1, "@per_node": 8, "@accumulation": 8, "@model": "m",
+}  # fmt: skip
+
+
+def reading(text: str) -> Any:
+    return read_text("a.toml", text, PARSERS)
+
+
+def written(**changes: Any) -> str:
+    form = find_format("torchtitan")
+    return write(form, {**ASKED, **changes})[form.file]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"zero": 2}, {"loss": "plain"}, {"recompute.mode": "full", "recompute.modules": None}, {"compile": True},
+        {"recompute.modules": ["layer"], "recompute.every": 3}, {"recompute.mode": "none", "recompute.modules": None}, {"async_tp": True, "compile": True},
+        {"mesh.tp": 1, "mesh.cp": 2, "context_parallel_comm": "ring", "loss": "plain", "sequence_parallel": False},
+        {"optimizer.implementation": "loop"}, {"precision.compute": "fp32"},
+    ],
+)  # fmt: skip
+def test_what_is_written_says_the_plan(changes: dict[str, Any]) -> None:
+    text = written(**changes)
+    asked = {**ASKED, **changes}
+    made = tomllib.loads(text)
+    assert made["training"]["local_batch_size"] == 2
+    assert made["parallelism"]["tensor_parallel_degree"] == asked["mesh.tp"]
+    assert made["activation_checkpoint"]["mode"] == asked["recompute.mode"]
+    found = reading(text)
+    assert (found.form.name, found.unknown, found.unmodelled, found.problems) == ("torchtitan", (), (), ())
+    assert all(asked.get(key, False) == value for key, value in found.request.items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"engine_version": "b5bcd76"}, "engine_version"), ({"mesh.pp": 2}, "mesh.pp"), ({"loss": "chunked"}, "loss"),
+        ({"sequence_parallel": False}, "sequence_parallel"), ({"fp8.recipe": "tensorwise"}, "fp8.recipe"), ({"zero": 1}, "zero"),
+        ({"recompute.mode": "full", "recompute.modules": None, "recompute.every": 2}, "recompute.every"), ({"mesh.ep": 2}, "mesh.ep"),
+        ({"optimizer.name": "sgd"}, "optimizer.name"), ({"precision.moments": "bf16"}, "precision.moments"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(InputError) as refused:
+        written(**changes)
+    assert field in {problem.field for problem in refused.value.problems}
+
+
+EXAMPLE = """
+[job]
+dump_folder = "./outputs"
+[metrics]
+log_freq = 10
+[model]
+name = "llama3"
+flavor = "8B"
+tokenizer_path = "./assets/tokenizer/original/tokenizer.model"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[lr_scheduler]
+warmup_steps = 200
+[training]
+local_batch_size = 1
+seq_len = 8192
+compile = false
+[parallelism]
+data_parallel_shard_degree = -1
+[checkpoint]
+enable_checkpoint = false
+[activation_checkpoint]
+mode = "selective"
+selective_ac_option = "op"
+[float8]
+filter_fqns = ["output"]
+"""  # the keys of pytorch/torchtitan 820504e torchtitan/models/llama3/train_configs/llama3_8b.toml
+
+
+def test_its_own_example() -> None:
+    found = reading(EXAMPLE)
+    assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
+    wanted = {"microbatch": 1, "seq_len": 8192, "zero": 3, "recompute.modules": ["op"], "precision.compute": "bf16", "@accumulation": 1}
+    assert {key: found.request.get(key) for key in wanted} == wanted
+
+
+def test_a_pipeline_cuts_a_ranks_batch() -> None:
+    found = reading(
+        "[training]\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2\npipeline_parallel_microbatch_size = 2\n"
+    )
+    assert (found.request["microbatch"], found.request["@accumulation"], found.request["zero"]) == (2, 4, 2)
+    assert found.request["schedule"] == "1f1b"
+
+
+def test_unknown_and_unmodelled_keys_are_told() -> None:
+    found = reading('[training]\nlocal_batch_szie = 8\nenable_cpu_offload = true\n[model]\nconverters = ["float8"]\n')
+    assert found.unknown == (("training.local_batch_szie", "training.local_batch_size"),)
+    assert dict(found.unmodelled) == {"training.enable_cpu_offload": True, "model.converters": ["float8"]}
+
+
+def test_text_that_is_no_configuration_is_refused() -> None:
+    for text in ("a = " + "[" * 30000, "training = 3 4", "x = 1"):
+        with pytest.raises(InputError):
+            reading(text)

@@ -1,0 +1,85 @@
+"""The callback of transformers' Trainer: what it says with a GPU, without one, and that it says it once a node."""
+
+import logging
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.run import callback as module
+
+pytest.importorskip("transformers")
+JOB: dict[str, Any] = {"gpus": "1xH100-80GB", "seq_len": 512, "microbatch": 1}
+FIRST = SimpleNamespace(is_local_process_zero=True)
+GIB = 2**30
+
+
+def gpu(**changes: int) -> dict[str, int]:
+    return {"total": 80 * GIB, "others": GIB, "room": 79 * GIB, "allocated": 0, "peak_allocated": 0, "peak_reserved": 0, **changes}
+
+
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, counts: dict[str, int] | None, event: str) -> list[Any]:
+    monkeypatch.setattr(module, "counted", lambda: counts)
+    told = memsheet.trainer_callback("llama-3.2-1b", **JOB)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="memsheet"):
+        getattr(told, event)(None, FIRST, None, model=None)
+    return [record for record in caplog.records if record.name == "memsheet"]
+
+
+def test_without_a_gpu_the_prediction_is_all(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    begun = said(monkeypatch, caplog, None, "on_train_begin")
+    assert begun[0].getMessage().startswith("memsheet predicts ")
+    assert "no GPU" in begun[-1].getMessage()
+    assert said(monkeypatch, caplog, None, "on_train_end") == []
+
+
+@pytest.mark.parametrize(("room", "word", "level"), [(79 * GIB, "fits", "INFO"), (GIB, "does not fit", "WARNING")])
+def test_room_is_looked_for_at_the_start(monkeypatch: Any, caplog: Any, room: int, word: str, level: str) -> None:
+    last = said(monkeypatch, caplog, gpu(room=room), "on_train_begin")[-1]
+    assert last.getMessage().startswith(word + ":")
+    assert last.levelname == level
+
+
+def test_between_the_ends_of_the_range_nothing_is_promised(monkeypatch: Any, caplog: Any) -> None:
+    sheet = memsheet.train("llama-3.2-1b", **JOB).sheets[0]
+    middle = int(sheet.reserved.low + sheet.reserved.high) // 2
+    assert said(monkeypatch, caplog, gpu(room=middle), "on_train_begin")[-1].getMessage().startswith("may not fit:")
+
+
+def test_libraries_that_are_still_to_be_loaded_need_room_too(monkeypatch: Any, caplog: Any) -> None:
+    sheet = memsheet.train("llama-3.2-1b", **JOB).sheets[0]
+    outside = int(sheet.device.high) - int(sheet.reserved.high)
+    for others, word in ((0, "may not fit:"), (outside, "fits:")):
+        counts = gpu(room=int(sheet.reserved.high), others=others)
+        assert said(monkeypatch, caplog, counts, "on_train_begin")[-1].getMessage().startswith(word)
+
+
+def test_peaks_are_held_against_their_ranges(monkeypatch: Any, caplog: Any) -> None:
+    sheet = memsheet.train("llama-3.2-1b", **JOB).sheets[0]
+    counts = gpu(peak_allocated=int(sheet.allocated.value), peak_reserved=int(sheet.reserved.high) + GIB)
+    allocated, reserved = said(monkeypatch, caplog, counts, "on_train_end")
+    assert (allocated.levelname, reserved.levelname) == ("INFO", "WARNING")
+    assert ", inside the predicted" in allocated.getMessage()
+    assert ", above the predicted" in reserved.getMessage()
+
+
+def test_another_process_of_a_node_says_nothing(caplog: Any) -> None:
+    told = memsheet.trainer_callback("llama-3.2-1b", **JOB)
+    with caplog.at_level(logging.INFO, logger="memsheet"):
+        told.on_train_begin(None, SimpleNamespace(is_local_process_zero=False), None)
+    assert not caplog.records
+
+
+def test_it_is_what_a_trainer_takes() -> None:
+    from transformers import TrainerCallback
+
+    assert isinstance(memsheet.trainer_callback("llama-3.2-1b", **JOB), TrainerCallback)
+
+
+def test_the_module_needs_neither_torch_nor_transformers() -> None:
+    code = "import sys, memsheet.run.callback; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
