@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, told, write
 from memsheet.exchange.megatron.flags import SWITCHES, VALUED
@@ -196,3 +197,16 @@ def test_odd_scripts_are_read_or_refused(text: str) -> None:
     except InputError:
         return
     assert found.form.name == "megatron"
+
+
+def test_a_degree_in_a_variable_that_nobody_set_leaves_no_sure_verdict(tmp_path, capsys):
+    script = tmp_path / "run.sh"
+    flags = (
+        "--tensor-model-parallel-size $TP --seq-length 512 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-distributed-optimizer"
+    )
+    script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py {flags}\n")
+    asked = ["check", str(script), "--model", "llama-tiny", "--gpus", "8xA100-80GB"]
+    assert main(asked) == 11
+    assert "a variable that nobody set" in " ".join(capsys.readouterr().out.split())
+    script.write_text(f"TP=2\n{script.read_text()}")
+    assert main(asked) == 0

@@ -17,6 +17,8 @@ from memsheet.frozen import dataclass
 
 Values = Mapping[str, Any]
 AUTO = "auto"
+UNSET = "a variable that nobody set"
+"""Of a flag in a script: what the engine gets is not in the file, so that no verdict is sure."""
 MAX_COUNT = 2**30
 MOST_KEYS, MOST_HINTS = 2000, 32
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
@@ -154,8 +156,9 @@ def read(form: Format, values: Values) -> Read:
     problems: list[Problem] = []
     for at, row in rows.items():
         value = values.get(at)
-        if value is None or value == AUTO:
+        if value in (None, AUTO, UNSET):
             assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
+            assumed += [f"{at} = {UNSET}, and the sheet is of none"] if value == UNSET else []
             value, taken = row.usual if value is None else None, value is None
         else:
             taken = False
@@ -171,6 +174,7 @@ def read(form: Format, values: Values) -> Read:
         for at, held in said_or_taken.items()
         if (harmless := form.unmodelled.get(at)) is not None and held not in (*harmless, None, AUTO)
     ]
+    unmodelled += [(at, held) for at, held in values.items() if at in rows and held == UNSET]
     unknown = [at for at in other if at not in form.unmodelled and not _known(form, at)]
     return Read(
         form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.spec.exchange import AUTO
+from memsheet.spec.exchange import AUTO, UNSET
 
 NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
 USED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:\[[@*]\]|:?[-=?][^}]*)?\}|([A-Za-z_][A-Za-z0-9_]*))")
@@ -204,7 +204,7 @@ def _flags(words: list[str]) -> dict[str, Any]:
 
 def _value(word: str) -> Any:
     if "$" in word:
-        return AUTO
+        return UNSET
     if word.isdecimal() and len(word) < 12:
         return int(word)
     try:
