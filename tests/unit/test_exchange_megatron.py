@@ -210,3 +210,13 @@ def test_a_degree_in_a_variable_that_nobody_set_leaves_no_sure_verdict(tmp_path,
     assert "a variable that nobody set" in " ".join(capsys.readouterr().out.split())
     script.write_text(f"TP=2\n{script.read_text()}")
     assert main(asked) == 0
+
+
+def test_a_script_of_another_model_leaves_no_sure_verdict(tmp_path, capsys):
+    script = tmp_path / "run.sh"
+    flags = "--seq-length 512 --micro-batch-size 1 --global-batch-size 8 --bf16 --use-distributed-optimizer"
+    asked = ["check", str(script), "--model", "llama-tiny", "--gpus", "8xA100-80GB"]
+    for layers, code in ((4, 0), (40, 11)):
+        script.write_text(f"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers {layers} --hidden-size 256 {flags}\n")
+        assert main(asked) == code
+    assert "--num-layers 40, and the model has 4" in " ".join(capsys.readouterr().out.split())

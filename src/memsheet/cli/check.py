@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -195,11 +195,24 @@ def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...
     return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
 
 
+def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
+    """Sizes of the model that a file says and that are not the sheet's."""
+    if answer is None:
+        return
+    own = {"layers": sum(stack.layers for stack in answer.model.stacks), "hidden": answer.model.hidden}
+    for at, size in read.form.describes.items():
+        if read.values.get(at) not in (None, own[size]):
+            yield at, own[size]
+
+
 def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...]) -> str:
     """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit into what is free."""
     verdict = answer.verdict if answer else None
     if verdict is None:
         return ""
+    other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
+    if other:
+        return f"the files are of another model: {'; '.join(other)}"
     absent = [read.values[at] for read in reads.values() for at in read.form.refers if isinstance(read.values.get(at), str)]
     if absent and not any(read.form.name == "deepspeed" for read in reads.values()):
         return f"{absent[0]} is named and was not given"

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.formulas.step_time import NAMES
 from memsheet.report.bars import Look
 from memsheet.report.layout import one_line
 from memsheet.report.plan_words import AXES, choice_words, seconds, words
 from memsheet.report.words import flags_for
-from memsheet.search.advice import OFFLOAD, Advice, Replicas
+from memsheet.search.advice import Advice, Replicas
 from memsheet.search.families import Family
 from memsheet.search.rank import Point
+from memsheet.search.space import OFFLOAD
 from memsheet.search.story import Step
 from memsheet.search.timed import Planned
 
@@ -191,7 +191,4 @@ def reason(family: Family, look: Look) -> str:
         return "fits, its step is not timed"
     if not family.slower:
         return "as fast as the best"
-    return f"slower by {seconds(family.slower_s)}, most of it {NAMES_SHORT.get(family.slower, family.slower)}"
-
-
-NAMES_SHORT = {name: name.replace("_", " ") for name in NAMES}
+    return f"slower by {seconds(family.slower_s)}, most of it {family.slower.replace('_', ' ')}"

@@ -8,13 +8,11 @@ from typing import Any
 from memsheet.report.machines import machine_flags
 from memsheet.report.words import flags_for
 from memsheet.search.rank import Ranking
+from memsheet.search.space import OFFLOAD
 from memsheet.search.timed import Planned
-from memsheet.spec.names import SHORT
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp")
-CHOICES = ("recompute.mode", "optimizer.name", "loss", "offload.optimizer", "offload.parameters", "offload.activations")
-SAID = ("seq_len", "global_batch", "task", "model", "gpus")
-"""Keys that the question says itself."""
+CHOICES = ("recompute.mode", "optimizer.name", "loss", *OFFLOAD)
 
 
 SHORT_S = 0.1
@@ -70,9 +68,3 @@ def command(ranking: Ranking, planned: Planned) -> str:
     usual = {f"mesh.{axis}": 1 for axis in AXES if axis != "dp_shard"}
     kept = {key: value for key, value in values.items() if usual.get(key) != value}
     return f"memsheet train {ranking.model.name} {machine_flags(ranking.cluster)} {flags_for(kept)}"
-
-
-def named(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A request by the names of flags."""
-    short = {key: name for name, key in SHORT.items()}
-    return {short.get(key, key): value for key, value in request.items() if key not in SAID and value is not None}

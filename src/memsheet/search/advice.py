@@ -9,8 +9,8 @@ from typing import Any
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Exchanged, exchanged
-from memsheet.search.rank import Ranking, ranked
-from memsheet.search.space import Request
+from memsheet.search.rank import Ranking, offloads, ranked
+from memsheet.search.space import OFFLOAD, Request
 from memsheet.search.story import Step, told
 from memsheet.search.timed import APART, Planned, Scaled, planned_of
 from memsheet.spec.device import MAX_DEVICES, Cluster
@@ -27,7 +27,6 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 PARTNERS = {"transformers": "fsdp2", "deepspeed": "deepspeed"}
 """Who divides all states (ZeRO-3) of the same model code, by the engine that keeps whole copies."""
 DOUBLINGS = 7
-OFFLOAD = ("offload.optimizer", "offload.parameters", "offload.activations")
 SAVINGS: Mapping[str, Mapping[str, Any]] = {
     "recompute": {"recompute.mode": "none"},
     "offload": dict.fromkeys(OFFLOAD),
@@ -102,7 +101,7 @@ def advise(
 def strained(ranking: Ranking) -> bool:
     """Whether nothing fits, or the best plan keeps states on the host or in 8 bits."""
     best = ranking.plans[0].request if ranking.plans else {}
-    return not best or any(best.get(key) for key in OFFLOAD) or best.get("optimizer.name") == "adamw_8bit"
+    return not best or offloads(best) or best.get("optimizer.name") == "adamw_8bit"
 
 
 def _undone(ranking: Ranking, chosen: Planned, scaled: Scaled) -> Iterator[Undone]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from memsheet.errors import InputError, Problem, nearest, refuse, require
 from memsheet.search.solve import resized
+from memsheet.search.space import OFFLOAD
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, Cluster
 from memsheet.spec.names import SHORT
 
@@ -88,7 +89,7 @@ def check_open(axes: Iterable[Axis], request: Mapping[str, Any]) -> None:
 def _keys(name: str) -> tuple[str, ...]:
     if name in (*ASKED, "engine"):
         return ()
-    return ("offload.optimizer", "offload.parameters", "offload.activations") if name == "offload" else (SHORT[name],)
+    return OFFLOAD if name == "offload" else (SHORT[name],)
 
 
 def chosen(name: str, request: Mapping[str, Any], engine: str) -> Value:

@@ -12,12 +12,12 @@ from memsheet.account import account
 from memsheet.budget import budget_of
 from memsheet.formulas.step_time import step_time
 from memsheet.search.grid import one_plan
-from memsheet.search.space import Request
+from memsheet.search.space import OFFLOAD, Request
 from memsheet.search.timed import APART, Planned, Timed
 from memsheet.sheet import Instant
 from memsheet.spec.device import Cluster
 
-FAMILY = ("zero", "recompute.mode", "optimizer.name", "loss", "offload.optimizer", "offload.parameters", "offload.activations")
+FAMILY = ("zero", "recompute.mode", "optimizer.name", "loss", *OFFLOAD)
 """How plans save memory besides dividing it."""
 
 

@@ -19,7 +19,7 @@ from memsheet.errors import InputError
 from memsheet.search.cloud import cloud
 from memsheet.search.families import Family, families_of
 from memsheet.search.grid import Grid, grid
-from memsheet.search.space import Request, space_of
+from memsheet.search.space import OFFLOAD, Request, space_of
 from memsheet.search.strata import reason_of
 from memsheet.search.timed import APART, Planned, Scaled, Timed
 from memsheet.spec.device import Cluster
@@ -160,7 +160,7 @@ def _each(timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engi
 
 def offloads(choice: Request) -> bool:
     """Whether a plan lives on what the host gives: its memory's rate and a link that devices may share."""
-    return any(choice.get(key) for key in ("offload.optimizer", "offload.parameters", "offload.activations"))
+    return any(choice.get(key) for key in OFFLOAD)
 
 
 def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
     """
     shared = sum(counts[axis] > 1 for axis in ("tp", "cp", "ep")) + (choice.get("mesh.pp", 1) > 1)
     return (
-        sum(bool(choice.get(key)) for key in ("offload.optimizer", "offload.parameters", "offload.activations")),
+        sum(bool(choice.get(key)) for key in OFFLOAD),
         choice.get("optimizer.name") != "adamw", shared, choice.get("recompute.mode") != "none", choice.get("loss") != "plain",
         int(choice.get("mesh.vpp") or 1), int(choice.get("zero") or 0), counts["dp_replicate"] > 1 and counts["dp_shard"] > 1,
     )  # fmt: skip

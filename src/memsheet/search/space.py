@@ -22,6 +22,8 @@ from memsheet.spec.plan import ContextParallel, Loss, OptimizerName, RecomputeMo
 Request = Mapping[str, Any]
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 """Degrees that are counts of a stratum; pp and vpp order the step, so they are choices."""
+OFFLOAD = ("offload.optimizer", "offload.parameters", "offload.activations")
+"""What a plan may keep on the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

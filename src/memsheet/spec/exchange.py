@@ -107,6 +107,7 @@ class Format:
     parse: Callable[[str], Mapping[str, Any]] | None = None  # and back
     more: Callable[[Values], Mapping[str, str]] | None = None  # further files of the same values, by name
     weighed: frozenset[str] = frozenset()  # keys of which ``moves`` tells the bytes
+    describes: Mapping[str, str] = field(default_factory=dict)  # keys that say the model's own sizes: layers, hidden, vocab
     moves: Callable[[Values, Values], Iterable[Moved]] | None = None  # bytes that known keys add to or take from the sheet
 
 

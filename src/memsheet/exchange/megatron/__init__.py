@@ -20,7 +20,7 @@ ONE = "one micro-batch for each rank"
 TP = "--tensor-model-parallel-size"
 FUSION, FUSED_BY = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
 MARKS = frozenset({TP, "--pipeline-model-parallel-size", "--micro-batch-size", "--seq-length", "--use-distributed-optimizer"})
-BACKENDS = {"flash": "flash", "cudnn": "fused", "eager": "unfused"}  # core/transformer/enums.py, AttnBackend
+BACKENDS = {"flash": "flash", "cudnn": "fused", "eager": "unfused"}  # core/transformer/enums.py:59, AttnBackend
 
 
 def _ranks(value: Any, values: Values) -> Mapping[str, Any]:
@@ -80,7 +80,7 @@ def _virtual(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _ranked(value: Any, values: Values) -> Any:
-    """A size for each tensor-parallel rank, of all of them (training/tokenizer/tokenizer.py, _vocab_size_with_padding)."""
+    """A size for each tensor-parallel rank, of all of them (training/tokenizer/tokenizer.py:115, _vocab_size_with_padding)."""
     tp = values.get(TP, 1)
     return {"vocab_multiple": value * tp} if isinstance(value, int) and isinstance(tp, int) else {"vocab_multiple": value}
 
@@ -273,6 +273,6 @@ FORMAT = Format(
     absent=lambda values: {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {},
     differs={"loss": "one loss, always over each rank's part of the vocabulary (core/tensor_parallel/cross_entropy.py:20)"},
     strict=("",),  # training/arguments.py:105: parse_args stops at what it does not know
-    beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate"}),
+    beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate"}), describes={"--num-layers": "layers", "--hidden-size": "hidden"},
     unmodelled=UNMODELLED, known=(SWITCHES | VALUED | LAUNCHER | {"$.*"}) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

@@ -63,10 +63,6 @@ class Passes:
     gathered_once_s: Real = 0.0
     reduced_once_s: Real = 0.0
 
-    @property
-    def once_s(self) -> Real:
-        return self.gathered_once_s + self.reduced_once_s
-
 
 def passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     if gathers_units(plan, sharding):
