@@ -21,6 +21,7 @@ from memsheet.spec.device import Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.names import request_from
+from memsheet.spec.plan import Plan
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -132,6 +133,10 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
         from memsheet.fixes import cheapest_fix
 
         verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
+    if verdict and cluster and fix and verdict.result is Result.UNCERTAIN and _prompts_unknown(resolved.plan):
+        from memsheet.search.prompts import prompts_that_fit
+
+        serving = {**(serving or {}), **prompts_that_fit(spec, request, cluster)}
     return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=(*spec.source.notes, *_notes(resolved)), serving=serving)
 
 
@@ -142,10 +147,14 @@ def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheet
 
 
 def _notes(resolved: Resolved) -> tuple[str, ...]:
-    plan = resolved.plan
-    if plan.task == "infer" and plan.engine == "transformers" and plan.phase is None and plan.prompt_tokens is None:
+    if _prompts_unknown(resolved.plan):
         return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
     return ()
+
+
+def _prompts_unknown(plan: Plan) -> bool:
+    """Whether prefill is a range because nobody says how long prompts are."""
+    return plan.task == "infer" and plan.engine == "transformers" and plan.phase is None and plan.prompt_tokens is None
 
 
 def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> tuple[Sheet, ...]:

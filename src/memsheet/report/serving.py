@@ -9,6 +9,7 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.report.bars import Look
 from memsheet.report.layout import flow
+from memsheet.report.token_words import token_factors
 from memsheet.units import format_count
 
 
@@ -16,7 +17,8 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
     """The facts of a server, for one replica."""
     serving = answer.serving or {}
     if per_token := serving.get("kv_bytes_per_token"):
-        yield f"A token takes {look.need(int(per_token), 2)} of cache in one replica{_copies(answer, look)}."
+        yield from _token(answer, int(per_token), look)
+        yield from _prompts(answer, serving, look)
     short = serving.get("short_bytes")
     if short is not None and short.value > 0:
         yield from _refused(answer, serving, look)
@@ -30,6 +32,35 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield from _concurrent(held, serving, look)
     if mix := serving.get("lengths"):
         yield from _mixture(mix, look)
+
+
+def pool_lacks(answer: Answer, look: Look) -> str:
+    """What a server's pool lacks for one sequence, in the headline's words: the card may have room that the server may not take."""
+    short = (answer.serving or {}).get("short_bytes")
+    if short is None or short.value <= 0:
+        return ""
+    tokens = int((answer.serving or {})["budget"].get("needs_tokens") or answer.plan.max_model_len or 0)
+    return f"its pool lacks {look.need(int(short.value))}" + (f" for one sequence of {tokens:,} tokens" if tokens > 1 else "")
+
+
+def _token(answer: Answer, per_token: int, look: Look) -> Iterator[str]:
+    """A token's cache with its factors, and what all sequences take where they are told of."""
+    plan = answer.plan
+    factors = token_factors(answer.model, plan.kv_dtype, per_token) if plan.kv_dtype else ""
+    said = f"A token takes {look.need(per_token, 2)} of cache in one replica{_copies(answer, look)}"
+    yield flow((f"{said}:", f"{factors}.") if factors else (f"{said}.",), look.width, between=" ")
+
+
+def _prompts(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator[str]:
+    """How long prompts may be where the verdict hangs on that."""
+    if "prompt_tokens_that_fit" not in serving:
+        return
+    together, many = serving["prompt_tokens_that_fit"], int(answer.plan.max_sequences or 1)
+    those = f"{many:,} prompts" if many > 1 else "a prompt"
+    fits = f"{those} of up to {together:,} tokens, read at once, fit" if together else f"no length of {those}, read at once, is sure to fit"
+    pieces = serving["in_pieces"]
+    other = f"{pieces} reads them in pieces and holds the same load: --engine {pieces}" if pieces else "read in pieces they take less"
+    yield flow((f"The verdict hangs on the prompts: {fits}", f"(--prompt-tokens); {other}."), look.width, between=" ")
 
 
 def _copies(answer: Answer, look: Look) -> str:

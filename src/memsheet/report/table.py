@@ -13,7 +13,7 @@ from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
-from memsheet.report.serving import serving_lines
+from memsheet.report.serving import pool_lacks, serving_lines
 from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
@@ -70,8 +70,8 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
     needs = f"needs {look.need(verdict.device.value)} of {capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
-    card = (needs, spread(verdict.device, look).strip(" ()"), headroom(verdict, look))
-    return row(word, style, (*host, *card, _which(answer, sheet), _peak(sheet)), look)
+    left = pool_lacks(answer, look) or headroom(verdict, look)
+    return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, _which(answer, sheet), _peak(sheet)), look)
 
 
 def capacity(device: Device, look: Look) -> str:
@@ -252,8 +252,10 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     from rich.text import Text
 
     names, size = states(answer, sheet)
-    alone = "Model states alone" if answer.plan.task == "train" else "Weights alone"
-    first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{'' if on_processor(answer) else ' a GPU'} ({format_bytes(size.value)})."
+    training, cache = answer.plan.task == "train", sheet.of(Component.KV_CACHE)
+    alone, each = "Model states alone" if training else "Weights alone", "" if on_processor(answer) else " a GPU"
+    kept = f"; cache: {format_bytes(cache.value, decimal=True)} ({format_bytes(cache.value)})" if cache.value and not training else ""
+    first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{each} ({format_bytes(size.value)}){kept}."
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
     lines = [*([first] if size.value else []), flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
     if sheet.host_bytes:

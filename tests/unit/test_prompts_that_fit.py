@@ -1,0 +1,60 @@
+"""What a load whose prompts nobody described hangs on, and the factors of a token's cache."""
+
+from __future__ import annotations
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.catalog import find_model, model_names
+from memsheet.readers.model import read_model
+from memsheet.report.bars import Look
+from memsheet.report.table import render
+from memsheet.report.token_words import token_factors
+from memsheet.spec.dtypes import BF16
+
+LOAD = {"gpus": "1xH100-80GB", "max_model_len": 32768, "sequences": 16}
+
+
+def test_the_longest_prompt_is_the_last_whose_whole_range_fits() -> None:
+    answer = memsheet.infer("qwen2.5-7b", **LOAD)
+    assert answer.verdict is not None
+    assert answer.serving is not None
+    assert answer.verdict.result is Result.UNCERTAIN
+    longest = answer.serving["prompt_tokens_that_fit"]
+    results = [memsheet.infer("qwen2.5-7b", **LOAD, prompt_tokens=tokens).verdict.result for tokens in (longest, longest + 1)]  # type: ignore[union-attr]
+    assert results[0] is Result.FITS
+    assert results[1] is not Result.FITS
+
+
+def test_a_server_is_named_where_its_pool_holds_every_sequence() -> None:
+    assert (memsheet.infer("qwen2.5-7b", **LOAD).serving or {})["in_pieces"] == "vllm"
+    many = memsheet.infer("qwen2.5-7b", **{**LOAD, "sequences": 36})  # 63 GiB of cache beside 14.2 of weights: no pool of 0.92 has that
+    assert many.verdict is not None
+    assert many.verdict.result is Result.UNCERTAIN
+    assert (many.serving or {})["in_pieces"] is None
+
+
+def test_nothing_is_looked_for_where_the_prompts_are_known() -> None:
+    assert "prompt_tokens_that_fit" not in (memsheet.infer("qwen2.5-7b", **LOAD, prompt_tokens=32768).serving or {})
+    assert "prompt_tokens_that_fit" not in (memsheet.infer("qwen2.5-7b", gpus="1xH100-80GB", max_model_len=1024).serving or {})
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "words"),
+    [
+        ("qwen2.5-7b", 57344, "28 layers × 2 (keys, values) × 4 heads × 128 wide × 2 bytes"),
+        ("deepseek-v3", 70272, "61 layers × (512 latent + 64 rotary) × 2 bytes"),
+    ],
+)
+def test_factors_multiply_to_the_bytes_of_a_token(name: str, total: int, words: str) -> None:
+    spec = read_model(name, catalog=find_model, names=model_names())
+    assert token_factors(spec, BF16, total) == words
+    assert token_factors(spec, BF16, total + 1) == ""  # never factors that come to something else
+
+
+def test_a_pool_that_is_too_small_is_the_headline() -> None:
+    screen = render(memsheet.infer("gemma-3-27b", gpus="1xH100-80GB", engine="vllm"), Look(width=100))
+    assert screen.startswith("DOES NOT FIT")
+    assert "its pool lacks" in screen.split("\n\n")[0]
+    assert "too much" not in screen.split("\n\n")[0]
