@@ -14,7 +14,7 @@ PLAN = {
     "schema": "memsheet/plan/1", "model": "llama-3.2-1b", "gpus": "8xA100-80GB", "task": "train", "engine": "deepspeed", "zero": 2,
     "seq_len": 2048, "microbatch": 1, "global_batch": 64,
 }  # fmt: skip
-ALL = "deepspeed,accelerate,torchrun,transformers,slurm"
+ALL = "deepspeed,accelerate,torchrun,transformers,slurm,axolotl,llamafactory,skypilot,kubernetes"
 
 
 @pytest.fixture
@@ -35,6 +35,7 @@ def test_a_folder_holds_the_files_the_plan_and_its_sheet(capsys: Any, plan: str,
     assert code == 0
     assert names == {
         "ds_config.json", "accelerate.yaml", "torchrun.sh", "training_args.yaml", "training_args.py", "slurm.sh", "plan.json", "sheet.json",
+        "axolotl.yaml", "llamafactory.yaml", "skypilot.yaml", "kubernetes.yaml",
     }  # fmt: skip
     assert {Path(line).name for line in out.split()} == names
     assert "predicted for each GPU" in (tmp_path / "run/accelerate.yaml").read_text()

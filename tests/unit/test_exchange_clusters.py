@@ -117,3 +117,114 @@ def test_ranks_that_come_and_go_are_not_modelled() -> None:
     made = yaml.safe_load(written("kubernetes", asked()))
     made["spec"]["elasticPolicy"] = {"minReplicas": 1, "maxReplicas": 4}
     assert dict(reading(yaml.safe_dump(made)).unmodelled) == {"spec.elasticPolicy.minReplicas": 1, "spec.elasticPolicy.maxReplicas": 4}
+
+
+@pytest.mark.parametrize("name", ["skypilot", "slurm"])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_around_a_server_its_script_is_run(name: str, engine: str) -> None:
+    form, question = find_format(name), asked(nodes=1, task="infer", engine=engine)
+    text = written(name, question)
+    assert f"bash {engine}.sh" in text
+    assert "torchrun" not in text
+    assert form.along(question) == (engine,)
+    found = reading(text)
+    assert (found.request["task"], found.request["@gpus"], found.unknown) == ("infer", 8, ())
+    assert reading(written(name, asked(nodes=1))).request["task"] == "train"
+
+
+@pytest.mark.parametrize("name", ["skypilot", "slurm"])
+def test_a_server_over_several_nodes_is_not_one_script(name: str) -> None:
+    with pytest.raises(InputError, match="not one command"):
+        written(name, asked(nodes=2, task="infer", engine="vllm"))
+
+
+# ---- what the engines' own schemas say -----------------------------------------------------------------------------------------
+
+TASK = {
+    "name", "workdir", "event_callback", "num_nodes", "resources", "file_mounts", "service", "pool", "setup", "run", "envs", "secrets", "managed_secrets",
+    "inputs", "outputs", "file_mounts_mapping", "config", "volumes", "volume_mounts", "api_server_access",
+}  # fmt: skip
+RESOURCES = {
+    "cloud", "region", "zone", "infra", "cpus", "memory", "accelerators", "instance_type", "use_spot", "job_recovery", "volumes", "disk_size",
+    "ephemeral_storage", "disk_tier", "network_tier", "local_disk", "max_hourly_cost", "ports", "labels", "accelerator_args", "image_id", "autostop",
+    "priority", "priority_class", "any_of", "ordered",
+}  # fmt: skip
+"""All properties of get_task_schema and get_resources_schema, skypilot-org/skypilot 00052df sky/utils/schemas.py, less those it keeps to itself (_…)."""
+
+
+def known(form: Any, at: str) -> bool:
+    told = {key.at for key in form.keys} | form.known | set(form.unmodelled)
+    return any(one == at or one.startswith(f"{at}.") for one in told)
+
+
+@pytest.mark.parametrize("at", [*sorted(TASK), *(f"resources.{name}" for name in sorted(RESOURCES))])
+def test_every_key_of_skypilot_is_known(at: str) -> None:
+    assert known(find_format("skypilot"), at)
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_task_has_only_keys_and_types_of_skypilots_schema(nodes: int) -> None:
+    made = yaml.safe_load(written("skypilot", asked(nodes=nodes, **{"allocator.expandable_segments": True})))
+    assert set(made) <= TASK
+    assert set(made["resources"]) <= RESOURCES
+    texts = {
+        "name": made["name"],
+        "run": made["run"],
+        "workdir": made["workdir"],
+        "accelerators": made["resources"]["accelerators"],
+        **made["envs"],
+    }
+    assert all(isinstance(text, str) for text in texts.values())
+    assert all(re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]*", name) for name in made["envs"])
+    assert type(made["num_nodes"]) is int
+
+
+@pytest.mark.parametrize(("cards", "count"), [("{A100: 8}", 8), ("{H100: }", 1), ("A100", 1)])
+def test_one_kind_of_card_is_a_count(cards: str, count: int) -> None:
+    found = reading(f"num_nodes: 2\nresources:\n  accelerators: {cards}\n")
+    assert (found.request["@gpus"], found.problems, found.unknown) == (2 * count, (), ())
+
+
+def test_what_skypilot_refuses_stops() -> None:
+    found = reading("num_nodes: 2\nexperimental: {a: 1}\nresources:\n  acelerators: A100:8\n")
+    assert {at for at, _ in found.unknown} == {"resources.acelerators", "experimental.a"}
+    assert "resources" in found.form.strict
+
+
+INTEGER, TEXT, EITHER = (int,), (str,), (int, str)
+CONTAINER = {
+    "name": TEXT, "image": TEXT, "command": [TEXT], "env": [{"name": TEXT, "value": TEXT}], "resources": {"limits": {"nvidia.com/gpu": EITHER}},
+}  # fmt: skip
+REPLICAS = {"replicas": INTEGER, "restartPolicy": TEXT, "template": {"spec": {"containers": [CONTAINER]}}}
+JOB = {
+    "apiVersion": TEXT, "kind": TEXT, "metadata": {"name": TEXT},
+    "spec": {"nprocPerNode": TEXT, "pytorchReplicaSpecs": {"Master": REPLICAS, "Worker": REPLICAS}},
+}  # fmt: skip
+"""Fields of kubeflow/training-operator ee11629 manifests/base/crds/kubeflow.org_pytorchjobs.yaml that are written, with their types."""
+REQUIRED = (("spec", "pytorchReplicaSpecs"), ("spec", "pytorchReplicaSpecs", "Master", "template", "spec", "containers"))
+
+
+def agrees(value: Any, schema: Any) -> bool:
+    if isinstance(schema, dict):
+        return isinstance(value, dict) and all(key in schema and agrees(held, schema[key]) for key, held in value.items())
+    if isinstance(schema, list):
+        return isinstance(value, list) and all(agrees(held, schema[0]) for held in value)
+    return type(value) in schema
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 9])
+@pytest.mark.parametrize("switched", [None, True])
+def test_a_job_agrees_with_the_schema_of_its_kind(nodes: int, switched: bool | None) -> None:
+    made = yaml.safe_load(written("kubernetes", asked(nodes=nodes, **{"allocator.expandable_segments": switched})))
+    assert agrees(made, JOB)
+    for path in REQUIRED:
+        held = made
+        for key in path:
+            held = held[key]
+        assert held
+    assert made["spec"]["pytorchReplicaSpecs"]["Master"]["restartPolicy"] in ("Always", "OnFailure", "Never", "ExitCode")
+
+
+def test_another_kind_of_object_is_not_taken_for_a_job() -> None:
+    found = reading("apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n")
+    assert dict(found.unmodelled) == {"kind": "Deployment"}

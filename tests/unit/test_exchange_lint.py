@@ -8,6 +8,8 @@ import pytest
 
 from memsheet.cli.check import checking
 from memsheet.exchange.lint import RULES
+from memsheet.exchange.lint.files import FILES
+from memsheet.exchange.lint.plans import PLANS
 from memsheet.report.checked import Checked
 
 GOOD: dict[str, Any] = {
@@ -80,8 +82,9 @@ def rules(found: Checked) -> set[str]:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert set(CASES) == {rule.id for rule in RULES}
+    assert set(CASES) == {rule.id for rule in (*FILES, *PLANS)}
     assert all(rule.source for rule in RULES)
+    assert len(RULES) == len({rule.id for rule in RULES})
 
 
 @pytest.mark.parametrize("rule", CASES)

@@ -19,6 +19,7 @@ from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.readers.model import read_model
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
+from memsheet.resolve_attention import has_experts
 from memsheet.spec.check import RULES
 from memsheet.spec.device import cluster_of
 from memsheet.spec.plan import Plan
@@ -32,6 +33,9 @@ MESHES = (
     {"mesh.dp_replicate": 2},
     {"mesh.tp": 2, "mesh.pp": 2},
     {"mesh.tp": 2, "mesh.dp_replicate": 2},
+    {"mesh.tp": 4, "mesh.attn_dp": 2},
+    {"mesh.tp": 2, "mesh.attn_dp": 2},
+    {"mesh.dp_replicate": 2, "mesh.attn_dp": 1},
 )
 
 
@@ -51,13 +55,14 @@ def reading(text: str, name: str = "serve.sh") -> Any:
 
 def asked(plan: Plan, machines: Any, name: str = "llama-tiny") -> dict[str, Any]:
     document = plan_document(plan, model=name, cluster=machines)
-    return asked_of(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=int(plan.accumulation))
+    experts = name in catalog.model_names() and has_experts(model(name))
+    return asked_of(document, gpus=int(plan.mesh.gpus), nodes=1, accumulation=int(plan.accumulation), experts=experts)
 
 
 @st.composite
 def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
     """A legal serving plan; combinations that the engine does not have are drawn again."""
-    name = draw(st.sampled_from(("llama-tiny", "mixtral-8x7b")))
+    name = draw(st.sampled_from(("llama-tiny", "mixtral-8x7b", "qwen3-30b-a3b")))
     mesh = dict(draw(st.sampled_from(MESHES)))
     if name != "llama-tiny":
         mesh["mesh.ep"] = draw(st.sampled_from((1, mesh.get("mesh.tp", 1) * mesh.get("mesh.dp_replicate", 1))))
@@ -71,6 +76,7 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
         **draw(st.sampled_from(({}, {}, {"quantization.weights": "fp8"}))),
         **draw(st.sampled_from(({}, {}, {"allocator.expandable_segments": True}))),
         **draw(st.sampled_from(({}, {"serving.cuda_graphs": False}, {"serving.cuda_graphs": True}))),
+        **draw(st.sampled_from(({}, {}, {}, {"serving.dp_lm_head": True}))),
     }  # fmt: skip
     machines = cluster("H100-80GB", count)
     try:
@@ -99,13 +105,13 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
         found = reading(text)
         assert found.form.name == engine
         assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
-        assert {key: value for key, value in found.request.items() if value != wanted.get(key, 1 if key == "mesh.ep" else None)} == {}
+        assert {key: value for key, value in found.request.items() if value != wanted.get(key, 1 if key in ("mesh.ep", "mesh.attn_dp") else None)} == {}
         whole = together({form.file: found}, {}, {}, machines.count)
         assert resolve(whole.request, model(name), machines).plan == plan
 
     holds()
     assert len(written) > 60, "the law was tried on next to nothing"
-    assert all(fields == {"serving.kv_dtype"} for fields in refused)
+    assert {field for fields in refused for field in fields} <= {"serving.kv_dtype", "mesh.dp_replicate"}
 
 
 @pytest.mark.parametrize("engine", SERVERS)
@@ -187,6 +193,7 @@ def test_the_environment_before_a_launch() -> None:
 
 def test_experts_are_whole_over_tensor_and_data_parallel_ranks() -> None:
     assert reading("vllm serve m -tp 2 -dp 4 --enable-expert-parallel").request["mesh.ep"] == 8
+    assert reading("vllm serve m -tp 2 -dp 4 --enable-expert-parallel").request["mesh.attn_dp"] == 4
     assert reading("vllm serve m -tp 2 -dp 4").request["mesh.ep"] == 1
     assert reading("sglang serve --model-path m --tp 8 --ep 4").request["mesh.ep"] == 4
 
@@ -217,8 +224,8 @@ def test_flags_that_change_memory_and_are_not_accounted() -> None:
         "--compilation-config",
     }
     assert reading("vllm serve m --cpu-offload-gb 0").unmodelled == ()
-    assert [at for at, _ in reading("sglang serve --model-path m --enable-dp-attention --attention-backend flashinfer").unmodelled] == [
-        "--enable-dp-attention", "--attention-backend",
+    assert [at for at, _ in reading("sglang serve --model-path m --moe-dense-tp-size 1 --attention-backend flashinfer").unmodelled] == [
+        "--moe-dense-tp-size", "--attention-backend",
     ]  # fmt: skip
 
 

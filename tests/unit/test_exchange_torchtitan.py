@@ -24,7 +24,7 @@ def reading(text: str) -> Any:
 
 
 def written(**changes: Any) -> str:
-    form = find_format("torchtitan")
+    form = find_format("torchtitan-toml")
     return write(form, {**ASKED, **changes})[form.file]
 
 
@@ -45,7 +45,7 @@ def test_what_is_written_says_the_plan(changes: dict[str, Any]) -> None:
     assert made["parallelism"]["tensor_parallel_degree"] == asked["mesh.tp"]
     assert made["activation_checkpoint"]["mode"] == asked["recompute.mode"]
     found = reading(text)
-    assert (found.form.name, found.unknown, found.unmodelled, found.problems) == ("torchtitan", (), (), ())
+    assert (found.form.name, found.unknown, found.unmodelled, found.problems) == ("torchtitan-toml", (), (), ())
     assert all(asked.get(key, False) == value for key, value in found.request.items())
 
 

@@ -17,17 +17,21 @@ from memsheet.spec.exchange import Format, Read, Values, read
 NAMES = (
     "deepspeed",
     "accelerate",
+    "axolotl",
+    "llamafactory",
     "transformers",
     "skypilot",
     "kubernetes",
     "megatron",
     "torchtitan",
+    "torchtitan-toml",
     "slurm",
     "torchrun",
     "vllm",
     "sglang",
 )
 """In the order in which a file is tried: a batch script holds a launch, too."""
+MODULES = {"torchtitan-toml": "torchtitan.toml"}
 DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
@@ -42,8 +46,14 @@ def find_format(name: str) -> Format:
     """The format of that name. Raises InputError with the names there are."""
     if name not in NAMES:
         raise refuse("to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}")
-    found: Format = import_module(f"memsheet.exchange.{name}").FORMAT
+    found: Format = import_module(f"memsheet.exchange.{MODULES.get(name, name)}").FORMAT
     return found
+
+
+def of_version(form: Format, asked: Values) -> Format:
+    """The format that the engine's version has, where an older one has another."""
+    older = form.older.get(str(asked.get("engine_version")))
+    return find_format(older) if older else form
 
 
 # ---- out ---------------------------------------------------------------------------------------------------------------------
@@ -51,12 +61,13 @@ def find_format(name: str) -> Format:
 
 def write(form: Format, asked: Values, comments: Iterable[str] = ()) -> Files:
     """The files of one format. Raises InputError for a plan that its engine cannot run as it stands."""
+    form = of_version(form, asked)
     if asked.get("engine") not in form.engines:
         raise refuse("engine", asked.get("engine"), f"is not what {form.name} runs", f"it runs {', '.join(form.engines)}")
     values = values_of(form, asked)
     made = read(form, values).request
     require([*form.problems(asked), *_unsaid(form, asked, made), *_changed(form, asked, made)])
-    lines = [_plain(line) for line in (*comments, f"written for {form.tested}", *told(form, asked))]
+    lines = [_plain(line) for line in (*comments, f"written for {form.tested}", *form.notes, *told(form, asked))]
     text = form.compose(values, asked) if form.compose else RENDER[form.kind](nested(values))
     files = {form.file: _commented(form.kind, lines, text)}
     if form.more is not None:
@@ -150,7 +161,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
             held[kind] = _tried(form, name, text, parsers)
         found = held[kind]
         if isinstance(found, Mapping) and form.marks & {str(key) for key in found}:
-            return read(form, dict(flat(found)))
+            return read(form, dict(flat(found, whole=form.whole)))
     why = held["json" if name.endswith(".json") else "yaml"]
     reason = str(why).splitlines()[0] if isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml")) else ""
     raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
@@ -164,11 +175,11 @@ def _tried(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) ->
         return error
 
 
-def flat(tree: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted places of everything that is no object; an empty object is a place of its own."""
+def flat(tree: Mapping[str, Any], before: str = "", whole: frozenset[str] = frozenset()) -> Iterator[tuple[str, Any]]:
+    """Dotted places of everything that is no object; an empty object is a place of its own, as those of ``whole`` are."""
     for key, value in tree.items():
         at = f"{before}{key}"
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{at}.")
+        if isinstance(value, Mapping) and value and at not in whole:
+            yield from flat(value, f"{at}.", whole)
         else:
             yield at, value

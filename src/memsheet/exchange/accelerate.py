@@ -45,6 +45,11 @@ def _precision(value: Any, values: Values) -> Mapping[str, Any]:
     return {"precision.compute": value, **reduced, **kept}
 
 
+def _half(value: Any, values: Values) -> Mapping[str, Any]:
+    """An older file's switch, where the newer key is not there (commands/config/config_args.py:113)."""
+    return _precision("fp16", values) if value and values.get("mixed_precision") is None else {}
+
+
 def _fsdp(asked: Values) -> bool:
     return str(asked["engine"]) in ("fsdp2", "fsdp1")
 
@@ -118,6 +123,7 @@ def _stage(value: Any, values: Values) -> Mapping[str, Any]:
 KEYS = (
     Key(at="distributed_type", out=_type, back=_engine, source="commands/config/config_args.py:78"),
     Key(at="mixed_precision", out=_word, back=_precision, usual="no", source="commands/launch.py:1281; utils/dataclasses.py:2137"),
+    Key(at="fp16", out=lambda _: None, back=_half, source="commands/config/config_args.py:113"),
     Key(at="num_processes", says="@gpus", source="commands/config/config_args.py:180"),
     Key(at="num_machines", says="@nodes", source="commands/config/config_args.py:182"),
     Key(at=f"{F}.fsdp_version", out=lambda a: {"fsdp2": 2, "fsdp1": 1}.get(a["engine"]), back=lambda *_: {}, source="commands/launch.py:514"),
@@ -136,7 +142,11 @@ KEYS = (
 
 
 def _prefixed(at: str) -> str:
-    """The launcher puts the prefix before keys of FSDP that lack it (commands/launch.py:1270)."""
+    """The launcher puts the prefix before keys of FSDP that lack it (commands/launch.py:1270); an older name is taken for its newer one
+    (commands/config/config_args.py:117).
+    """
+    if at == "dynamo_backend":
+        return "dynamo_config.dynamo_backend"
     bare = at.startswith(f"{F}.") and not at.startswith(f"{F}.fsdp")
     return at.replace(f"{F}.", f"{F}.fsdp_", 1) if bare else at
 

@@ -15,6 +15,13 @@ _SIXTEEN = {"bf16.enabled": "bf16", "fp16.enabled": "fp16"}
 Z, HOST, P = "zero_optimization", "zero_optimization.offload_optimizer", "zero_optimization.offload_param"
 
 
+BARE = {f"{Z}.{name}": f"{Z}.stage3_{name}" for name in (
+    "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters", "max_reuse_distance",
+    "gather_16bit_weights_on_model_save", "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
+)}  # fmt: skip
+"""A field's own name is taken beside its alias (config_utils.py:109, zero/config.py:215-272)."""
+
+
 def _precision(width: str, master: str | None) -> Mapping[str, Any]:
     return dict(zip((f"precision.{name}" for name in _FIELDS), (width, width, width, width, master, "fp32"), strict=True))
 
@@ -86,6 +93,11 @@ def _moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield Moved(at=f"{Z}.stage3_max_live_parameters", why=f"{most:,.0f}", low_bytes=min(0, change), high_bytes=max(0, change))
 
 
+def _groups(values: Values) -> Mapping[str, Any]:
+    """A group that moves states about in its own way, by its name."""
+    return {f"{Z}.zenflow": "set"} if any(at.startswith(f"{Z}.zenflow.") for at in values) else {}
+
+
 KEYS = (
     Key(at="train_batch_size", says="global_batch", source="constants.py:19"),
     Key(at="train_micro_batch_size_per_gpu", says="microbatch", source="constants.py:95"),
@@ -113,7 +125,7 @@ KEYS = (
 
 FORMAT = Format(
     name="deepspeed", file="ds_config.json", kind="json", tested=VERSION, engines=("deepspeed",), keys=KEYS, said={"engine": "deepspeed"},
-    fixed=_buckets, problems=_cannot, moves=_moves,
+    fixed=_buckets, problems=_cannot, moves=_moves, rename=lambda at: BARE.get(at, at), absent=_groups,
     weighed=frozenset(f"{Z}.{name}" for name in (
         "reduce_bucket_size", "overlap_comm", "stage3_prefetch_bucket_size", "stage3_max_live_parameters",
     )),
@@ -154,7 +166,7 @@ FORMAT = Format(
             "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save", "stage3_module_granularity_threshold",
             "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential", "ignore_unused_parameters", "legacy_stage1",
             "zeropp_loco_param.*", "mics_hierarchical_params_gather", "pipeline_loading_checkpoint", "override_module_apply",
-            "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module.*",
+            "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module.*", "zenflow.*",
         )),
         *(f"{HOST}.{n}" for n in ("pin_memory", "buffer_count", "nvme_path", "pipeline_read", "pipeline_write", "fast_init", "cpuadam_cores_perc")),
         *(f"{P}.{n}" for n in ("pin_memory", "buffer_count", "buffer_size", "max_in_cpu", "nvme_path")),

@@ -13,7 +13,8 @@ from typing import Any
 from memsheet.spec.exchange import Format, Key, Values
 
 VERSION = "PyTorchJob kubeflow.org/v1 (Kubeflow's training operator since its pull request 1840)"
-SOURCE = "kubeflow/training-operator pkg/apis/kubeflow.org/v1/pytorch_types.go"
+COMMIT = "ee11629"  # every field below is of kubeflow/training-operator ee1162919408cbca4a899f2916cfcd0ecd562881
+SOURCE = f"kubeflow/training-operator {COMMIT} manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
 ALLOCATOR, ON = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 SPECS = "spec.pytorchReplicaSpecs"
 MASTER, WORKER = f"{SPECS}.Master", f"{SPECS}.Worker"
@@ -108,10 +109,16 @@ FORMAT = Format(
     fixed=lambda _: {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"},
     marks=frozenset({"apiVersion"}), beside=frozenset({"*"}),
     known=frozenset({
-        "apiVersion", "kind", "metadata.*", "spec.runPolicy.*", "status.*", *(f"{at}.template.*" for at in (MASTER, WORKER)),
+        "apiVersion", "metadata.*", "status.*", "spec.runPolicy.schedulingPolicy.*", *(f"spec.runPolicy.{name}" for name in (
+            "activeDeadlineSeconds", "backoffLimit", "cleanPodPolicy", "managedBy", "suspend", "ttlSecondsAfterFinished",
+        )), *(f"{at}.template.*" for at in (MASTER, WORKER)),
         "spec.elasticPolicy.rdzvBackend", "spec.elasticPolicy.maxRestarts", "spec.elasticPolicy.rdzvPort", "spec.elasticPolicy.rdzvHost",
         "spec.elasticPolicy.rdzvId", "spec.elasticPolicy.rdzvConf", "spec.elasticPolicy.standalone", "spec.elasticPolicy.metrics",
     }),
-    unmodelled={f"spec.elasticPolicy.{name}": () for name in ("minReplicas", "maxReplicas", "nProcPerNode")},  # ranks that come and go
+    unmodelled={
+        "kind": ("PyTorchJob",),  # others start processes in their own ways
+        **{f"spec.elasticPolicy.{name}": () for name in ("minReplicas", "maxReplicas", "nProcPerNode")},  # ranks that come and go
+    },
+    strict=("", "spec", "spec.elasticPolicy", "spec.runPolicy", SPECS, MASTER, WORKER),  # kubectl apply: --validate=strict is its default
     said={"task": "train"},
 )  # fmt: skip

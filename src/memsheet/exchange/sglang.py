@@ -8,12 +8,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.spec import serve_adapters as adapters
 from memsheet.spec import serve_command as serving
+from memsheet.spec import serve_drafts as drafts
+from memsheet.spec.abbreviations import whole_names
 from memsheet.spec.exchange import Format, Key, Values
 from memsheet.spec.serve_command import Command
 
 VERSION = "SGLang 0.5.23"
-EAGER, LAYERS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION"
+EAGER, LAYERS, OLD_GROUPS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION", "--enable-dp-attention"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
 """Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's own, which needs no flag."""
 READ = {
@@ -25,7 +28,7 @@ HOW = Command(
     model="--model-path", image="", partition=LAYERS, dashed=False,
     launches=(("python", "-m", "sglang.launch_server"), ("sglang", "serve")),
     aliases={
-        "--model": "--model-path", "--tensor-parallel-size": "--tp-size", "--tp": "--tp-size", "--pipeline-parallel-size": "--pp-size", "--pp": "--pp-size",
+        "--speculative-draft-model": drafts.DRAFT, "--model": "--model-path", "--tensor-parallel-size": "--tp-size", "--tp": "--tp-size", "--pipeline-parallel-size": "--pp-size", "--pp": "--pp-size",
         "--data-parallel-size": "--dp-size", "--dp": "--dp-size", "--expert-parallel-size": "--ep-size", "--ep": "--ep-size",
         "--enable-hicache": "--enable-hierarchical-cache", "--attention-data-parallel-size": "--attn-dp-size",
         "--attention-context-parallel-size": "--attn-cp-size", "--moe-data-parallel-size": "--moe-dp-size",
@@ -36,7 +39,7 @@ HOW = Command(
         "--delete-ckpt-after-loading", "--incremental-streaming-output", "--prefill-only-disable-kv-cache", "--speculative-adaptive",
         "--weight-loader-disable-mmap", "--quantize-and-serve",
     }),
-    words=frozenset({"--served-model-name", "--api-key", "--admin-api-key", "--revision", "--tokenizer-path"}),
+    lists=adapters.LISTS, words=frozenset({"--served-model-name", "--api-key", "--admin-api-key", "--revision", "--tokenizer-path"}),
 )  # fmt: skip
 
 
@@ -46,25 +49,49 @@ def _parse(text: str) -> Mapping[str, Any]:
 
 
 def _stages(value: Any, values: Values) -> Mapping[str, Any]:
-    """Stages, and the GPUs that the command takes in all (server_args.py:589)."""
-    sizes = [value, *(values.get(f"--{axis}-size", 1) for axis in ("tp", "dp"))]
+    """Stages, and the GPUs that the command takes in all (server_args.py:589): groups of data-parallel attention are among those of tp."""
+    sizes = [value, values.get("--tp-size", 1), 1 if values.get(OLD_GROUPS) is True else values.get("--dp-size", 1)]
     whole = all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
     return {"mesh.pp": value, **({"@gpus": sizes[0] * sizes[1] * sizes[2]} if whole else {})}
 
 
+def _copies(value: Any, values: Values) -> Mapping[str, Any]:
+    """Replicas, or as it was said before there was a flag for them, groups of data-parallel attention (arg_groups/parallel_hook.py:41)."""
+    return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if values.get(OLD_GROUPS) is True else {"mesh.dp_replicate": value}
+
+
+def _groups(value: Any, values: Values) -> Mapping[str, Any]:
+    """Of both spellings, this one counts (arg_groups/parallel_hook.py:52)."""
+    return {} if value == 1 and values.get(OLD_GROUPS) is True else {"mesh.attn_dp": value}
+
+
 def _cannot(asked: Values) -> Iterator[Problem]:
     yield from serving.cannot(asked)
+    yield from adapters.no_room(asked)
     if asked.get("@nodes", 1) > 1:
         yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
+    if asked.get("mesh.dp_replicate", 1) > 1 and asked.get("mesh.attn_dp", 1) > 1:
+        reason = f"do not go with {asked['mesh.attn_dp']} groups of attention in one command (arg_groups/parallel_hook.py:287)"
+        yield Problem(
+            field="mesh.dp_replicate", value=asked["mesh.dp_replicate"], reason=reason, hint="the plan of one of them, started as often"
+        )
 
 
 KEYS = (
     Key(at="--model-path", says="@model", back=lambda v, _: {"@model": str(v)}, source="model.py:51"),
     Key(at="--tp-size", says="mesh.tp", usual=1, source="parallel.py:45"),
     Key(at="--pp-size", says="mesh.pp", back=_stages, usual=1, source="parallel.py:59"),
-    Key(at="--dp-size", says="mesh.dp_replicate", usual=1, source="parallel.py:73"),
+    Key(at="--dp-size", out=lambda a: a.get("mesh.dp_replicate"), back=_copies, usual=1, source="parallel.py:73"),
+    Key(at="--attn-dp-size", out=lambda a: a.get("mesh.attn_dp"), back=_groups, usual=1, source="parallel.py:81"),
+    Key(at=OLD_GROUPS, out=lambda _: None, back=lambda *_: {}, usual=False, source="parallel.py:194: --dp-size counts groups beside it"),
+    Key(
+        at="--enable-dp-lm-head", out=lambda a: True if a.get("serving.dp_lm_head") else None, back=lambda v, _: {"serving.dp_lm_head": True} if v is True else {},
+        source="parallel.py:199",
+    ),
     Key(at="--ep-size", says="mesh.ep", usual=1, source="parallel.py:281"),
     serving.SEGMENTS,
+    *adapters.SGLANG_KEYS,
+    *drafts.SGLANG_KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="srt/distributed/utils.py:118"),
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="model.py:160"),
     Key(
@@ -80,6 +107,8 @@ KEYS = (
         back=serving.cache_back(("fp8_e4m3", "fp8_e5m2")), source="model.py:197",
     ),
     Key(at="--page-size", says="serving.page_tokens", source="schedule.py:143"),
+    Key(at="--max-mamba-cache-size", says="serving.state_slots", source="schedule.py:216"),
+    Key(at="--mamba-full-memory-ratio", says="serving.state_ratio", source="schedule.py:220"),
     Key(
         at=EAGER, out=lambda a: True if a.get("serving.cuda_graphs") is False else None, back=lambda v, _: {"serving.cuda_graphs": v is not True},
         usual=False, source="srt/server_args.py:410",
@@ -93,6 +122,7 @@ grpc-worker-threads sidecar sidecar-args skip-server-warmup warmups enable-http2
 http2-initial-connection-window-size ssl-keyfile ssl-certfile ssl-ca-certs ssl-keyfile-password enable-ssl-refresh api-key admin-api-key
 served-model-name weight-version chat-template trust-request-chat-template hf-chat-template-name completion-template file-storage-path
 enable-cache-report return-input-ids return-output-ids default-chat-template-kwargs strip-thinking-cache enable-strict-thinking
+reasoning-parser tool-call-parser
 tool-server sampling-defaults asr-max-buffer-seconds asr-max-concurrent-sessions preferred-sampling-params allow-auto-truncate
 stream-interval batch-notify-size stream-response-default-include-usage incremental-streaming-output enable-streaming-session
 constrained-json-whitespace-pattern constrained-json-disable-any-whitespace constrained-json-max-whitespace-cnt
@@ -169,7 +199,7 @@ return-aux-hidden-state-layer-ids return-hidden-states-mode rl-on-policy-target 
 schedule-low-priority-values-first scheduler-recv-interval shared-experts-tp-size sm-group-num spec-trace-dir
 speculative-accept-threshold-acc speculative-accept-threshold-single speculative-adaptive speculative-adaptive-config
 speculative-attention-mode speculative-boundary-reduction speculative-dflash-block-size speculative-domino-candidate-pool-size
-speculative-draft-attention-backend speculative-draft-kv-cache-dtype speculative-draft-load-format speculative-draft-model
+speculative-draft-attention-backend speculative-draft-kv-cache-dtype speculative-draft-load-format
 speculative-draft-model-quantization speculative-draft-model-revision speculative-draft-sink-size speculative-draft-window-size
 speculative-dsa-topk-backend speculative-dspark-align-verify-tokens-to-graph-tier speculative-dspark-block-size
 speculative-dspark-confidence-sts-path speculative-dspark-sps-table-path speculative-enable-w4a4-mxfp4-megamoe
@@ -185,20 +215,19 @@ weight-loader-drop-cache-after-load weight-loader-prefetch-num-threads
 """
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "nnodes": (1,), "dcp-size": (1,), "attn-dp-size": (1,), "attn-cp-size": (1,), "moe-dp-size": (1,), "dwdp-size": (1,), "cpu-offload-gb": (0,),
-    "attention-backend": ("fa3",), "is-embedding": (False,),
+    "speculative-eagle-topk": (1,), "nnodes": (1,), "dcp-size": (1,), "attn-cp-size": (1,), "moe-dp-size": (1,), "dwdp-size": (1,), "cpu-offload-gb": (0,),
+    "attention-backend": ("fa3",), "moe-a2a-backend": ("none",), "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
     **dict.fromkeys((
-        "config", "max-total-tokens", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking", "enable-dp-attention", "enable-dp-lm-head",
+        "config", "max-total-tokens", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",
         "moe-dense-tp-size", "swa-full-tokens-ratio", "disable-hybrid-swa-memory", "prefill-only-disable-kv-cache", "disable-overlap-schedule",
-        "enable-mixed-chunk", "max-mamba-cache-size", "mamba-full-memory-ratio", "enable-hierarchical-cache", "enable-memory-saver",
+        "enable-mixed-chunk", "enable-hierarchical-cache", "enable-memory-saver",
         "decode-attention-backend", "prefill-attention-backend", "sampling-backend", "enable-fp32-lm-head", "cuda-graph-config",
         "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "cuda-graph-max-bs", "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill",
         "cuda-graph-bs", "cuda-graph-bs-decode", "cuda-graph-bs-prefill", "disable-prefill-cuda-graph", "disable-decode-cuda-graph",
-        "disable-cuda-graph-padding", "enable-torch-compile", "torch-compile-max-bs", "enable-symm-mem", "enable-mscclpp", "moe-a2a-backend",
+        "disable-cuda-graph-padding", "enable-torch-compile", "torch-compile-max-bs", "enable-symm-mem", "enable-mscclpp",
         "moe-runner-backend", "deepep-mode", "ep-num-redundant-experts", "enable-eplb", "enable-two-batch-overlap", "enable-single-batch-overlap",
-        "offload-group-size", "offload-mode", "json-model-override-args", "modelopt-quant", "enable-lora", "lora-paths", "max-loras-per-batch",
-        "max-lora-rank", "max-loaded-loras", "lora-target-modules", "lora-backend", "speculative-algorithm", "speculative-draft-model-path",
-        "speculative-num-steps", "speculative-eagle-topk", "speculative-num-draft-tokens", "enable-multimodal", "disaggregation-mode",
+        "offload-group-size", "offload-mode", "json-model-override-args", "modelopt-quant",
+        "enable-multimodal", "disaggregation-mode",
         "disaggregation-transfer-backend", "mm-attention-backend", "num-continuous-decode-steps", "pp-max-micro-batch-size", "enable-return-hidden-states",
         "enable-deterministic-inference", "enable-unified-memory", "enable-kv-cache-sharding", "enable-weights-cpu-backup", "mamba-ssm-dtype",
     ), ()),
@@ -207,7 +236,8 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 FORMAT = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
-    beside=serving.BESIDE, known=frozenset(f"--{name}" for name in _KNOWN.split()),
+    beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset(f"--{name}" for name in _KNOWN.split()),
     unmodelled={f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, problems=_cannot, strict=("",),
-    said={"task": "infer", "engine": "sglang"}, compose=lambda values, _: serving.compose(HOW, values), parse=_parse,
+    rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}),
+    said={"task": "infer", "engine": "sglang"}, fixed=drafts.chain, compose=lambda values, _: serving.compose(HOW, values), parse=_parse,
 )  # fmt: skip

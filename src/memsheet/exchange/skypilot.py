@@ -1,4 +1,4 @@
-"""A task of SkyPilot around ``torchrun``: ``sky launch skypilot.yaml --env TRAIN="train.py …"``."""
+"""A task of SkyPilot around ``torchrun``: ``sky launch skypilot.yaml --env TRAIN="train.py …"``; or around a server's command beside it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import yaml
 from memsheet.errors import Problem
 from memsheet.spec.device import parse_gpus
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.serve_command import SCRIPTS, one_node, server_of
 
-VERSION = "SkyPilot's task YAML as docs.skypilot.co has it"
+VERSION = "SkyPilot 0.14.1"
+SCHEMA = "skypilot-org/skypilot 00052df sky/utils/schemas.py"
 DOCS = "docs.skypilot.co running-jobs/distributed-jobs"
 ALLOCATOR, ON = "envs.PYTORCH_ALLOC_CONF", "expandable_segments:True"
 ACCELERATORS = {
@@ -34,6 +36,7 @@ torchrun \\
   $TRAIN
 """
 """Constant text: nothing of a plan stands in it. TRAIN is the script and its arguments, which the shell splits and never evaluates."""
+SERVE = "set -euo pipefail\nbash {script}\n"
 
 
 class _Block(yaml.SafeDumper):
@@ -62,7 +65,19 @@ def _card(asked: Values) -> str:
     return parse_gpus(str(named))[1] if named else ""
 
 
+def _run(asked: Values) -> str:
+    script = SCRIPTS.get(asked["engine"])
+    return SERVE.format(script=script) if script else RUN
+
+
+def _runs(value: Any, _: Values) -> Mapping[str, Any]:
+    """What a task starts: a server's command where its script is run, a job else."""
+    serves = any(f"bash {script}" in str(value) for script in SCRIPTS.values())
+    return {"task": "infer" if serves else "train"}
+
+
 def _problems(asked: Values) -> Iterator[Problem]:
+    yield from one_node(asked)
     if _card(asked) not in ACCELERATORS:
         known = ", ".join(sorted(ACCELERATORS))
         yield Problem(
@@ -74,8 +89,12 @@ def _problems(asked: Values) -> Iterator[Problem]:
 
 
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
-    """Cards of a node; a choice of several kinds is no count, and is told as a problem."""
-    nodes, told = values.get("num_nodes", 1), _CARDS.fullmatch(str(value))
+    """Cards of a node, ``A100:8`` or ``{A100: 8}``; a choice of several kinds is no count, and is told as a problem."""
+    nodes = values.get("num_nodes", 1)
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((card, many),) = value.items()
+        value = f"{card}:{1 if many is None else many}"
+    told = _CARDS.fullmatch(str(value))
     if not told or not isinstance(value, str):
         return {"@per_node": str(value)}
     count = int(told[1] or 1)
@@ -88,23 +107,26 @@ def _switched(value: Any, _: Values) -> Mapping[str, Any]:
 
 FORMAT = Format(
     name="skypilot", file="skypilot.yaml", kind="yaml", tested=VERSION,
-    engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo"),
+    engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo", *SCRIPTS),
     keys=(
         Key(at="name", out=lambda a: _PLAIN.sub("-", str(a.get("@model") or "")).strip("-")[:60].rstrip("-") or "memsheet", back=lambda *_: {},
-            source="docs.skypilot.co reference/yaml-spec"),
+            source=SCHEMA),
         Key(at="num_nodes", says="@nodes", usual=1, source=DOCS),
         Key(at="resources.accelerators", out=_accelerators, back=_per_node, source=DOCS),
+        Key(at="run", out=_run, back=_runs, source=DOCS),
         Key(at=ALLOCATOR, out=lambda a: ON if a.get("allocator.expandable_segments") else None, back=_switched, source="torch/cuda/memory.py:1202"),
     ),
-    fixed=lambda _: {"workdir": ".", "envs.TRAIN": "train.py", "run": RUN},
-    marks=frozenset({"num_nodes", "resources", "file_mounts"}), beside=frozenset({"*"}), compose=_compose, problems=_problems,
-    known=frozenset({  # skypilot-org/skypilot 00052df sky/utils/schemas.py, and reference/yaml-spec
-        "workdir", "workdir.*", "setup", "run", "envs.*", "secrets.*", "file_mounts.*", "volumes.*", "service.*", "experimental.*", "config.*", "event_callback",
+    fixed=lambda asked: {"workdir": "."} if asked["engine"] in SCRIPTS else {"workdir": ".", "envs.TRAIN": "train.py"},
+    marks=frozenset({"num_nodes", "resources", "file_mounts"}), beside=frozenset({"*"}), compose=_compose, problems=_problems, along=server_of,
+    known=frozenset({
+        "workdir.url", "workdir.ref", "workdir", "setup", "envs", "envs.*", "secrets", "secrets.*", "managed_secrets", "file_mounts.*", "volumes.*",
+        "service.*", "pool.*", "config.*", "event_callback", "file_mounts_mapping.*", "volume_mounts", "api_server_access", "inputs.*", "outputs.*",
         *(f"resources.{name}" for name in (
-            "cloud", "region", "zone", "infra", "cpus", "memory", "instance_type", "use_spot", "job_recovery", "volumes", "disk_size", "disk_tier", "ports",
-            "image_id", "labels.*", "autostop", "autostop.*", "job_recovery.*", "network_tier", "priority",
+            "cloud", "region", "zone", "infra", "cpus", "memory", "use_spot", "job_recovery", "job_recovery.*", "volumes", "disk_size", "disk_tier",
+            "ephemeral_storage", "local_disk", "network_tier", "ports", "image_id", "image_id.*", "labels.*", "autostop", "autostop.*", "priority",
+            "priority_class", "max_hourly_cost", "accelerator_args.*", "instance_type",
         )),
-    }),
+    }),  # all of get_task_schema and get_resources_schema, less what is only SkyPilot's own
+    whole=frozenset({"resources.accelerators"}), strict=("", "resources", "workdir"),  # additionalProperties: False
     unmodelled={"resources.any_of": (), "resources.ordered": ()},  # another card than the sheet's
-    said={"task": "train"},
 )  # fmt: skip

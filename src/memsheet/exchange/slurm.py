@@ -1,4 +1,4 @@
-"""A batch script for Slurm around ``torchrun``: ``sbatch slurm.sh train.py …``."""
+"""A batch script for Slurm around ``torchrun``: ``sbatch slurm.sh train.py …``; or around a server's command beside it: ``sbatch slurm.sh``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.serve_command import SCRIPTS, one_node, server_of
 
 VERSION = "sbatch as its manual says (Slurm)"
 ALLOCATOR, ON = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
+RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _DIRECTIVE = re.compile(r"#SBATCH\s+--([a-z-]+)(?:[=\s]+(\S+))?\s*")
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
@@ -20,6 +22,9 @@ def _compose(values: Values, _: Values) -> str:
     """Directives take no quotes, so that a name is written in plain letters; the rest is the cluster's own environment."""
     directives = [f"#SBATCH --{at[1:]}={_PLAIN.sub('-', str(value))}" for at, value in values.items() if at.startswith("#")]
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR,) if name in values]
+    if values[RUNS] != TORCHRUN:
+        serve = f'srun --ntasks=1 bash {shlex.quote(values[RUNS])} "$@"'
+        return "\n".join(["#!/usr/bin/env bash", *directives, "set -euo pipefail", *named, serve, ""])
     launch = [
         "srun torchrun", '--nnodes="$SLURM_JOB_NUM_NODES"', f"--nproc-per-node={shlex.quote(str(values['#gpus-per-node']))}",
         '--rdzv-id="$SLURM_JOB_ID"', "--rdzv-backend=c10d", '--rdzv-endpoint="$first:29500"', '"$@"',
@@ -37,6 +42,8 @@ def _parse(text: str) -> Mapping[str, Any]:
             found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else value
         elif line.startswith(f"export {ALLOCATOR}="):
             found[ALLOCATOR] = line.partition("=")[2]
+        elif line.startswith("srun "):
+            found[RUNS] = next((script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN)
     return found
 
 
@@ -51,8 +58,10 @@ def _switched(value: Any, _: Values) -> Mapping[str, Any]:
 
 FORMAT = Format(
     name="slurm", file="slurm.sh", kind="shell", tested=VERSION,
-    engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo"),
+    engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo", *SCRIPTS),
     keys=(
+        Key(at=RUNS, out=lambda a: SCRIPTS.get(a["engine"], TORCHRUN), back=lambda runs, _: {"task": "train" if runs == TORCHRUN else "infer"},
+            source="the command this script starts"),
         Key(at="#job-name", out=lambda a: _PLAIN.sub("-", str(a.get("@model") or "memsheet"))[:64], back=lambda *_: {}, source="sbatch(1)"),
         Key(at="#nodes", says="@nodes", usual=1, source="sbatch(1)"),
         Key(at="#gpus-per-node", says="@per_node", back=_per_node, source="sbatch(1)"),
@@ -68,5 +77,5 @@ FORMAT = Format(
             "cpus-per-gpu", "reservation", "dependency", "comment", "export",
         )
     }),
-    said={"task": "train"},
+    problems=one_node, along=server_of,
 )  # fmt: skip

@@ -13,11 +13,12 @@ MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"
 
 
-def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int) -> dict[str, Any]:
-    """A plan's document as what formats write. Null keys are left out."""
+def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation: int, experts: bool = False) -> dict[str, Any]:
+    """A plan's document as what formats write. Null keys are left out. ``experts``: whether the model has any."""
     flat = {key: value for key, value in flatten(document).items() if value is not None}
     return {
         **flat, "@gpus": gpus, "@nodes": nodes, "@per_node": gpus // nodes, "@accumulation": accumulation, "@model": document.get("model") or "",
+        **({"@experts": True} if experts else {}),
     }  # fmt: skip
 
 

@@ -106,7 +106,7 @@ KEYS = (
 
 
 def _fixed(asked: Values) -> Mapping[str, Any]:
-    wrap = {f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if asked["engine"] == "fsdp2" else {}
+    wrap = {f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.cpu_ram_efficient_loading": True} if asked["engine"] == "fsdp2" else {}
     return {"output_dir": "output", **wrap}
 
 

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.spec import serve_adapters as adapters
 from memsheet.spec import serve_command as serving
+from memsheet.spec import serve_drafts as drafts
 from memsheet.spec.exchange import Format, Key, Values
 from memsheet.spec.serve_command import Command
 
@@ -25,7 +27,7 @@ HOW = Command(
     model="--model", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
     launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve")),
     aliases={
-        "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
+        **drafts.VLLM_ALIASES, "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
         "-n": "--nnodes", "-r": "--node-rank", "-sc": "--speculative-config", "-cc": "--compilation-config", "-ac": "--attention-config",
         "-ep": EXPERTS, "-dpl": "--data-parallel-size-local", "-dcp": "--decode-context-parallel-size", "-pcp": "--prefill-context-parallel-size",
         "-asc": "--api-server-count", "--device-memory-utilization": "--gpu-memory-utilization", "-dc": "--diffusion-config", "-O": "--optimization-level",
@@ -35,16 +37,49 @@ HOW = Command(
         "--ray-workers-use-nsight", "--return-sampling-mask", "--scheduler-reserve-full-isl", "--sleep-mode-offload-cudagraph", "--specialize-active-lora",
         "--headless", "--grpc", "--numa-bind", "--allow-credentials", "--return-tokens-as-token-ids", "--tokens-only", "--aggregate-engine-logging",
     }),
-    words=frozenset({"--served-model-name", "--api-key", "--hf-token", "--revision", "--tokenizer"}),
+    lists=adapters.LISTS, objects=frozenset({drafts.CONFIG}), words=frozenset({"--served-model-name", "--api-key", "--hf-token", "--revision", "--tokenizer"}),
 )  # fmt: skip
 
 
 def _parse(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" of a length is -1 (utils/argparse_utils.py:77), and elsewhere nothing."""
-    found = dict(serving.parse(HOW, text))
+    found = dict(drafts.spread(serving.parse(HOW, text)))
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     return {at: value for at, value in found.items() if value != "auto"}
+
+
+def _grouped(values: Values) -> bool:
+    """Whether the ranks of data parallelism are said to share experts, dealt or cut: else that is the model's to say, which may have none."""
+    size = values.get("--data-parallel-size")
+    return EXPERTS in values and isinstance(size, int) and size > 1 and _ranks(values) > 1
+
+
+def _tensor(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"mesh.tp": _ranks(values) if _grouped(values) else value}
+
+
+def _data(value: Any, values: Values) -> Mapping[str, Any]:
+    """Ranks that share experts are groups of one server; others are servers of their own (v1/engine/core.py:1552)."""
+    return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if _grouped(values) else {"mesh.dp_replicate": value}
+
+
+def _local(value: Any, values: Values) -> Mapping[str, Any]:
+    """Ranks of data parallelism on one node, and so the nodes."""
+    size = values.get("--data-parallel-size", 1)
+    whole = isinstance(value, int) and isinstance(size, int) and value > 0 and size % value == 0
+    return {"@nodes": size // value} if whole else {"@nodes": value}
+
+
+def _sizes(asked: Values) -> tuple[int, int]:
+    """Ranks of tensor and of data parallelism."""
+    groups = asked.get("mesh.attn_dp", 1)
+    return asked.get("mesh.tp", 1) // groups, groups * asked.get("mesh.dp_replicate", 1)
+
+
+def _dealt(asked: Values) -> Any:
+    """Said where it is on, and where it is off and ranks of data parallelism cut their experts together."""
+    return True if asked.get("mesh.ep", 1) > 1 else False if asked.get("mesh.attn_dp", 1) > 1 else None
 
 
 def _ranks(values: Values) -> int:
@@ -65,19 +100,31 @@ def _experts(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _cannot(asked: Values) -> Iterator[Problem]:
     yield from serving.cannot(asked)
+    yield from adapters.no_room(asked)
     if asked.get("@nodes", 1) > 1:
         yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
+    apart = asked.get("mesh.dp_replicate", 1)
+    if apart > 1 and (asked.get("mesh.attn_dp", 1) > 1 or asked.get("@experts")):
+        reason = "are servers of their own, and the ranks of one command share their experts"
+        yield Problem(field="mesh.dp_replicate", value=apart, reason=reason, hint="the plan of one of them, started as often; or --attn-dp")
 
 
 KEYS = (
     Key(at="--model", says="@model", back=lambda v, _: {"@model": str(v)}, source="entrypoints/common/cli_args.py:439, engine/arg_utils.py:969"),
-    Key(at="--tensor-parallel-size", says="mesh.tp", usual=1, source="engine/arg_utils.py:1209, config/parallel.py:142"),
-    Key(at="--pipeline-parallel-size", says="mesh.pp", back=_stages, usual=1, source="engine/arg_utils.py:1171, config/parallel.py:140"),
-    Key(at="--data-parallel-size", says="mesh.dp_replicate", usual=1, source="engine/arg_utils.py:1241, config/parallel.py:147"),
     Key(
-        at=EXPERTS, out=lambda a: True if a.get("mesh.ep", 1) > 1 else None, back=_experts, usual=False, source="engine/arg_utils.py:1305, config/parallel.py:190"
+        at="--tensor-parallel-size", out=lambda a: _sizes(a)[0], back=_tensor, usual=1, source="engine/arg_utils.py:1209, config/parallel.py:142",
+    ),
+    Key(at="--pipeline-parallel-size", says="mesh.pp", back=_stages, usual=1, source="engine/arg_utils.py:1171, config/parallel.py:140"),
+    Key(
+        at="--data-parallel-size", out=lambda a: _sizes(a)[1], back=_data, usual=1, source="engine/arg_utils.py:1241, config/parallel.py:147",
+    ),
+    Key(at="--data-parallel-size-local", out=lambda _: None, back=_local, source="engine/arg_utils.py:1241, config/parallel.py:150"),
+    Key(
+        at=EXPERTS, out=_dealt, back=_experts, usual=False, source="engine/arg_utils.py:1305, config/parallel.py:190"
     ),
     serving.SEGMENTS,
+    *adapters.VLLM_KEYS,
+    *drafts.VLLM_KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="envs.py:893, distributed/utils.py:214"),
     Key(at="--dtype", out=serving.dtype_out, back=serving.dtype_back, source="engine/arg_utils.py:977, config/model.py:200"),
     Key(
@@ -124,7 +171,7 @@ enable-per-request-metrics enable-server-load-tracking enable-force-include-usag
 enable-log-outputs enable-log-deltas log-error-stack tokens-only host port grpc-port data-parallel-supervisor-port uds uvicorn-log-level
 disable-uvicorn-access-log disable-access-log-for-endpoints allow-credentials allowed-origins allowed-methods allowed-headers api-key ssl-keyfile
 ssl-certfile ssl-ca-certs enable-ssl-refresh ssl-cert-reqs ssl-ciphers root-path middleware enable-request-id-headers disable-fastapi-docs
-enable-offline-docs headless api-server-count grpc
+lora-modules enable-offline-docs headless api-server-count grpc
 """
 """Of the server and its logs, of names and files, of who is served first: no byte of a GPU."""
 _OTHERS = """
@@ -143,27 +190,40 @@ video-pruning-method video-pruning-rate watermark-config
 """
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "data-parallel-size-local": (), "nnodes": (1,), "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
-    "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,), "enable-lora": (False,),
-    "max-loras": (1,), "max-lora-rank": (16,), "max-cpu-loras": (), "lora-modules": (), "lora-dtype": (), "enable-dbo": (False,), "enable-eplb": (False,),
+    "nnodes": (1,), "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
+    "all2all-backend": ("allgather_reducescatter",), "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,),
+    "enable-dbo": (False,), "enable-eplb": (False,),
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "enable-chunked-prefill": (True,), "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn"),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
-    "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "fully-sharded-loras": (False,), "skip-mm-profiling": (False,),
+    "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),
     **dict.fromkeys((
         "config", "speculative-config", "spec-method", "spec-model", "spec-tokens", "compilation-config", "attention-config", "hf-overrides",
         "quantization-config", "kv-cache-dtype-skip-layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode",
-        "optimization-level", "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend", "all2all-backend",
+        "optimization-level", "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend",
         "mm-processor-kwargs", "mm-encoder-tp-mode", "eplb-config", "ubatch-size", "model-class-overrides", "pooler-config", "worker-cls",
         "worker-extension-cls", "additional-config", "kernel-config", "offload-backend", "offload-params", "offload-prefetch-step",
-        "cpu-offload-params", "offload-num-in-group", "lora-target-modules", "default-mm-loras", "diffusion-config", "weight-transfer-config",
+        "cpu-offload-params", "offload-num-in-group", "default-mm-loras", "diffusion-config", "weight-transfer-config",
         "enable-elastic-ep", "elastic-ep-max-dp-size", "enable-batch-sharded-sampling", "kv-sharing-fast-prefill", "use-replayssm", "enable-hc-sp",
     ), ()),
     **dict.fromkeys(_OTHERS.split(), ()),
 }  # fmt: skip
 
+_REMOVED = """
+swap-space num-scheduler-steps multi-step-stream-outputs preemption-mode scheduler-delay-factor num-lookahead-slots max-seq-len-to-capture
+cuda-graph-sizes guided-decoding-backend guided-decoding-disable-fallback guided-decoding-disable-any-whitespace
+guided-decoding-disable-additional-properties task rope-scaling rope-theta device disable-log-requests disable-async-output-proc
+disable-mm-preprocessor-cache calculate-kv-scales max-num-partial-prefills max-long-partial-prefills logits-processor-pattern
+override-attention-dtype override-pooler-config override-neuron-config enable-lora-bias lora-extra-vocab-size long-lora-scaling-factors
+enable-prompt-adapter max-prompt-adapters max-prompt-adapter-token enable-reasoning num-redundant-experts eplb-window-size eplb-step-interval
+eplb-log-balancedness enable-multimodal-encoder-data-parallel tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config
+qlora-adapter-name-or-path
+"""
+"""Flags of releases from 0.6.4 on that this one's parser has not (engine/arg_utils.py of v0.6.4.post1, v0.8.5, v0.9.2, v0.12.0, v0.16.0)."""
+
 FORMAT = Format(
-    name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE,
-    known=frozenset(f"--{name}" for name in _KNOWN.split()), unmodelled={f"--{name}": harmless for name, harmless in _UNMODELLED.items()},
-    problems=_cannot, strict=("",), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose(HOW, values), parse=_parse,
+    name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
+    known=frozenset(f"--{name}" for name in _KNOWN.split()) | drafts.VLLM_KNOWN,
+    unmodelled={**{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
+    problems=_cannot, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose(HOW, drafts.gathered(values)), parse=_parse,
 )  # fmt: skip

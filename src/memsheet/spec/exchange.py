@@ -53,7 +53,8 @@ class Key:
     """One place of a file. ``says``: the plan's key that stands there, as it is or by ``names`` (the plan's value → the file's).
 
     Where that is not enough, ``out`` makes the file's value of what is asked (None leaves it out), and ``back`` a request of the file's
-    value and all of the file. ``usual``: what the engine takes where the file says nothing.
+    value and all of the file. ``usual``: what the engine takes where the file says nothing. ``auto``: what it takes for the word, where no
+    training script fills it in.
     """
 
     at: str
@@ -62,6 +63,7 @@ class Key:
     out: Callable[[Values], Any] | None = None
     back: Callable[[Any, Values], Mapping[str, Any]] | None = None
     usual: Any = None
+    auto: Any = None
     source: str
 
     def write(self, asked: Values) -> Any:
@@ -98,6 +100,8 @@ class Format:
     fixed: Callable[[Values], Mapping[str, Any]] = _no_values  # what every file says
     differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
     problems: Callable[[Values], Iterable[Problem]] = _nothing  # what the engine cannot do, beyond what the keys show
+    whole: frozenset[str] = frozenset()  # places of objects that are one value each, however their keys are called
+    older: Mapping[str, str] = field(default_factory=dict)  # by the engine's version, the format that it had then
     strict: tuple[str, ...] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
     rename: Callable[[str], str] | None = None  # how the engine reads a key by another of its names
     refers: tuple[str, ...] = ()  # keys that name a file of DeepSpeed's, which says the rest
@@ -109,6 +113,8 @@ class Format:
     weighed: frozenset[str] = frozenset()  # keys of which ``moves`` tells the bytes
     describes: Mapping[str, str] = field(default_factory=dict)  # keys that say the model's own sizes: layers, hidden, vocab
     moves: Callable[[Values, Values], Iterable[Moved]] | None = None  # bytes that known keys add to or take from the sheet
+    notes: tuple[str, ...] = ()  # what whoever opens a written file must know
+    along: Callable[[Values], tuple[str, ...]] = lambda _: ()  # formats of further files, without which it does not run the plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +163,9 @@ def read(form: Format, values: Values) -> Read:
     problems: list[Problem] = []
     for at, row in rows.items():
         value = values.get(at)
+        if value == AUTO and row.auto is not None:
+            value = row.auto
+            assumed.append(f"{at} = auto: {_word(value)} on GPUs that can")
         if value in (None, AUTO, UNSET):
             assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
             assumed += [f"{at} = {UNSET}, and the sheet is of none"] if value == UNSET else []

@@ -10,27 +10,38 @@ from dataclasses import replace
 
 from memsheet.exchange.lint.case import Case, Found, Rule, device_bytes
 from memsheet.exchange.lint.files import FILES
+from memsheet.exchange.lint.megatron import MEGATRON
 from memsheet.exchange.lint.plans import PLANS
+from memsheet.exchange.lint.serving import SERVING, cache_bytes
+from memsheet.exchange.lint.shape import SHAPE
+from memsheet.exchange.lint.trainer import TRAINER
+from memsheet.exchange.lint.zero import ZERO
 
-RULES = (*FILES, *PLANS)
+TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE)
+RULES = (*TRAINING, *SERVING)
+SERVED = (*FILES, *SERVING)
+"""Those for a server's command; the others are of training."""
 SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""
 
 
 def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
     """Every mistake that is found, those that stop the job first, then by what the cure frees."""
-    found = [(rule, _weighed(case, one)) for rule in RULES for one in rule.looks(case)]
+    rules = SERVED if case.request.get("task") == "infer" else TRAINING
+    found = [(rule, _weighed(case, one)) for rule in rules for one in rule.looks(case)]
     worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _worth(case, one)]
-    return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or 0))))
+    return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))))
 
 
 def _weighed(case: Case, found: Found) -> Found:
-    """With the bytes of a rank that the cure frees, where a plan can say it."""
+    """With the bytes of a rank that the cure frees, or gives a server's cache, where a plan can say it."""
     if not found.changes or case.answer is None:
         return found
     cured = case.ask(found.changes)
     if cured is None:
         return found
+    if case.request.get("task") == "infer":
+        return replace(found, gains_bytes=cache_bytes(cured) - cache_bytes(case.answer))
     return replace(found, saves_bytes=device_bytes(case.answer) - device_bytes(cured))
 
 
@@ -38,4 +49,4 @@ def _worth(case: Case, found: Found) -> bool:
     return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(case.answer)
 
 
-__all__ = ["RULES", "Case", "Found", "Rule", "lint"]
+__all__ = ["RULES", "SERVED", "TRAINING", "Case", "Found", "Rule", "lint"]

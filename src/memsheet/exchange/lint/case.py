@@ -36,13 +36,14 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One mistake. ``where``: file and key."""
+    """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's."""
 
     where: str
     says: str
     cure: str
     changes: Mapping[str, Any] = field(default_factory=dict)
     saves_bytes: int | None = None
+    gains_bytes: int | None = None
     stops: bool = False
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.megatron.flags import ALLOCATOR, LAUNCHER, SWITCHES, VALUED, flags_of
+from memsheet.exchange.megatron.stages import STAGES, unlike
 from memsheet.spec.exchange import Format, Key, Values
 
 VERSION = "Megatron-LM core 0.14"  # every line below is of 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, under megatron
@@ -121,6 +122,7 @@ def _sharing(value: Any, _: Values) -> Mapping[str, Any]:
 
 
 def _cannot(asked: Values) -> Iterator[Problem]:
+    yield from unlike(asked)
     if asked.get("recompute.layers") and asked.get("mesh.pp", 1) > 1:
         reason = "counts layers of the whole model, and Megatron-LM's block those of each stage"
         yield Problem(field="recompute.layers", value=asked["recompute.layers"], reason=reason, hint="recompute full, or every")
@@ -243,6 +245,7 @@ KEYS = (
     _on("--moe-router-force-load-balancing", "moe.balanced", 2852),
     _on("--moe-grouped-gemm", "moe.grouped_gemm", 2802),
     _on("--moe-permute-fusion", "moe.permute_fusion", 2877),
+    *STAGES,
 )  # fmt: skip
 
 UNMODELLED: dict[str, tuple[Any, ...]] = {
@@ -256,7 +259,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "account-for-embedding-in-pipeline-split", "account-for-loss-in-pipeline-split", "use-legacy-models", "moe-use-legacy-grouped-gemm",
         "reset-attention-mask", "enable-full-sharding-in-hsdp", "fsdp-double-buffer",
     )},
-    "--data-parallel-sharding-strategy": ("no_shard",), "--decoder-first-pipeline-num-layers": (), "--decoder-last-pipeline-num-layers": (),
+    "--data-parallel-sharding-strategy": ("no_shard",),
     "--pipeline-model-parallel-layout": (), "--transformer-impl": ("transformer_engine",), FUSED_BY: ("te",), "--main-grads-dtype": ("fp32",),
     "--padded-vocab-size": (), "--empty-unused-memory-level": (0,), "--mtp-num-layers": (0,), "--hierarchical-context-parallel-sizes": (),
     "--heterogeneous-layers-config-path": (), "--spec": (), "--yaml-cfg": (), "--ddp-bucket-size": (),
@@ -273,6 +276,6 @@ FORMAT = Format(
     absent=lambda values: {FUSED_BY: "native"} if values.get(FUSION) and FUSED_BY not in values else {},
     differs={"loss": "one loss, always over each rank's part of the vocabulary (core/tensor_parallel/cross_entropy.py:20)"},
     strict=("",),  # training/arguments.py:105: parse_args stops at what it does not know
-    beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate"}), describes={"--num-layers": "layers", "--hidden-size": "hidden"},
+    beside=frozenset({"mesh.dp_shard", "mesh.dp_replicate", "layers_per_stage"}), describes={"--num-layers": "layers", "--hidden-size": "hidden"},
     unmodelled=UNMODELLED, known=(SWITCHES | VALUED | LAUNCHER | {"$.*"}) - set(UNMODELLED) - {key.at for key in KEYS},
 )  # fmt: skip

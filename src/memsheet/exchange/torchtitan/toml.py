@@ -1,4 +1,4 @@
-"""torchtitan's TOML, as it stood in mid 2025; its newer configurations are Python. Model and data are the file's other keys, or flags:
+"""The older TOML, as it stood in mid 2025. Model and data are the file's other keys, or flags:
 ``./run_train.sh --job.config_file torchtitan.toml --model.name llama3 --model.flavor 8B``.
 """
 
@@ -159,7 +159,7 @@ KEYS = (
 )  # fmt: skip
 
 FORMAT = Format(
-    name="torchtitan", file="torchtitan.toml", kind="toml", tested=VERSION, engines=("torchtitan",), keys=KEYS, problems=_cannot,
+    name="torchtitan-toml", file="torchtitan.toml", kind="toml", tested=VERSION, engines=("torchtitan",), keys=KEYS, problems=_cannot,
     compose=_compose, parse=_parse, marks=frozenset({P, AC, T}),
     said={"task": "train", "engine": "torchtitan", "engine_version": COMMIT},  # others have other files, and other bytes
     beside=frozenset({"attention", "allocator.expandable_segments"}),

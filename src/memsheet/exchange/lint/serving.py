@@ -1,0 +1,333 @@
+"""Mistakes of a server's command: what it refuses at its start, what its pool cannot hold, what costs its cache without need. Each cure is
+accounted; what it frees is the cache's, since a pool takes all that its fraction leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import floor
+from typing import Any
+
+from memsheet.budget import Answer, Result
+from memsheet.exchange.lint.case import Case, Found, Rule, fits
+from memsheet.resolve_attention import has_experts
+from memsheet.sheet import Bytes, Component
+from memsheet.spec.model import Attention, LatentAttention, Moe
+from memsheet.units import format_bytes, format_count
+
+FLAGS = {
+    "vllm": {
+        "fraction": "--gpu-memory-utilization", "length": "--max-model-len", "sequences": "--max-num-seqs", "batch": "--max-num-batched-tokens",
+        "graphs": "--enforce-eager", "cache": "--kv-cache-dtype", "tp": "--tensor-parallel-size", "page": "--block-size",
+    },
+    "sglang": {
+        "fraction": "--mem-fraction-static", "length": "--context-length", "sequences": "--max-running-requests", "batch": "--chunked-prefill-size",
+        "graphs": "--disable-cuda-graph", "cache": "--kv-cache-dtype", "tp": "--tp-size", "page": "--page-size",
+    },
+}  # fmt: skip
+FP8_UNITS = (8, 9)
+"""Compute capability from which a card converts eight-bit numbers by itself (vLLM v0.33.0 v1/attention/backends/triton_attn.py:515)."""
+BF16_UNITS = (8, 0)
+FAR_ABOVE, STEP, USUAL_FRACTION, ROUND, BITS = 4, 64, 0.9, 1024, 16
+"""Of sequences that may start beside those that have room; what lengths and counts of a cure are multiples of; vLLM's fraction before 0.20."""
+
+
+def _of(case: Case) -> Iterator[tuple[str, Mapping[str, Any], dict[str, str]]]:
+    """Commands: the file, its values, and what its engine calls the flags."""
+    for name, read in case.of(*FLAGS):
+        yield name, read.values, FLAGS[read.form.name]
+
+
+def _facts(case: Case) -> tuple[Answer, Mapping[str, Any]] | None:
+    """The answer of a server with a pool on a card, and its facts."""
+    answer = case.answer
+    if answer is None or answer.cluster is None or not answer.serving or "short_bytes" not in answer.serving:
+        return None
+    return answer, answer.serving
+
+
+def cache_bytes(answer: Answer) -> int:
+    """Of the fullest rank."""
+    return max(int(sheet.of(Component.KV_CACHE).value) for sheet in answer.sheets)
+
+
+def _context(answer: Answer) -> Bytes:
+    return next((item.largest for item in answer.sheets[0].items if item.path == "cuda"), Bytes.exact(0))
+
+
+def _fraction_of_more_than_is_free(case: Case) -> Iterator[Found]:
+    """The engine compares what it asks for with what is free once its own context is there."""
+    told = _facts(case)
+    for name, _, flags in _of(case) if told and case.answer and case.answer.plan.engine == "vllm" else ():
+        assert told is not None
+        answer = told[0]
+        assert answer.cluster is not None
+        total, context, asked = answer.cluster.device.framework_bytes, _context(answer), float(answer.plan.memory_fraction or 0)
+        if total * asked > total - context.value:
+            most = floor(100 * (total - context.high) / total) / 100
+            yield Found(
+                where=f"{name}: {flags['fraction']}", cure=f"{flags['fraction']} {most:g}", changes={"serving.memory_fraction": most},
+                says=f"{asked:g} of the card is {format_bytes(int(total * asked))}, and beside its own context {format_bytes(int(total - context.value), headroom=True)} are free",
+                stops=total * asked > total - context.low,
+            )  # fmt: skip
+
+
+def _fraction_leaves_too_little(case: Case) -> Iterator[Found]:
+    """What lives besides the fraction (graphs, activations, communicators) does not fit into what it leaves."""
+    told = _facts(case)
+    if told is None or fits(case.answer):
+        return
+    answer, facts = told
+    assert answer.cluster is not None
+    room, need = answer.cluster.device.framework_low_bytes, max(int(sheet.device.high) for sheet in answer.sheets)
+    asked = float(answer.plan.memory_fraction or 0)
+    less = floor(100 * (asked - (need - room) / answer.cluster.device.framework_bytes)) / 100
+    if facts["short_bytes"].value > 0 or need <= room or not 0 < less < asked:
+        return
+    for name, _, flags in _of(case):
+        yield Found(
+            where=f"{name}: {flags['fraction']}", cure=f"{flags['fraction']} {less:g}", changes={"serving.memory_fraction": less},
+            says=f"with {asked:g} up to {format_bytes(need)} are used of {format_bytes(room, headroom=True)}: graphs and libraries come on top of the fraction",
+        )  # fmt: skip
+
+
+def _length_that_has_no_room(case: Case) -> Iterator[Found]:
+    """One sequence of the longest length does not fit into the pool: vLLM refuses, SGLang ends requests early."""
+    told = _facts(case)
+    if told is None:
+        return
+    answer, facts = told
+    length, tokens, short = int(answer.plan.max_model_len or 0), int(facts.get("kv_tokens") or 0), facts["short_bytes"].value > 0
+    if not (short or tokens < length):  # that it does not start is the verdict's to say
+        return
+    held = _held_length(case, facts, length)
+    for name, _, flags in _of(case):
+        lacks = f"; {format_bytes(int(facts['short_bytes'].value))} a GPU are missing" if short else ""
+        fewer = "" if answer.plan.kv_dtype and answer.plan.kv_dtype.bits < BITS else f", {flags['cache']} fp8"
+        cure = f"{flags['length']} {held}{fewer}, or more GPUs" if held else "more GPUs, or weights of fewer bits"
+        yield Found(
+            where=f"{name}: {flags['length']}", says=f"the cache has no room for one sequence of {length:,} tokens{lacks}", cure=cure,
+            changes={"serving.max_model_len": held} if held else {},
+        )  # fmt: skip
+
+
+def _held_length(case: Case, facts: Mapping[str, Any], length: int) -> int:
+    """The longest that has room, as accounted; nothing where there is none."""
+    room, each = facts["budget"].get("kv_cache"), int(facts.get("kv_bytes_per_token_per_rank") or 0)
+    found = min(length, int(max(0, room.value) // each)) // ROUND * ROUND if room is not None and each else 0
+    while found:
+        shorter = case.ask({"serving.max_model_len": found})
+        if shorter and shorter.serving and shorter.serving["short_bytes"].value <= 0 and int(shorter.serving["kv_tokens"]) >= found:
+            return found
+        found = found // 2 // ROUND * ROUND
+    return 0
+
+
+def _beyond_the_model(case: Case) -> Iterator[Found]:
+    most = case.model.max_positions if case.model else None
+    length = case.request.get("serving.max_model_len")
+    if most and isinstance(length, int) and length > most:
+        for name, _, flags in _of(case):
+            yield Found(
+                where=f"{name}: {flags['length']}", says=f"{length:,} tokens, and {case.model.name if case.model else ''} was made for {most:,}: it stops unless it is told to go beyond",
+                cure=f"{flags['length']} {most}", changes={"serving.max_model_len": most}, stops=True,
+            )  # fmt: skip
+
+
+def _copied_cache(case: Case) -> Iterator[Found]:
+    """Ranks that are more than heads keep copies; of a latent every rank does."""
+    told = _facts(case)
+    if told is None or case.model is None:
+        return
+    answer, facts = told
+    mesh = answer.plan.mesh
+    own, copies = int(mesh.attention_tp), _copies(case, int(mesh.attention_tp))
+    if copies < 2:
+        return
+    said = f"{own} ranks keep {copies} copies of the same cache, {format_bytes(int(facts['kv_bytes_per_token_per_rank']))} a token on each"
+    changes, cure = _without_copies(case, answer, copies)
+    for name, _, flags in _of(case) if cure else ():
+        yield Found(where=f"{name}: {flags['tp']}", says=said, cure=cure, changes=changes)
+
+
+def _copies(case: Case, ranks: int) -> int:
+    """How often the cache is kept, where every layer's is kept as often."""
+    assert case.model is not None
+    mixers = [m for stack in case.model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    found = [ranks if isinstance(m, LatentAttention) else ranks // m.kv_heads for m in mixers if isinstance(m, Attention | LatentAttention)]
+    return min(found, default=1)
+
+
+def _without_copies(case: Case, answer: Answer, copies: int) -> tuple[dict[str, Any], str]:
+    """Groups of ranks with requests of their own, or replicas of fewer ranks, whichever holds the most; nothing where neither holds more."""
+    mesh, sglang = answer.plan.mesh, answer.plan.engine == "sglang"
+    groups, own = int(mesh.attn_dp) * copies, int(mesh.attention_tp) // copies
+    rest = "" if sglang else f" --tensor-parallel-size {own}"
+    shared = sglang or (case.model is not None and has_experts(case.model))
+    ways = (
+        ({"mesh.tp": int(mesh.tp), "mesh.attn_dp": groups}, f"data-parallel attention ({'--attn-dp-size' if sglang else '--data-parallel-size'} {groups}{rest})"),
+        ({"mesh.tp": int(mesh.tp) // copies, "mesh.attn_dp": int(mesh.attn_dp), "mesh.dp_replicate": int(mesh.dp_replicate) * copies}, f"{copies} replicas with tp {int(mesh.tp) // copies}"),
+    )  # fmt: skip
+    tried = [(words, changes, case.ask(changes)) for changes, words in (ways if shared else ways[1:])]
+    found = [(_in_all(other), words, changes) for words, changes, other in tried if other is not None and other.verdict and other.verdict.result is not Result.DOES_NOT_FIT]
+    held, words, changes = max(found, key=lambda one: one[0], default=(0, "", {}))
+    whole = _in_all(answer)
+    return (changes, f"{words}: room for {format_count(held)} tokens in all in place of {format_count(whole)}") if held > whole else ({}, "")
+
+
+def _in_all(answer: Answer) -> int:
+    """Tokens that all groups and replicas hold."""
+    mesh = answer.plan.mesh
+    return int((answer.serving or {}).get("kv_tokens") or 0) * int(mesh.attn_dp * mesh.dp_replicate)
+
+
+def _more_than_the_pool_holds(case: Case) -> Iterator[Found]:
+    """Far more sequences may start than have room, and vLLM's sampler is sized for all of them."""
+    told = _facts(case)
+    asked = case.request.get("serving.max_sequences")
+    if told is None or not isinstance(asked, int):
+        return
+    answer, facts = told
+    held = facts.get("capacity") or {}
+    worst, limit = int(held.get("worst") or 0), int(held.get("limit") or 0)
+    if not worst or limit < FAR_ABOVE * worst:
+        return
+    fewer = max(1, -(-FAR_ABOVE * worst // STEP) * STEP // 2)
+    length = "of the lengths asked about" if "expected" in held else f"of {int(answer.plan.max_model_len or 0):,} tokens"
+    groups = int(answer.plan.mesh.attn_dp) if answer.plan.engine == "sglang" else 1
+    for name, _, flags in _of(case):
+        yield Found(
+            where=f"{name}: {flags['sequences']}", cure=f"{flags['sequences']} {fewer * groups}, or shorter requests", changes={"serving.max_sequences": fewer * groups},
+            says=f"up to {limit:,} start, and {worst:,} {length} have room: the others are preempted and computed again",
+        )  # fmt: skip
+
+
+def _eager(case: Case) -> Iterator[Found]:
+    if case.request.get("serving.cuda_graphs") is False and fits(case.ask({"serving.cuda_graphs": True})):
+        for name, _, flags in _of(case):
+            yield Found(
+                where=f"{name}: {flags['graphs']}", says="the host starts every kernel of every token, and graphs have room", cure="leave it out",
+                changes={"serving.cuda_graphs": True},
+            )  # fmt: skip
+
+
+def _capability(case: Case) -> tuple[int, int] | None:
+    device = case.answer.cluster.device if case.answer and case.answer.cluster else None
+    major, _, minor = ((device.compute_capability if device else None) or "").partition(".")
+    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+
+
+def _eight_bits_without_units(case: Case) -> Iterator[Found]:
+    capability = _capability(case)
+    if capability is None or capability >= FP8_UNITS or case.answer is None or case.answer.cluster is None:
+        return
+    card = case.answer.cluster.device.name
+    for name, values, flags in _of(case):
+        if case.request.get("serving.kv_dtype") == "fp8":
+            yield Found(
+                where=f"{name}: {flags['cache']}", cure="leave it out, or a card from Ada and Hopper on", changes={"serving.kv_dtype": None},
+                says=f"{card} converts no fp8: kernels of Triton refuse it, others unpack every token that is read",
+            )  # fmt: skip
+        if values.get("--quantization") in ("fp8", "fp8_per_tensor"):
+            yield Found(
+                where=f"{name}: --quantization", says=f"{card} multiplies no fp8: weights take half the room and are unpacked for every product",
+                cure="a checkpoint in awq or gptq takes a quarter, or leave it out where there is room",
+            )  # fmt: skip
+
+
+def _batch_below_length(case: Case) -> Iterator[Found]:
+    told = case.answer.plan if case.answer else None
+    for name, values in case.values("vllm"):
+        whole = values.get("--enable-chunked-prefill") is False
+        length = case.request.get("serving.max_model_len") or (told.max_model_len if told else None)
+        batch = case.request.get("serving.max_batched_tokens") or (told.max_batched_tokens if told else None)
+        if whole and isinstance(length, int) and isinstance(batch, int) and batch < length:
+            yield Found(
+                where=f"{name}: --max-num-batched-tokens", says=f"{batch:,}, and prompts of up to {length:,} tokens are read whole without chunks",
+                cure=f"leave --no-enable-chunked-prefill out, or --max-num-batched-tokens {length}", stops=True,
+            )  # fmt: skip
+
+
+def _batch_below_sequences(case: Case) -> Iterator[Found]:
+    for name, _ in case.values("vllm"):
+        batch, sequences = (case.request.get(f"serving.{key}") for key in ("max_batched_tokens", "max_sequences"))
+        if isinstance(batch, int) and isinstance(sequences, int) and batch < sequences:
+            yield Found(
+                where=f"{name}: --max-num-batched-tokens", says=f"{batch:,} tokens for {sequences:,} sequences, each of which makes one",
+                cure=f"--max-num-batched-tokens {max(2048, sequences)}", changes={"serving.max_batched_tokens": max(2048, sequences)}, stops=True,
+            )  # fmt: skip
+
+
+def _chunk_of_broken_pages(case: Case) -> Iterator[Found]:
+    for name, values in case.values("sglang"):
+        chunk, page = values.get("--chunked-prefill-size"), values.get("--page-size", 1)
+        if isinstance(chunk, int) and isinstance(page, int) and page > 0 and chunk > 0 and chunk % page:
+            yield Found(
+                where=f"{name}: --chunked-prefill-size", says=f"{chunk} is no multiple of pages of {page} tokens", stops=True,
+                cure=f"--chunked-prefill-size {-(-chunk // page) * page}", changes={"serving.max_batched_tokens": -(-chunk // page) * page},
+            )  # fmt: skip
+
+
+def _idle_memory(case: Case) -> Iterator[Found]:
+    """A fraction below the usual one, while sequences wait for room."""
+    told, asked = _facts(case), case.request.get("serving.memory_fraction")
+    if (
+        told is None
+        or not isinstance(asked, float)
+        or asked >= USUAL_FRACTION
+        or case.request.get("engine") != "vllm"
+        or not fits(case.answer)
+    ):
+        return
+    held = told[1].get("capacity") or {}
+    if held.get("preempts") and fits(case.ask({"serving.memory_fraction": USUAL_FRACTION})):
+        for name, _, flags in _of(case):
+            yield Found(
+                where=f"{name}: {flags['fraction']}", says=f"{1 - asked:.0%} of the card is left to nobody while sequences wait for room",
+                cure=f"{flags['fraction']} {USUAL_FRACTION}", changes={"serving.memory_fraction": USUAL_FRACTION},
+            )  # fmt: skip
+
+
+def _old_card(case: Case) -> Iterator[Found]:
+    """Sixteen bits that a card does not compute in; such a plan is refused before it is accounted."""
+    for name, values, _ in _of(case):
+        if values.get("--dtype") in ("bfloat16", "bf16") and (before := _capability(case)) is not None and before < BF16_UNITS:
+            yield Found(where=f"{name}: --dtype", says="bfloat16 needs compute capability 8.0", cure="--dtype half", stops=True)
+
+
+def _no_experts(case: Case) -> Iterator[Found]:
+    """Experts dealt that there are none of."""
+    ep = case.request.get("mesh.ep")
+    layers = (
+        [b.feed_forward for s in case.model.stacks for r in s.runs for b in r.pattern if isinstance(b.feed_forward, Moe)]
+        if case.model
+        else []
+    )
+    if case.model is not None and isinstance(ep, int) and ep > 1 and not layers:
+        for name, _ in case.values("vllm"):
+            yield Found(
+                where=f"{name}: --enable-expert-parallel",
+                says=f"{case.model.name} has no experts to deal",
+                cure="leave it out",
+                changes={"mesh.ep": None},
+                stops=True,
+            )
+
+
+_V, _S = "vLLM v0.33.0 vllm", "SGLang v0.5.23 srt"
+SERVING = (
+    Rule(id="fraction-above-free", source=f"{_V}/v1/worker/utils.py:761", looks=_fraction_of_more_than_is_free),
+    Rule(id="fraction-leaves-too-little", source=f"{_S}/arg_groups/memory_hook.py:61; {_V}/v1/worker/gpu_worker.py:1049", looks=_fraction_leaves_too_little),
+    Rule(id="length-without-room", source=f"{_V}/v1/core/kv_cache_planning.py:80; {_S}/managers/tp_worker.py:425", looks=_length_that_has_no_room),
+    Rule(id="length-beyond-model", source=f"{_V}/config/model.py:2664; {_S}/configs/model_config.py:1296", looks=_beyond_the_model),
+    Rule(id="copied-cache", source="Ainslie et al. 2023, GQA, section 2.2; DeepSeek-V2, arXiv:2405.04434, section 2.1.2", looks=_copied_cache),
+    Rule(id="preempted-sequences", source=f"{_V}/v1/core/sched/scheduler.py:931; Kwon et al. 2023, PagedAttention, section 4.5", looks=_more_than_the_pool_holds),
+    Rule(id="no-graphs", source=f"{_V}/config/model.py:276; {_S}/server_args.py:410", looks=_eager),
+    Rule(id="fp8-without-units", source=f"{_V}/v1/attention/backends/triton_attn.py:515", looks=_eight_bits_without_units),
+    Rule(id="batch-below-length", source=f"{_V}/config/scheduler.py:318", looks=_batch_below_length),
+    Rule(id="batch-below-sequences", source=f"{_V}/config/scheduler.py:331", looks=_batch_below_sequences),
+    Rule(id="chunk-of-broken-pages", source=f"{_S}/arg_groups/validation_hook.py:244", looks=_chunk_of_broken_pages),
+    Rule(id="idle-memory", source=f"{_V}/config/cache.py:215", looks=_idle_memory),
+    Rule(id="bf16-on-old-card", source=f"{_V}/platforms/cuda.py:639", looks=_old_card),
+    Rule(id="no-experts-to-deal", source=f"{_V}/config/model.py:1566", looks=_no_experts),
+)  # fmt: skip

@@ -1,0 +1,17 @@
+"""Flags by the start of their names, as argparse takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+
+def whole_names(names: Collection[str]) -> Callable[[str], str]:
+    """A flag by its whole name: of a start that only one name has, that one (CPython 3.11 argparse.py:2287, _get_option_tuples)."""
+
+    def whole(at: str) -> str:
+        if at in names or not at.startswith("--"):
+            return at
+        found = [name for name in names if name.startswith(at)]
+        return found[0] if len(found) == 1 else at
+
+    return whole

@@ -1,0 +1,1 @@
+vllm serve --model google/gemma-4-E4B-it --tensor-parallel-size 1 --dtype bfloat16 --enable-auto-tool-choice --tool-call-parser gemma4 --chat-template examples/tool_chat_template_gemma4.jinja --reasoning-parser gemma4

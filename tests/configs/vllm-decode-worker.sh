@@ -1,0 +1,1 @@
+vllm serve Qwen/Qwen2.5-VL-3B-Instruct --gpu-memory-utilization 0.7 --port 19535 --enforce-eager --enable-request-id-headers --max-num-seqs 128 --max-model-len 32768 --allowed-local-media-path tests --ec-transfer-config '{"ec_connector":"ECExampleConnector","ec_role":"ec_consumer"}'

@@ -1,0 +1,1 @@
+vllm serve meta-llama/Meta-Llama-3.1-8B-Instruct --host 0.0.0.0 --port 8100 --max-model-len 100 --gpu-memory-utilization 0.8 --trust-remote-code --kv-transfer-config '{"kv_connector":"P2pNcclConnector","kv_role":"kv_producer","kv_rank":0,"kv_parallel_size":2,"kv_buffer_size":"1e9"}'

@@ -1,0 +1,1 @@
+vllm serve deepseek-ai/DeepSeek-V2-Lite --data-parallel-size 4 --data-parallel-size-local 4 --data-parallel-backend ray --enforce-eager --enable-expert-parallel --enable-eplb --all2all-backend allgather_reducescatter --num-redundant-experts 0 --trust-remote-code --host 0.0.0.0 --port 8006

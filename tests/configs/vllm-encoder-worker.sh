@@ -1,0 +1,1 @@
+vllm serve Qwen/Qwen2.5-VL-3B-Instruct --gpu-memory-utilization 0.01 --port 19534 --enforce-eager --enable-request-id-headers --no-enable-prefix-caching --max-num-batched-tokens 114688 --max-num-seqs 128 --allowed-local-media-path tests --ec-transfer-config '{"ec_connector":"ECExampleConnector","ec_role":"ec_producer"}'

@@ -1,0 +1,155 @@
+"""Every rule for a server's command finds its mistake, says what cures it, and is silent where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.cli.check import checking
+from memsheet.exchange.lint import RULES
+from memsheet.exchange.lint.serving import SERVING, cache_bytes
+from memsheet.report.bars import Look
+from memsheet.report.checked import Checked, checked_document, render_checked
+
+WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
+V, S = "vllm serve m", "python -m sglang.launch_server --model-path m"
+SMALL = "--max-model-len 8192 --max-num-seqs 64"
+
+
+def checked(folder: Path, command: str, model: str = "llama-3.1-8b", gpus: str | None = "1xH100-80GB", **flags: Any) -> Checked:
+    (folder / "serve.sh").write_text(f"{command}\n")
+    return checking((str(folder / "serve.sh"),), model, {**WHERE, "gpus": gpus}, flags)
+
+
+def rules(found: Checked) -> set[str]:
+    return {rule.id for rule, _ in found.mistakes}
+
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "fraction-above-free": (f"{V} {SMALL} --gpu-memory-utilization 0.998", {}),
+    "fraction-leaves-too-little": (f"{S} --context-length 8192 --mem-fraction-static 0.97", {}),
+    "length-without-room": (f"{V} -tp 2 --max-num-seqs 64", {"model": "llama-3.1-70b", "gpus": "2xH100-80GB"}),
+    "length-beyond-model": (f"{V} --max-model-len 262144", {}),
+    "copied-cache": (f"{S} --tp 8 --context-length 8192", {"model": "deepseek-v3", "gpus": "8xH200"}),
+    "preempted-sequences": (f"{V} --max-model-len 32768 --max-num-seqs 1024", {}),
+    "no-graphs": (f"{V} {SMALL} --enforce-eager", {}),
+    "fp8-without-units": (f"{V} {SMALL} --kv-cache-dtype fp8", {"gpus": "1xA100-80GB"}),
+    "batch-below-length": (f"{V} {SMALL} --no-enable-chunked-prefill --max-num-batched-tokens 4096", {}),
+    "batch-below-sequences": (f"{V} --max-model-len 2048 --max-num-seqs 512 --max-num-batched-tokens 256", {}),
+    "chunk-of-broken-pages": (f"{S} --context-length 8192 --page-size 64 --chunked-prefill-size 4000", {}),
+    "idle-memory": (f"{V} --max-model-len 8192 --gpu-memory-utilization 0.5", {}),
+    "bf16-on-old-card": (f"{V} {SMALL} --dtype bfloat16", {"gpus": "1xT4", "attention": "sdpa"}),
+    "no-experts-to-deal": (f"{V} {SMALL} -tp 2 --enable-expert-parallel", {"gpus": "2xH100-80GB"}),
+}
+
+
+def test_every_rule_has_a_case() -> None:
+    assert set(CASES) == {rule.id for rule in SERVING}
+    assert all(rule.source for rule in SERVING)
+    assert len(RULES) == len({rule.id for rule in RULES})
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_finds_its_mistake(rule: str, tmp_path: Path) -> None:
+    command, options = CASES[rule]
+    found = checked(tmp_path, command, **options)
+    assert rule in rules(found)
+    assert all(one.cure and one.says and one.where for _, one in found.mistakes)
+    assert f"[{rule}]" in render_checked(found, Look(width=100))
+
+
+@pytest.mark.parametrize("command", [f"{V} {SMALL}", f"{S} --context-length 8192 --max-running-requests 64"])
+def test_a_sound_command_has_no_mistakes(command: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, command)
+    assert rules(found) == set()
+    assert found.result is not None
+    assert found.result.value == "fits"
+
+
+@pytest.mark.parametrize("command", [f"{V} {SMALL} -tp 2", f"{S} --context-length 8192 --tp 2 --mem-fraction-static 0.97"])
+def test_rules_of_training_say_nothing_of_a_server(command: str, tmp_path: Path) -> None:
+    """The allocator's segments, whole logits and ZeRO are of a training step."""
+    found = rules(checked(tmp_path, command, "llama-3.1-70b", "2xH100-80GB"))
+    assert found <= {rule.id for rule in SERVING}
+    assert "fragmentation" not in found
+
+
+@pytest.mark.parametrize(
+    "rule", ["fraction-above-free", "fraction-leaves-too-little", "length-beyond-model", "batch-below-sequences", "chunk-of-broken-pages"]
+)
+def test_the_cure_cures(rule: str, tmp_path: Path) -> None:
+    command, options = CASES[rule]
+    found = checked(tmp_path, command, **options)
+    (one,) = [one for held, one in found.mistakes if held.id == rule]
+    flag, value = one.cure.split(",")[0].split(" ")[:2]
+    cured = checked(tmp_path, f"{command} {flag} {value}", **options)
+    assert rule not in rules(cured)
+
+
+def test_a_length_that_has_room_is_named(tmp_path: Path) -> None:
+    command, options = CASES["length-without-room"]
+    found = checked(tmp_path, command, **options)
+    (one,) = [one for rule, one in found.mistakes if rule.id == "length-without-room"]
+    assert found.result is not None
+    assert found.result.value == "does_not_fit"
+    held = int(one.changes["serving.max_model_len"])
+    fits = checked(tmp_path, f"{command} --max-model-len {held}", **options)
+    assert "length-without-room" not in rules(fits)
+    assert "length-without-room" in rules(checked(tmp_path, f"{command} --max-model-len {held * 2}", **options))
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "gpus", "copied"),
+    [
+        (f"{S} --tp 8 --context-length 8192", "deepseek-v3", "8xH200", True),
+        (f"{S} --tp 8 --attn-dp-size 8 --context-length 8192", "deepseek-v3", "8xH200", False),
+        (f"{V} {SMALL} -tp 8", "llama-3.1-8b", "8xH100-80GB", False),
+        (f"{V} {SMALL} -tp 8", "qwen2.5-7b", "8xH100-80GB", None),
+        (f"{V} {SMALL} -tp 8", "qwen3-30b-a3b", "8xH100-80GB", True),
+    ],
+)
+def test_ranks_that_are_more_than_heads_keep_copies(command: str, model: str, gpus: str, copied: bool | None, tmp_path: Path) -> None:
+    """Llama 3.1 has 8 key/value heads, Qwen3-30B-A3B 4, DeepSeek one latent; 28 heads of Qwen2.5 are not cut by 8 at all."""
+    found = checked(tmp_path, command, model, gpus)
+    if copied is None:
+        assert found.answer is None
+        return
+    assert ("copied-cache" in rules(found)) is copied
+    for rule, one in found.mistakes:
+        if rule.id == "copied-cache":
+            assert "data-parallel attention" in one.cure, "both have experts that groups can share"
+
+
+def test_what_a_cure_gives_is_the_caches(tmp_path: Path) -> None:
+    command, options = CASES["idle-memory"]
+    found = checked(tmp_path, command, **options)
+    (one,) = [one for rule, one in found.mistakes if rule.id == "idle-memory"]
+    cured = checked(tmp_path, command.replace("0.5", "0.9"), **options)
+    assert found.answer is not None
+    assert cured.answer is not None
+    assert one.gains_bytes == cache_bytes(cured.answer) - cache_bytes(found.answer) > 0
+    told = next(one for one in checked_document(found)["mistakes"] if one["rule"] == "idle-memory")
+    assert (told["gains_bytes"], told["saves_bytes"]) == (one.gains_bytes, None)
+    assert "gives its cache" in render_checked(found, Look(width=200))
+
+
+@pytest.mark.parametrize("flag", ["--swap-space 4", "--num-scheduler-steps 8", "--disable-log-requests", "--preemption-mode swap"])
+def test_flags_that_were_removed_stop(flag: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, f"{V} {SMALL} {flag}")
+    assert rules(found) == {"removed-key"}
+    assert found.stops
+
+
+@pytest.mark.parametrize(
+    "rule", ["batch-below-length", "batch-below-sequences", "length-beyond-model", "no-experts-to-deal"]
+)
+def test_what_the_engine_refuses_stops(rule: str, tmp_path: Path) -> None:
+    command, options = CASES[rule]
+    assert checked(tmp_path, command, **options).stops
+
+
+def test_without_cards_the_flags_are_looked_at(tmp_path: Path) -> None:
+    found = checked(tmp_path, CASES["batch-below-sequences"][0], gpus=None)
+    assert rules(found) == {"batch-below-sequences"}

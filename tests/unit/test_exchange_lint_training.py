@@ -1,0 +1,218 @@
+"""Rules of the lint for DeepSpeed's groups, Megatron-LM's flags, the Trainer's arguments and the shape of a job: each finds its mistake, and
+the same files mended are silent.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.cli.check import checking
+from memsheet.exchange.lint.megatron import MEGATRON
+from memsheet.exchange.lint.shape import SHAPE
+from memsheet.exchange.lint.trainer import TRAINER
+from memsheet.exchange.lint.zero import ZERO
+from memsheet.report.checked import Checked
+
+WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
+Case = tuple[Mapping[str, str], Mapping[str, str], Mapping[str, Any]]
+"""Files with the mistake, files without, and what a command line says of both."""
+
+
+def ds(zero: Mapping[str, Any] = {}, **more: Any) -> dict[str, str]:
+    held = {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": True}}
+    return {"ds_config.json": json.dumps({**held, "zero_optimization": {"stage": 2, **zero}, **more})}
+
+
+def host(device: str = "cpu", **more: Any) -> dict[str, Any]:
+    return {"stage": 3, "offload_optimizer": {"device": device, **more}}
+
+
+SOUND = {
+    "--tensor-model-parallel-size": 2, "--sequence-parallel": True, "--use-distributed-optimizer": True, "--micro-batch-size": 1, "--seq-length": 2048,
+    "--global-batch-size": 32, "--bf16": True, "--hidden-dropout": 0, "--attention-dropout": 0,
+}  # fmt: skip
+
+
+def flags(*, connections: bool = True, **changes: Any) -> dict[str, str]:
+    """A script of Megatron-LM; ``a_b=None`` leaves ``--a-b`` out."""
+    said = {**SOUND, **{f"--{name.replace('_', '-')}": value for name, value in changes.items()}}
+    words = " ".join(at if value is True else f"{at} {value}" for at, value in said.items() if value is not None)
+    exported = "export CUDA_DEVICE_MAX_CONNECTIONS=1\n" if connections else ""
+    return {"pretrain.sh": f"#!/bin/bash\n{exported}torchrun --nproc-per-node=8 pretrain_gpt.py {words}\n"}
+
+
+def args(**changes: Any) -> dict[str, str]:
+    held = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4, "bf16": True, **changes}
+    return {"args.yaml": "".join(f"{name}: {json.dumps(value)}\n" for name, value in held.items())}
+
+
+def fsdp(**changes: Any) -> dict[str, str]:
+    held = {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **changes}
+    return {"accelerate.yaml": json.dumps({"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": held})}
+
+
+def titan(**changes: Any) -> dict[str, str]:
+    held: dict[str, dict[str, Any]] = {"training": {"local_batch_size": 1}, "parallelism": {"tensor_parallel_degree": 2}}
+    for at, value in changes.items():
+        table, name = at.split("__")
+        held.setdefault(table, {})[name] = value
+    tables = ("\n".join((f"[{table}]", *(f"{name} = {json.dumps(value)}" for name, value in rows.items()))) for table, rows in held.items())
+    return {"titan.toml": "\n".join(tables) + "\n"}
+
+
+def both(*files: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for held in files for name, text in held.items()}
+
+
+BIG = {"model": "llama-3.1-8b"}
+CASES: dict[str, Case] = {
+    "recompute-not-switched": (ds(activation_checkpointing={"profile": False}), ds(), {}),
+    "partition-without-tp": (ds(activation_checkpointing={"partition_activations": True}), ds(activation_checkpointing={"profile": True}), {}),
+    "contiguous-without-partition": (
+        ds(activation_checkpointing={"contiguous_memory_optimization": True}),
+        ds(activation_checkpointing={"contiguous_memory_optimization": True, "partition_activations": True}), {},
+    ),
+    "torch-optimizer-on-host": (ds(host(), zero_force_ds_cpu_optimizer=False), ds(host(), zero_force_ds_cpu_optimizer=True), {}),
+    "live-above-model": (ds({"stage": 3, "stage3_max_live_parameters": 10_000_000_000}), ds({"stage": 3, "stage3_max_live_parameters": 500_000_000}), BIG),
+    "unpinned-offload": (ds(host(pin_memory=False)), ds(host(pin_memory=True)), {}),
+    "pinned-above-host": (ds(host()), ds(host(pin_memory=False)), {"host_memory": "20GiB"}),
+    "nvme-without-folder": (ds(host("nvme")), ds(host("nvme", nvme_path="/local_nvme")), {}),
+    "scattered-gradients": (ds({"contiguous_gradients": False}), ds({"contiguous_gradients": True}), {}),
+    "timers-wait": (ds(wall_clock_breakdown=True), ds(wall_clock_breakdown=False), {}),
+    "gather-at-save": (
+        ds({"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}), ds({"stage": 3, "stage3_gather_16bit_weights_on_model_save": False}),
+        {"host_memory": "2GiB"},
+    ),
+    "states-on-every-rank": (flags(use_distributed_optimizer=None), flags(), {}),
+    "no-sequence-parallel": (flags(sequence_parallel=None), flags(), {}),
+    "recompute-overruled": (flags(recompute_activations=True, recompute_granularity="full"), flags(recompute_activations=True), {}),
+    "recompute-half-said": (
+        flags(recompute_granularity="full", recompute_method="uniform"),
+        flags(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1), {},
+    ),
+    "switch-needs-another": (flags(overlap_param_gather=True), flags(overlap_param_gather=True, overlap_grad_reduce=True), {}),
+    "one-connection": (flags(connections=False), flags(), {}),
+    "legacy-flash-switch": (flags(use_flash_attn=True), flags(attention_backend="flash"), {}),
+    "attention-keeps-scores": (flags(transformer_impl="local"), flags(transformer_impl="transformer_engine"), {}),
+    "loss-per-microbatch": (flags(eod_mask_loss=True), flags(eod_mask_loss=True, calculate_per_token_loss=True), {}),
+    "dropout-by-default": (flags(hidden_dropout=None, attention_dropout=None), flags(), {}),
+    "large-evaluation": (
+        args(eval_strategy="steps", gradient_checkpointing=True),
+        args(eval_strategy="steps", gradient_checkpointing=True, per_device_eval_batch_size=1), {},
+    ),
+    "predictions-on-gpu": (args(eval_strategy="steps"), args(eval_strategy="steps", prediction_loss_only=True), {}),
+    "empties-cache": (args(torch_empty_cache_steps=1), args(torch_empty_cache_steps=100), {}),
+    "finds-batch": (args(auto_find_batch_size=True), args(auto_find_batch_size=False), {}),
+    "loss-per-rank": (args(average_tokens_across_devices=False), args(average_tokens_across_devices=True), {}),
+    "label-smoothing": (args(label_smoothing_factor=0.1), args(label_smoothing_factor=0.0), {}),
+    "caches-and-recomputes": (args(use_cache=True, gradient_checkpointing=True), args(use_cache=False, gradient_checkpointing=True), {}),
+    "reentrant-recompute": (
+        args(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": True}),
+        args(gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False}), {},
+    ),
+    "unsynchronised-loading": (fsdp(fsdp_sync_module_states=False), fsdp(fsdp_sync_module_states=True), {}),
+    "every-rank-loads": (fsdp(fsdp_cpu_ram_efficient_loading=False), fsdp(), {}),
+    "every-rank-builds": (
+        {"a.yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n  zero3_init_flag: false\n"},
+        {"a.yaml": "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n  zero3_init_flag: true\n"}, {},
+    ),
+    "whole-checkpoint": (fsdp(fsdp_state_dict_type="FULL_STATE_DICT"), fsdp(fsdp_state_dict_type="SHARDED_STATE_DICT"), {}),
+    "list-by-list-optimizer": (
+        args(optim="adamw_torch"), args(optim="adamw_torch_fused"), {"gpus": "1xA100-80GB", "recompute.mode": "full", "seq_len": 256},
+    ),
+    "starved-pipeline": (
+        flags(pipeline_model_parallel_size=4, global_batch_size=2), flags(pipeline_model_parallel_size=4, global_batch_size=32), {},
+    ),
+    "tp-across-nodes": (
+        flags(tensor_model_parallel_size=16), flags(tensor_model_parallel_size=8), {"gpus": "16xA100-80GB", "model": "llama-3-70b", "launch": 16},
+    ),
+    "recompute-without-need": (args(gradient_checkpointing=True), args(), {}),
+    "beyond-positions": (args(), args(), {"seq_len": 200_000}),
+    "gathered-logits": (titan(parallelism__disable_loss_parallel=True), titan(), BIG),
+    "async-tp-uncompiled": (
+        titan(parallelism__enable_async_tensor_parallel=True), titan(parallelism__enable_async_tensor_parallel=True, training__compile=True), {},
+    ),
+}  # fmt: skip
+
+
+def checked(folder: Path, files: Mapping[str, str], options: Mapping[str, Any]) -> Checked:
+    asked: dict[str, Any] = {"seq_len": 2048, **options}
+    model, gpus = asked.pop("model", "llama-3.2-1b"), asked.pop("gpus", "8xA100-80GB")
+    where = {**WHERE, "gpus": gpus, "host_memory": asked.pop("host_memory", None)}
+    launch = asked.pop("launch", None)
+    folder.mkdir()
+    for name, text in files.items():
+        nodes = f"--nnodes={launch // 8} --nproc-per-node=8" if launch else "--nproc-per-node=8"
+        (folder / name).write_text(text.replace("--nproc-per-node=8", nodes))
+    if any(name.endswith((".sh", ".toml")) for name in files) and "seq_len" not in options:
+        asked.pop("seq_len")
+        asked |= {"seq_len": 2048} if any(name.endswith(".toml") for name in files) else {}
+    return checking((str(folder),), model, where, asked)
+
+
+def rules(found: Checked) -> set[str]:
+    return {rule.id for rule, _ in found.mistakes}
+
+
+def test_every_rule_has_a_case_and_a_source() -> None:
+    own = (*ZERO, *MEGATRON, *TRAINER, *SHAPE)
+    assert set(CASES) == {rule.id for rule in own}
+    assert all(len(rule.source) > 10 for rule in own)
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_a_rule_finds_its_mistake_and_no_other(rule: str, tmp_path: Path) -> None:
+    wrong, right, options = CASES[rule]
+    found = checked(tmp_path / "wrong", wrong, options)
+    assert rule in rules(found)
+    assert all(one.cure and one.says and one.where for _, one in found.mistakes)
+    mended = {**options, "seq_len": 1024} if rule == "beyond-positions" else options
+    assert rule not in rules(checked(tmp_path / "right", right, mended))
+
+
+STOPS = {
+    "nvme-without-folder", "recompute-half-said", "switch-needs-another", "unsynchronised-loading", "async-tp-uncompiled",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", CASES)
+def test_what_the_engine_refuses_stops(rule: str, tmp_path: Path) -> None:
+    found = checked(tmp_path / "wrong", CASES[rule][0], CASES[rule][2])
+    assert any(one.stops for held, one in found.mistakes if held.id == rule) is (rule in STOPS)
+
+
+WEIGHED = {
+    "recompute-not-switched", "states-on-every-rank", "no-sequence-parallel", "recompute-overruled", "dropout-by-default", "list-by-list-optimizer",
+    "gathered-logits",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", sorted(WEIGHED))
+def test_a_cure_that_a_plan_can_say_has_its_bytes(rule: str, tmp_path: Path) -> None:
+    found = checked(tmp_path / "wrong", CASES[rule][0], CASES[rule][2])
+    (one,) = [one for held, one in found.mistakes if held.id == rule]
+    assert one.changes
+    assert one.saves_bytes is not None
+    assert one.saves_bytes > 0
+
+
+def test_the_bytes_of_a_distributed_optimizer_are_those_of_the_mended_script(tmp_path: Path) -> None:
+    wrong, right, options = CASES["states-on-every-rank"]
+    found, mended = checked(tmp_path / "wrong", wrong, options), checked(tmp_path / "right", right, options)
+    (one,) = [one for held, one in found.mistakes if held.id == "states-on-every-rank"]
+    assert found.answer is not None
+    assert mended.answer is not None
+    assert one.saves_bytes == found.answer.sheets[0].device.value - mended.answer.sheets[0].device.value
+
+
+def test_recompute_that_is_overruled_with_a_method_stops(tmp_path: Path) -> None:
+    files = flags(recompute_activations=True, recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1)
+    assert checked(tmp_path / "a", files, {}).stops
+
+
+def test_a_batch_cannot_be_found_at_the_third_stage(tmp_path: Path) -> None:
+    files = both(args(auto_find_batch_size=True, deepspeed="ds_config.json", gradient_accumulation_steps=8), ds({"stage": 3}))
+    assert any(one.stops for rule, one in checked(tmp_path / "a", files, {}).mistakes if rule.id == "finds-batch")

@@ -1,0 +1,323 @@
+"""axolotl's and LLaMA-Factory's YAML: what each key comes to, what the trainers do where nothing is said, what is refused or told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.exchange import find_format, read_text, write
+from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.spec.exchange import Read
+
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+AXOLOTL: dict[str, Any] = {
+    "base_model": "m", "sequence_len": 4096, "micro_batch_size": 2, "gradient_accumulation_steps": 4, "attn_implementation": "flash_attention_2",
+    "pad_to_sequence_len": True,
+}  # fmt: skip
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "m", "stage": "sft", "do_train": True, "cutoff_len": 4096, "template": "default", "finetuning_type": "full", "packing": True,
+}  # fmt: skip
+PLAN: dict[str, Any] = {
+    "task": "train", "engine": "transformers", "zero": 0, "microbatch": 2, "global_batch": 64, "seq_len": 512, "mesh.dp_replicate": 8,
+    "precision.parameters": "bf16", "precision.compute": "bf16", "precision.gradients": "bf16", "precision.reduce": "bf16",
+    "precision.moments": "bf16", "optimizer.name": "adamw", "optimizer.implementation": "fused", "attention": "flash", "loss": "plain",
+    "recompute.mode": "full", "@gpus": 8, "@nodes": 1, "@per_node": 8, "@accumulation": 4, "@model": "m",
+}  # fmt: skip
+SIXTEEN = ("parameters", "compute", "gradients", "reduce", "moments")
+
+
+def reading(base: dict[str, Any], **changes: Any) -> Read:
+    return read_text("a.yaml", yaml.safe_dump({**base, **changes}), PARSERS)
+
+
+def axolotl(**changes: Any) -> Read:
+    return reading(AXOLOTL, **changes)
+
+
+def factory(**changes: Any) -> Read:
+    return reading(FACTORY, **changes)
+
+
+def precision(found: Read) -> dict[str, Any]:
+    return {
+        key.rpartition(".")[2]: value for key, value in found.request.items() if "precision." in key and key.partition(".")[2] != "name"
+    }
+
+
+# ---- axolotl -----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "width"),
+    [
+        ({}, "bf16"), ({"bf16": "auto"}, "bf16"), ({"bf16": True}, "bf16"), ({"bf16": "full"}, "bf16"), ({"bf16": False}, "fp32"),
+        ({"bf16": None}, "fp32"), ({"fp16": True}, "fp16"), ({"bf16": True, "fp16": True}, "bf16"), ({"bf16": False, "bfloat16": True}, "bf16"),
+        ({"bf16": False, "float16": True}, "fp16"), ({"float16": True}, "bf16"),
+    ],
+)  # fmt: skip
+def test_axolotl_trains_in_what_it_loads_in(changes: dict[str, Any], width: str) -> None:
+    assert precision(axolotl(**changes)) == dict.fromkeys(SIXTEEN, width)
+
+
+def test_adapters_train_in_fp32_beside_a_base_in_sixteen_bits() -> None:
+    found = axolotl(adapter="lora", lora_r=8, lora_target_linear=True, lora_dropout=0.05).request
+    assert (found["precision.parameters"], found["adapter.dtype"], found["adapter.targets"]) == ("bf16", "fp32", ["all-linear"])
+    assert "precision.gradients" not in found
+    assert axolotl(adapter="lora", lora_r=8, peft_autocast_adapter_dtype=False).request["adapter.dtype"] == "bf16"
+    assert axolotl(adapter="lora", lora_r=8, deepspeed="z.json").request["adapter.dtype"] == "bf16"
+    assert axolotl(adapter="qlora", lora_r=8, load_in_4bit=True).request["quantization.weights"] == "nf4"
+    assert "quantization.weights" not in axolotl(load_in_4bit=True).request
+    assert not [key for key in axolotl(lora_r=8, lora_dropout=0.1, lora_target_modules=["q_proj"]).request if key.startswith("adapter")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine"),
+    [
+        ({"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True}}, "fsdp2"), ({"fsdp_config": {"fsdp_version": 2, "offload_params": False}}, "fsdp2"),
+        ({"fsdp_config": {"version": 2, "fsdp_offload_params": False}}, "fsdp2"), ({"fsdp_config": {"offload_params": False}}, "fsdp1"),
+        ({"fsdp": ["full_shard", "auto_wrap"]}, "fsdp1"), ({"deepspeed": "zero3.json"}, "deepspeed"),
+        ({"deepspeed": "zero3.json", "fsdp_version": 2}, "deepspeed"),
+    ],
+)  # fmt: skip
+def test_what_launches_axolotl(changes: dict[str, Any], engine: str) -> None:
+    found = axolotl(**changes)
+    assert found.request["engine"] == engine
+    assert found.unknown == ()
+    assert "?engine" not in found.request
+
+
+def test_alone_it_makes_replicas_unless_another_file_says_otherwise() -> None:
+    for found in (axolotl(), factory(), axolotl(fsdp_version=2)):
+        assert (found.request["?engine"], found.request["?zero"], "engine" in found.request) == ("transformers", 0, False)
+
+
+def test_fsdp_of_axolotl() -> None:
+    found = axolotl(
+        fsdp_version=2, fsdp_config={"fsdp_reshard_after_forward": False, "offload_params": True, "activation_checkpointing": True}
+    )
+    wanted = {"zero": 2, "offload.optimizer": 1, "offload.parameters": 1, "recompute.mode": "full", "precision.reduce": "bf16"}
+    assert wanted.items() <= found.request.items()
+
+
+def test_a_deepspeed_configuration_inside() -> None:
+    found = axolotl(deepspeed={"zero_optimization": {"stage": 3, "max_live_parameters": 1, "stagee": 1}, "bf16": {"enabled": True}})
+    assert (found.request["engine"], found.request["zero"], found.request["precision.master_weights"]) == ("deepspeed", 3, "fp32")
+    assert [at for at, _ in found.unknown] == ["deepspeed.zero_optimization.stagee"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "attention"),
+    [
+        ({"attn_implementation": None}, "sdpa"), ({"attn_implementation": None, "flash_attention": True}, "flash"),
+        ({"attn_implementation": None, "sdp_attention": True, "flash_attention": True}, "flash"), ({"attn_implementation": "flash_attention_3"}, "flash"),
+        ({"attn_implementation": None, "flash_attention": False, "eager_attention": True}, "eager"), ({"attn_implementation": "sage"}, "sage"),
+        ({"attn_implementation": None, "xformers_attention": True, "flash_attention": True}, "xformers"),
+    ],
+)  # fmt: skip
+def test_attention_of_axolotl(changes: dict[str, Any], attention: str) -> None:
+    assert axolotl(**changes).request["attention"] == attention
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({"gradient_checkpointing": True}, "full"), ({"gradient_checkpointing": "offload"}, "full"), ({}, None),
+        ({"gradient_checkpointing": True, "activation_offloading": True, "adapter": "lora"}, None),
+        ({"gradient_checkpointing": True, "activation_offloading": "hidden_states", "adapter": "lora"}, "full"),
+    ],
+)  # fmt: skip
+def test_recompute_of_axolotl(changes: dict[str, Any], mode: str | None) -> None:
+    assert axolotl(**changes).request.get("recompute.mode") == mode
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"adapter": "lora", "lora_r": 8}, "lora_mlp_kernel"), ({"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"]}, "cut_cross_entropy"),
+        ({"plugins": ["a.b.C"]}, "plugins"), ({"gradient_checkpointing": "offload"}, "activation_offloading"), ({"rl": "dpo"}, "rl"),
+        ({"qat": {"weight_dtype": "int8"}}, "qat"), ({"unfrozen_parameters": ["lm_head"]}, "unfrozen_parameters"),
+        ({"attn_implementation": "sdpa"}, "attn_implementation (embeddings, output layer and norms stay in fp32)"),
+    ],
+)  # fmt: skip
+def test_what_axolotl_does_that_nobody_accounts_is_told(changes: dict[str, Any], key: str) -> None:
+    assert key in dict(axolotl(**changes).unmodelled)
+    assert axolotl().unmodelled == ()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adapter": "lora", "lora_mlp_kernel": False}, {"adapter": "lora", "trust_remote_code": True}, {"adapter": "lora", "load_in_8bit": True},
+        {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True},
+        {"attn_implementation": "sdpa", "bf16": False}, {"attn_implementation": "sdpa", "deepspeed": "z.json"}, {"sample_packing": True},
+        {"adapter": "lora", "fsdp_config": {"offload_params": False}},
+    ],
+)  # fmt: skip
+def test_and_only_that(changes: dict[str, Any]) -> None:
+    assert axolotl(**changes).unmodelled == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "length"),
+    [
+        ({"sequence_len": 100}, 128), ({"sequence_len": 100, "pad_to_sequence_len": None}, 128), ({"sequence_len": 100, "pad_to_sequence_len": False}, 100),
+        ({"sequence_len": 100, "pad_to_multiple_of": 10}, 100), ({"sequence_len": None}, 512),
+    ],
+)  # fmt: skip
+def test_rows_of_axolotl_are_padded(changes: dict[str, Any], length: int) -> None:
+    assert axolotl(**changes).request["seq_len"] == length
+
+
+def test_rows_that_are_not_packed_are_a_bound() -> None:
+    assert axolotl(pad_to_sequence_len=None).request["?seq_len_kind"] == factory(packing=False).request["?seq_len_kind"] == "maximum"
+    assert "?seq_len_kind" not in axolotl(sample_packing=True, pad_to_sequence_len=None).request
+    assert "?seq_len_kind" not in factory(stage="pt", packing=None).request
+
+
+def test_a_batch_size_changes_no_accumulation() -> None:
+    found = read_text("a.yaml", "sequence_len: 64\nmicro_batch_size: 2\nbatch_size: 32\n", PARSERS)
+    assert (found.request["@accumulation"], found.unknown) == (1, ())
+
+
+# ---- LLaMA-Factory -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtypes"),
+    [
+        ({"bf16": True}, ("fp32", "bf16", "fp32", "fp32", "fp32")), ({"fp16": True}, ("fp32", "fp16", "fp32", "fp32", "fp32")),
+        ({}, ("fp32",) * 5), ({"pure_bf16": True}, ("bf16",) * 5),
+    ],
+)  # fmt: skip
+def test_llamafactory_raises_what_trains(changes: dict[str, Any], dtypes: tuple[str, ...]) -> None:
+    assert precision(factory(**changes)) == dict(zip(SIXTEEN, dtypes, strict=True))
+
+
+def test_llamafactory_takes_lora_of_rank_8_and_recompute_where_nothing_is_said() -> None:
+    found = factory(finetuning_type=None, bf16=True).request
+    wanted = {
+        "adapter.kind": "lora",
+        "adapter.rank": 8,
+        "adapter.targets": ["all-linear"],
+        "adapter.dtype": "fp32",
+        "recompute.mode": "full",
+    }
+    assert wanted.items() <= found.items()
+    assert found["precision.parameters"] == "bf16"
+    assert not [key for key in factory().request if key.startswith("adapter")]
+
+
+def test_recompute_is_off_only_where_both_switches_are() -> None:
+    assert factory(disable_gradient_checkpointing=True).request["?recompute.mode"] == "none"
+    assert factory(disable_gradient_checkpointing=True, gradient_checkpointing=True).request["recompute.mode"] == "full"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"finetuning_type": "lora", "quantization_bit": 4}, {"quantization.weights": "nf4", "quantization.double_quant": True}),
+        ({"quantization_bit": 4, "quantization_type": "fp4", "double_quantization": False}, {"quantization.weights": "fp4", "quantization.double_quant": False}),
+        ({"quantization_bit": 8}, {"quantization.weights": "int8"}), ({"use_galore": True, "galore_rank": 64}, {"optimizer.name": "galore", "optimizer.rank": 64}),
+        ({"use_adam_mini": True, "optim": "adamw_torch"}, {"optimizer.name": "adam_mini"}), ({"enable_liger_kernel": True}, {"loss": "fused"}),
+        ({"enable_liger_kernel": True, "stage": "dpo"}, {"loss": "plain"}), ({"cutoff_len": 101}, {"seq_len": 104}),
+        ({"flash_attn": "disabled"}, {"attention": "eager"}), ({"flash_attn": "fa2"}, {"attention": "flash"}), ({}, {"attention": "sdpa", "microbatch": 8}),
+        ({"finetuning_type": "freeze"}, {"adapter.kind": "freeze"}), ({"finetuning_type": "lora", "lora_target": "q_proj, v_proj"}, {"adapter.targets": ["q_proj", "v_proj"]}),
+        ({"finetuning_type": "lora", "additional_target": "embed_tokens"}, {"adapter.full_modules": ["embed_tokens"]}),
+        ({"finetuning_type": "lora", "use_dora": True}, {"adapter.kind": "dora"}), ({"deepspeed": "z.json", "bf16": True}, {"engine": "deepspeed", "?precision.parameters": "bf16"}),
+    ],
+)  # fmt: skip
+def test_keys_of_llamafactory(changes: dict[str, Any], said: dict[str, Any]) -> None:
+    found = factory(**changes).request
+    assert {key: found.get(key) for key in said} == said
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"do_train": None}, "do_train"), ({"stage": "dpo"}, "stage"), ({"upcast_layernorm": True}, "upcast_layernorm"), ({"use_unsloth": True}, "use_unsloth"),
+        ({"enable_liger_kernel": True}, "enable_liger_kernel (RoPE, norms, SwiGLU)"), ({"use_badam": True}, "use_badam"), ({"shift_attn": True}, "shift_attn"),
+        ({"quantization_bit": 4, "quantization_method": "hqq"}, "quantization_method"), ({"use_galore": True, "galore_layerwise": True}, "galore_layerwise"),
+        ({"tensor_model_parallel_size": 2}, "tensor_model_parallel_size"), ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
+    ],
+)  # fmt: skip
+def test_what_llamafactory_does_that_nobody_accounts_is_told(changes: dict[str, Any], key: str) -> None:
+    assert key in dict(factory(**changes).unmodelled)
+    assert factory(neat_packing=True).unmodelled == ()
+
+
+# ---- out ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "field"),
+    [
+        ("axolotl", {"attention": "sdpa"}, "attention"), ("axolotl", {"precision.parameters": "fp32"}, "precision.parameters"),
+        ("axolotl", {"recompute.every": 2}, "recompute.every"), ("axolotl", {"mesh.dp_shard": 8}, "mesh.dp_shard"), ("axolotl", {"attention": "cudnn"}, "attention"),
+        ("axolotl", {"loss": "chunked"}, "loss"), ("axolotl", {"adapter.kind": "lora-fa", "adapter.rank": 8}, "adapter.kind"), ("axolotl", {"mesh.pp": 2}, "mesh.pp"),
+        ("axolotl", {"engine": "megatron"}, "engine"), ("axolotl", {"dropout": 0.1}, "dropout"), ("axolotl", {"offload.activations": True}, "offload.activations"),
+        ("llamafactory", {"loss": "fused"}, "loss"), ("llamafactory", {"recompute.mode": "selective"}, "recompute.mode"), ("llamafactory", {"mesh.cp": 2}, "mesh.cp"),
+        ("llamafactory", {"@model": "${HOME}"}, "model"), ("llamafactory", {"quantization.weights": "int8", "adapter.rank": 8}, "quantization.weights"),
+        ("llamafactory", {"compile": True}, "compile"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_said_is_refused_by_name(name: str, changes: dict[str, Any], field: str) -> None:
+    form = find_format(name)
+    write(form, PLAN)
+    with pytest.raises(InputError) as refused:
+        write(form, {**PLAN, **changes})
+    assert field in {problem.field for problem in refused.value.problems}
+
+
+def test_fused_adapters_are_switched_off_where_the_sheet_is_of_plain_ones() -> None:
+    asked = {**PLAN, "adapter.rank": 8, "adapter.kind": "lora", "adapter.targets": ["q_proj"], "adapter.dtype": "fp32", "precision.gradients": "fp32",
+             "precision.moments": "fp32", "precision.reduce": "fp32", "quantization.weights": "nf4", "quantization.double_quant": True}  # fmt: skip
+    made = yaml.safe_load(write(find_format("axolotl"), asked)["axolotl.yaml"])
+    assert (made["adapter"], made["load_in_4bit"], made["lora_mlp_kernel"], made["lora_r"]) == ("qlora", True, False, 8)
+    assert made["learning_rate"] == 0.0
+    other = yaml.safe_load(write(find_format("llamafactory"), asked)["llamafactory.yaml"])
+    assert (other["quantization_bit"], other["quantization_type"], other["lora_target"]) == (4, "nf4", "q_proj")
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "files"),
+    [
+        ("deepspeed", "axolotl", {"axolotl.yaml", "ds_config.json"}), ("fsdp2", "axolotl", {"axolotl.yaml"}),
+        ("fsdp2", "llamafactory", {"llamafactory.yaml", "accelerate.yaml"}), ("deepspeed", "llamafactory,deepspeed", {"llamafactory.yaml", "ds_config.json"}),
+        ("transformers", "llamafactory", {"llamafactory.yaml"}),
+    ],
+)  # fmt: skip
+def test_files_that_one_needs_come_along_and_check_as_planned(capsys: Any, tmp_path: Path, engine: str, name: str, files: set[str]) -> None:
+    plan = {
+        "schema": "memsheet/plan/1", "model": "llama-3.2-1b", "gpus": "8xA100-80GB", "task": "train", "engine": engine, "seq_len": 2048,
+        "microbatch": 1, "global_batch": 64, "recompute": {"mode": "full"}, "adapter": {"rank": 8}, "attention": "sdpa",
+    }  # fmt: skip
+    (tmp_path / "asked.json").write_text(json.dumps(plan))
+    run = tmp_path / "run"
+    assert main(("export", str(tmp_path / "asked.json"), "--to", name, "--out", str(run))) == 0
+    assert {path.name for path in run.iterdir()} == files | {"plan.json", "sheet.json"}
+    assert (
+        yaml.safe_load((run / f"{name.partition(',')[0]}.yaml").read_text()).get("base_model", "meta-llama/Llama-3.2-1B")
+        == "meta-llama/Llama-3.2-1B"
+    )
+    capsys.readouterr()
+    assert main(("check", str(run), "--json")) == 0
+    found, sheet = json.loads(capsys.readouterr()[0]), json.loads((run / "sheet.json").read_text())
+    differs = engine == "fsdp2"  # in which dtype gradients are reduced
+    assert found["doubt"] is None
+    assert found["sheet"]["plan"]["recompute"] == sheet["plan"]["recompute"]
+    assert differs or found["sheet"]["ranks"] == sheet["ranks"]
+
+
+def test_a_file_names_its_model_and_an_unknown_key_stops_llamafactory(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        yaml.safe_dump({**FACTORY, "model_name_or_path": "meta-llama/Llama-3.2-1B", "bf16": True, "cutof_len": 1})
+    )
+    assert main(("check", str(tmp_path / "a.yaml"), "--gpus", "1xA100-80GB")) == 2
+    out = capsys.readouterr()[0]
+    assert out.startswith("DOES NOT START")
+    assert "cutoff_len" in out
+    assert "llama-3.2-1b" in out
