@@ -102,6 +102,7 @@ def ask(case: Case) -> Answer:
     request = {key: value for key, value in flatten(case["plan"]).items() if key not in ("schema", "model", "gpus")}
     if "plan.engine_version" in case.get("unknown", ()) and case["group"] in WHEN:
         request["engine_version"] = WHEN[case["group"]]
+    request.update(SAID.get(case["id"], {}))
     if request.get("seq_len_kind") == "minimum" and request.get("serving.prompt_tokens") is None and request.get("serving.output_tokens"):
         request["serving.prompt_tokens"] = 1  # a prompt of a few tokens, which the length does not count
         request["serving.output_tokens"] -= 1
@@ -110,6 +111,13 @@ def ask(case: Case) -> Answer:
 
 WHEN = {"deepseekllm_7b": "2023-11", "deepseekllm_67b": "2023-11"}
 """When sources that name no version measured: theirs dates from November 2023 to February 2024."""
+
+
+_HALF_GIB = {"serving.attn_max_batch": 512}
+SAID: Mapping[str, Mapping[str, Any]] = {
+    "ikllama_deepseek-v3_kvq8_ctx32768": _HALF_GIB, "ikllama_deepseek-v3_kvf16_ub4096_ctx32768": _HALF_GIB,
+}  # fmt: skip
+"""Settings that a source's own log prints (attn_max_b = 512) and its case leaves out."""
 
 
 class _RefusedError(InputError):
@@ -132,14 +140,23 @@ def reason_of(case: Case, error: InputError) -> str:
 
 def cluster_for(hardware: Mapping[str, Any]) -> Cluster | None:
     """The case's cards. One that the catalogue lacks is taken by the size on its box, with the widest range there is for such cards."""
-    count = hardware.get("count") or 1
-    if hardware.get("device"):
-        device = find_device(hardware["device"])
+    count, known = hardware.get("count") or 1, hardware.get("device") or _listed(hardware)
+    if known:
+        device = find_device(known)
     elif hardware.get("memory_gb"):
         device = _by_its_box(hardware)
     else:
         return None
     return cluster_of(device, count, per_node=max(n for n in range(1, ONE_NODE + 1) if count % n == 0))
+
+
+def _listed(hardware: Mapping[str, Any]) -> str | None:
+    """The source's own name of a card, where the catalogue has it in that size: the list that cases are written with is shorter."""
+    name = hardware.get("name") or ""
+    try:
+        return name if find_device(name).datasheet_bytes == (hardware.get("memory_gb") or 0) * 10**9 else None
+    except InputError:
+        return None
 
 
 def _by_its_box(hardware: Mapping[str, Any]) -> Device:
@@ -199,12 +216,16 @@ not made beforehand either. What is left is what lies there between two passes, 
 
 def _resident(case: Case, sheet: Sheet) -> Bytes:
     """Tensors between two passes while tokens are made. Keys and values of a layer may each lie in a block up to 1 MiB larger, which the
-    allocator counts whole (torch c10 CUDACachingAllocator.cpp, should_split).
+    allocator counts whole (torch c10 CUDACachingAllocator.cpp, should_split); and so may quantized weights, half of which are loaded into
+    blocks of their own (transformers 4.51.3 modeling_utils.py:5752, caching_allocator_warmup with a factor of 4).
     """
     kept = (Component.PARAMETERS, Component.BUFFERS, Component.KV_CACHE, Component.WORKSPACES)
-    value = sum(int(sheet.of(component, instant=Instant.DECODE).value) for component in kept)
+    held = total([sheet.of(component, instant=Instant.DECODE) for component in kept])
     blocks = 2 * int(case["config"]["num_hidden_layers"]) * MIB
-    return Bytes(value - int(sheet.of(Component.WORKSPACES, instant=Instant.DECODE).value), value, value + blocks)
+    if case["plan"].get("quantization"):
+        blocks += int(sheet.of(Component.ALLOCATOR_SLACK, instant=Instant.LOAD).high)
+    libraries = sheet.of(Component.WORKSPACES, instant=Instant.DECODE)
+    return Bytes(int(held.value - libraries.value), int(held.value), int(held.high - libraries.high + libraries.value + blocks))
 
 
 def _size(case: Case, found: Answer, metric: str, sheet: Sheet) -> Bytes:

@@ -90,6 +90,9 @@ def plan_serving(
         raise refuse("gpus", None, "is missing", "for example --gpus 4xH100-80GB")
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
+    if request.get("speculative.method"):
+        reason = "makes as many tokens a step as are accepted, which nobody knows beforehand: its memory is modelled, its speed is not"
+        raise refuse("speculative.method", request["speculative.method"], reason, "leave it out; `memsheet infer` tells what drafting takes")
     spec = read_model(name, catalog=catalogued, names=model_names())
     return asked_serving(
         spec, cluster, request, {"context": context, "users": users, "ttft": ttft, "tpot": tpot}, any_precision=any_precision
@@ -122,6 +125,7 @@ def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[
 
 def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True) -> Answer:
     """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit."""
+    spec = drafted(spec, request)
     resolved = resolve(request, spec, cluster)
     require(unsupported(resolved.plan, cluster) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
@@ -176,6 +180,15 @@ def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster |
         model=nothing, parameters=parameters, active_parameters=parameters, plan=resolved.plan, assumed=resolved.assumed, cluster=cluster,
         sheets=(sheet,), verdict=verdict, notes=("states only: activations, gathered layers and buffers need a model's config",),
     )  # fmt: skip
+
+
+def drafted(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
+    """The model with who drafts for it, read where a request names one."""
+    if request.get("speculative.model") is None:
+        return spec
+    from memsheet.readers.draft import with_draft
+
+    return with_draft(spec, request, catalog=catalogued, names=model_names())
 
 
 def catalogued(name: str) -> Mapping[str, Any] | None:

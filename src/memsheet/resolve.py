@@ -10,6 +10,8 @@ from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
+from memsheet.resolve_attention import MESH, attention_groups, check_groups
+from memsheet.resolve_lora import BY_ENGINE, served_adapters_of
 from memsheet.resolve_options import switches
 from memsheet.resolve_serving import (
     attention_of,
@@ -20,6 +22,7 @@ from memsheet.resolve_serving import (
     server_options,
     usual_options,
 )
+from memsheet.resolve_speculative import speculative_of
 from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, llama_options, precision_of, quantization_of
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
@@ -80,10 +83,11 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
             gaps.wrong(key, value, unread, "leave it out")
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
-    adapter = adapter_of(gaps, model, engine)
+    adapter = None if task == "infer" and engine.name in BY_ENGINE else adapter_of(gaps, model, engine)
     card = cluster if engine.server == "transformers" else None  # whose capability decides whether transformers dequantizes
     quantization = quantization_of(gaps, model, engine, task, adapter, card)
     precision = precision_of(gaps, engine, task, adapter, model)
+    served_adapters = served_adapters_of(gaps, engine, model, mesh, precision)
     usual = usual_options(gaps, engine, mesh, model, cluster)
     sequences = _sequences(gaps, task, usual.get("serving.max_sequences"))
     plan = Plan(
@@ -91,7 +95,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         reshard_after_forward=_reshard(gaps, engine, zero),
         schedule=_schedule(gaps, engine, mesh, task), layers_per_stage=_layers_per_stage(gaps, engine, mesh, model),
         microbatch=gaps.get("microbatch", 1) if task == "train" else sequences, global_batch=_global_batch(gaps, engine, mesh, task),
-        seq_len=_seq_len(gaps, task, model), vocab_multiple=_vocab_multiple(gaps, engine, mesh), precision=precision,
+        seq_len=_seq_len(gaps, task, model), vocab_multiple=_vocab_multiple(gaps, engine, mesh), precision=precision, served_adapters=served_adapters,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
         attention=attention_of(gaps, engine, model),
@@ -105,6 +109,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         **{**server_options(gaps, usual), **llama_options(gaps, engine, task)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
+        speculative=speculative_of(gaps, engine, mesh, model, sequences),
     )  # fmt: skip
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)
@@ -160,7 +165,7 @@ def _zero(gaps: Gaps, engine: Engine, task: str, gpus: int | None) -> int:
 
 
 def _mesh(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, model: ModelSpec | None) -> Mesh:
-    given = {axis: gaps.request.get(f"mesh.{axis}") for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp")}
+    given = {axis: gaps.request.get(f"mesh.{axis}") for axis in MESH}
     degrees = {axis: value or 1 for axis, value in given.items()}
     product = _product(gaps.request)
     if gpus is not None and gpus % product:
@@ -176,6 +181,8 @@ def _mesh(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, mo
             gaps.wrong("gpus", gpus, f"is not the mesh's product {product}", f"leave {rest} out and it takes the rest")
         degrees[rest] *= gpus // product
         gaps.assumed.append(f"mesh.{rest} = {degrees[rest]}")
+    if task == "infer" and engine.experts_whole:
+        attention_groups(gaps, degrees, engine, model)
     axes = engine.serving_axes if task == "infer" else engine.axes if model is not None else (*engine.axes, *engine.bare_axes)
     for axis, degree in degrees.items():
         if axis == "etp" and engine.experts_whole:
@@ -193,6 +200,7 @@ def _mesh(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, mo
     mesh = Mesh(**degrees)
     if engine.server == "transformers":
         check_tensor_parallel(gaps, mesh, model, task)
+    check_groups(gaps, mesh, engine, model)
     if model is not None:
         _divisibility(gaps, mesh, model)
     return mesh
@@ -219,10 +227,10 @@ def _reshard(gaps: Gaps, engine: Engine, zero: int) -> bool:
 def _divisibility(gaps: Gaps, mesh: Mesh, model: ModelSpec) -> None:
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     for heads in sorted({m.heads for b in blocks for m in b.mixers if isinstance(m, Attention | LatentAttention)}):
-        if heads % mesh.tp:
+        if heads % max(1, mesh.attention_tp):
             gaps.wrong("mesh.tp", mesh.tp, f"does not divide the {heads} attention heads of {model.name}")
     for kv in sorted({m.kv_heads for b in blocks for m in b.mixers if isinstance(m, Attention)}):
-        if kv % mesh.tp and mesh.tp % kv:
+        if kv % (own := max(1, mesh.attention_tp)) and own % kv:
             gaps.wrong("mesh.tp", mesh.tp, f"neither divides the {kv} key/value heads of {model.name} nor is a multiple of them")
     for experts in sorted({b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)}):
         if experts % mesh.ep:

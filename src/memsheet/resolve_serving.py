@@ -79,7 +79,7 @@ def pages(model: ModelSpec | None) -> bool:
 def experts_split(gaps: Gaps, degrees: Mapping[str, int], engine: str) -> int:
     """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to ranks whole (``ep``)."""
     ep, etp, tp = degrees["ep"], degrees["etp"], degrees["tp"]
-    ranks = sorted({1, tp, tp * degrees["dp_replicate"]})
+    ranks = sorted({1, tp})
     if ep not in ranks:
         gaps.wrong("mesh.ep", ep, f"is not how {engine} deals experts: over all ranks or none", f"one of {', '.join(map(str, ranks))}")
     if etp not in (1, tp):
@@ -105,10 +105,15 @@ def server_options(gaps: Gaps, usual: Mapping[str, Any]) -> dict[str, Any]:
     if not usual:
         return found
     loading = gaps.request.get("phase") == "load"
+    found["shared_prefix_tokens"] = int(gaps.request.get("serving.shared_prefix_tokens") or 0)
     for field in ("max_batched_tokens", "page_tokens", "memory_fraction"):
         found[field] = gaps.get(f"serving.{field}", usual[f"serving.{field}"], silent=loading)
     if found["memory_fraction"] == 0:
         gaps.wrong("serving.memory_fraction", 0, "leaves the engine nothing", "for example 0.9")
     given = (gaps.request.get(key) for key in ("serving.cuda_graphs", "cuda_graphs"))
+    found |= {f"state_{what}": gaps.request.get(f"serving.state_{what}") for what in ("slots", "ratio")}
+    found["dispatch"] = gaps.request.get("serving.dispatch") or "gather"
+    found["dp_dense"] = bool(gaps.request.get("serving.dp_dense") or False)
+    found["dp_lm_head"] = bool(gaps.request.get("serving.dp_lm_head") or False)
     found["captures"] = bool(next((value for value in given if value is not None), True))
     return found

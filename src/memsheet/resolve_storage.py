@@ -227,10 +227,9 @@ def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
             "does not exist in llama.cpp, whose cache has no pages",
             "leave it out",
         )
-    if gaps.request.get("serving.mla_mode") not in (None, 0, "0"):
-        gaps.wrong(
-            "serving.mla_mode", gaps.request["serving.mla_mode"], "is not modelled yet: latent attention has no list of operations here"
-        )
+    for key in ("serving.mla_mode", "serving.attn_max_batch"):
+        if gaps.request.get(key) and not fork:
+            gaps.wrong(key, gaps.request[key], "is the fork's alone", "--engine-version ik_llama.cpp")
     if gaps.request.get("serving.fused_moe") not in (None, True) or (gaps.request.get("serving.fused_moe") and not fork):
         gaps.wrong("serving.fused_moe", gaps.request["serving.fused_moe"], "is not modelled for this version", "leave it out")
     sequences = gaps.request.get("serving.max_sequences") or 1
@@ -241,6 +240,7 @@ def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
     return {
         "max_batched_tokens": gaps.get("serving.max_batched_tokens", UBATCH), "k_dtype": dtype_named(given) if given else None,
         "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),
+        "mla_mode": gaps.get("serving.mla_mode", 0, silent=True), "attn_max_batch": gaps.get("serving.attn_max_batch", 0, silent=True),
     }  # fmt: skip
 
 
@@ -261,7 +261,7 @@ def adapter_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> Adapter |
         if gaps.request.get(key) is not None:
             gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
     return Adapter(
-        kind=kind, rank=rank or 0, targets=_targets(gaps, model, engine), dtype=dtype, full_modules=_full_modules(gaps, model),
+        kind=kind, rank=rank or 0, targets=targets_of(gaps, model, engine), dtype=dtype, full_modules=_full_modules(gaps, model),
         dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
     )  # fmt: skip
 
@@ -300,7 +300,7 @@ def _full_modules(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
     return names
 
 
-def _targets(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
+def targets_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
     targets = gaps.request.get("adapter.targets")
     if targets is None and engine.usual_targets:
         gaps.assumed.append(f"adapter.targets = {','.join(engine.usual_targets)} ({engine.name}'s default)")

@@ -23,14 +23,14 @@ NAMES = [
 ]
 
 PLAN_FLAGS = [
-    "--attention", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
-    "--engine-version", "--ep", "--etp", "--expandable-segments", "--global-batch", "--gpu-layers", "--host-experts", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
-    "--lora-targets", "--loss", "--max-batched-tokens", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
-    "--no-cuda-graphs", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
+    "--attention", "--attn-dp", "--compile", "--context-parallel-comm", "--cp", "--cuda-graphs", "--dp-dense", "--dp-lm-head", "--dp-replicate", "--dp-shard", "--dropout", "--engine",
+    "--engine-version", "--ep", "--etp", "--expert-dispatch", "--expandable-segments", "--global-batch", "--gpu-layers", "--host-experts", "--mla-mode", "--attn-max-batch", "--image-tokens", "--k-dtype", "--kv-dtype", "--layers-per-stage", "--lora-rank",
+    "--lora-dtype", "--lora-targets", "--loss", "--max-batched-tokens", "--max-cpu-loras", "--max-loras", "--fully-sharded-loras", "--no-fully-sharded-loras", "--max-model-len", "--memory-fraction", "--microbatch", "--moe-balanced", "--moe-capacity-factor", "--moe-dispatch", "--moe-pad-to-capacity", "--no-compile",
+    "--no-cuda-graphs", "--no-dp-dense", "--no-dp-lm-head", "--no-moe-balanced", "--no-moe-pad-to-capacity", "--no-expandable-segments", "--no-optimizer-in-backward", "--no-reshard-after-forward", "--no-sequence-parallel",
     "--offload", "--optimizer", "--optimizer-implementation", "--optimizer-in-backward", "--output-tokens", "--page-tokens", "--pp",
-    "--precision", "--prompt-tokens", "--quantize", "--recompute", "--recompute-every", "--recompute-layers", "--recompute-modules",
-    "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--tp",
-    "--vocab-multiple", "--vpp", "--zero",
+    "--precision", "--prompt-tokens", "--shared-prefix-tokens", "--quantize", "--recompute", "--recompute-every", "--recompute-layers", "--recompute-modules",
+    "--recompute-segments", "--reshard-after-forward", "--schedule", "--seq-len", "--sequence-parallel", "--sequences", "--state-ratio", "--state-slots", "--tp",
+    "--vocab-multiple", "--vpp", "--zero", "--speculative", "--draft-model", "--speculative-tokens", "--draft-tp",
 ]  # fmt: skip
 SERVE_FLAGS = ["--any-precision", "--context", "--tpot", "--ttft", "--users"]
 JOB_FLAGS = [

@@ -22,11 +22,13 @@ from memsheet.resolve import resolve
 from memsheet.spec.plan import Plan
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
+LAUNCHES = ("torchrun", "slurm", "skypilot", "kubernetes")
 ENGINES = {
-    "deepspeed": ("deepspeed", "accelerate", "transformers", "torchrun", "slurm"), "fsdp2": ("accelerate", "transformers", "torchrun", "slurm"),
-    "transformers": ("accelerate", "transformers", "torchrun", "slurm"),
-    "megatron": ("megatron", "torchrun", "slurm"),
-    "torchtitan": ("torchtitan", "torchrun", "slurm"),
+    "deepspeed": ("deepspeed", "accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
+    "fsdp2": ("accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
+    "transformers": ("accelerate", "transformers", "axolotl", "llamafactory", *LAUNCHES),
+    "megatron": ("megatron", *LAUNCHES),
+    "torchtitan": ("torchtitan-toml", *LAUNCHES),
 }  # fmt: skip
 BOTH = {"offload.optimizer": 1, "offload.parameters": 1}
 CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
@@ -40,7 +42,7 @@ CHOICES: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "transformers": {
         "counts": (1, 2, 8, 16), "zero": (0,), "offload": ({},), "optimizers": ("adamw", "sgd", "adamw_8bit", "lion", "paged_adamw"),
-        "precisions": ("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"),
+        "precisions": ("fp32", "bf16-autocast", "fp16-autocast", "bf16-pure"), "attention": ("sdpa", "eager", "flash"),
     },
     "torchtitan": {
         "counts": (1, 2, 4, 8, 16), "zero": (2, 3), "offload": ({},), "optimizers": ("adamw",), "precisions": ("fp32", "fsdp2-mixed"),
@@ -155,7 +157,9 @@ def test_hostile_names_are_inert(drawn: tuple[Plan, Any], name: str, comment: st
             elif file.endswith(".py"):
                 compile(text, file, "exec")
             else:
-                assert read_text(file, text, PARSERS).request == read_text(file, usual[file], PARSERS).request
+                told_of, plainly = (dict(read_text(file, held, PARSERS).request) for held in (text, usual[file]))
+                assert told_of.pop("@model", name) == name
+                assert told_of == {key: value for key, value in plainly.items() if key != "@model"}
 
 
 def directives(text: str, without: tuple[str, ...]) -> list[str]:
@@ -249,3 +253,53 @@ def test_transformers_itself_reads_what_is_written(engine: str, tmp_path: Path) 
         assert bool(made.deepspeed) == (engine == "deepspeed")
 
     assert exported(engine, "transformers", take) > 40
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2", "transformers"])
+def test_axolotl_itself_reads_what_is_written(engine: str) -> None:
+    config = pytest.importorskip("axolotl.utils.schemas.config")
+    gpu = {"bf16": True, "fp8": False, "tf32": True, "n_gpu": 8, "n_node": 1, "compute_capability": "sm_80"}
+
+    def take(wanted: dict[str, Any], text: str) -> None:
+        found = parse_yaml(text, "axolotl.yaml")
+        made = config.AxolotlConfigWCapabilities(**found, capabilities=gpu, env_capabilities={"torch_version": "2.12.0"})
+        assert (made.micro_batch_size, made.gradient_accumulation_steps) == (wanted["microbatch"], wanted["@accumulation"])
+        assert made.sequence_len == wanted["seq_len"]
+        assert made.attn_implementation == {"flash": "flash_attention_2"}.get(wanted["attention"], wanted["attention"])
+        assert made.adapter == ("lora" if wanted.get("adapter.rank") else None)
+        assert made.lora_r == wanted.get("adapter.rank")
+        assert bool(made.bf16) == (wanted["precision.compute"] == "bf16")
+        assert made.lora_mlp_kernel is (False if made.adapter else None)
+        assert str(made.fsdp_version) == ("2" if engine == "fsdp2" else "None")
+        assert bool(made.deepspeed) == (engine == "deepspeed")
+        if engine == "fsdp2":
+            assert made.fsdp_config.reshard_after_forward == (wanted["zero"] == 3)
+
+    assert exported(engine, "axolotl", take) > 40
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "fsdp2", "transformers"])
+def test_llamafactory_itself_reads_what_is_written(engine: str) -> None:
+    library, hparams = pytest.importorskip("transformers"), pytest.importorskip("llamafactory.hparams")
+
+    class Plain(hparams.TrainingArguments):  # type: ignore[misc,name-defined]
+        """Without what looks for a GPU and for other ranks."""
+
+        def __post_init__(self) -> None:
+            pass
+
+    parts = (hparams.ModelArguments, hparams.DataArguments, Plain, hparams.FinetuningArguments, hparams.GeneratingArguments)
+    parser = library.HfArgumentParser(parts)
+
+    def take(wanted: dict[str, Any], text: str) -> None:
+        model_args, data, args, tuning, _ = parser.parse_dict(parse_yaml(text, "llamafactory.yaml"))
+        assert (args.per_device_train_batch_size, args.gradient_accumulation_steps) == (wanted["microbatch"], wanted["@accumulation"])
+        assert data.cutoff_len + 1 == wanted["seq_len"]
+        assert model_args.model_name_or_path == "llama-tiny"
+        assert tuning.finetuning_type == ("lora" if wanted.get("adapter.rank") else "full")
+        assert tuning.lora_rank == wanted.get("adapter.rank", 8)
+        assert bool(args.deepspeed) == (engine == "deepspeed")
+        if engine != "fsdp2":
+            assert model_args.disable_gradient_checkpointing == (wanted["recompute.mode"] != "full")
+
+    assert exported(engine, "llamafactory", take) > 40

@@ -158,7 +158,8 @@ def test_heads_that_do_not_divide_are_told() -> None:
 def test_experts_over_all_replicas_leave_room() -> None:
     """Data-parallel attention with experts dealt over all ranks: each expert once, so more cache than in replicas."""
     found = plan_serving("qwen3-30b-a3b", gpus="4xH100-80GB", context=8192)
-    by = {(int(o.plan.mesh.tp), int(o.plan.mesh.pp), int(o.plan.mesh.ep)): o for o in found.plans}
+    by = {(int(o.plan.mesh.attention_tp), int(o.plan.mesh.pp), int(o.plan.mesh.ep)): o for o in found.plans}
+    assert by[1, 1, 4].plan.mesh.attn_dp == 4
     assert by[1, 1, 4].in_all > 2 * by[1, 1, 1].in_all
     assert by[1, 1, 4].weights_bytes < by[1, 1, 1].weights_bytes
 

@@ -127,9 +127,9 @@ def test_states_take_nine_parts_of_nineteen_and_their_slots_cap_requests() -> No
     assert "max_running_requests=2048" not in found["start_up"][2]
 
 
-def test_adapters_are_refused_as_not_yet_served() -> None:
-    with pytest.raises(InputError, match="not modelled for served adapters"):
-        served("qwen3-8b", plan={"adapter": {"rank": 16}})
+def test_adapters_of_another_kind_are_refused() -> None:
+    with pytest.raises(InputError, match="not modelled for adapters that sglang serves"):
+        served("qwen3-8b", plan={"adapter": {"rank": 16, "kind": "dora"}})
 
 
 def test_recurrent_states_of_other_families_are_refused() -> None:

@@ -29,7 +29,9 @@ from memsheet.spec.names import request_from
 
 MAX_FILES = 64
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
+NAMED = ("torchtitan_config.py",)  # other code of a folder is no configuration
 NO_START = 2
+DRAFT = "speculative.model"
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NOT_MODELLED = "the files set what the sheet does not hold"
 
@@ -62,7 +64,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     if question["parameters"] is not None:
         raise refuse("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
     texts, document = gathered(files, question.pop("plan", None))
-    reads = {name: read_text(name, text, PARSERS) for name, text in texts.items()}
+    reads = {name: _bundled(read_text(name, text, PARSERS)) for name, text in texts.items()}
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
     gpus = question["gpus"] or _cards(document.get("gpus"), reads)
@@ -70,7 +72,8 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     require(whole.problems)
     name = model or document.get("model") or _named(reads)
     ask = {**where, "gpus": gpus, "model": name}
-    answer, why_not = (None, ()) if name is None else _answered(ask, whole.request)
+    strange = _strange(reads, {**request, **flags})
+    answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)
     spec = answer.model if answer else _model(name)
     case = Case(
         reads=reads, texts=texts, together=whole, answer=answer, model=spec, ask=lambda changes: _changed(ask, whole.request, changes)
@@ -110,7 +113,7 @@ def _paths(path: Path) -> list[Path]:
     """A file, or a folder's files of the endings that configurations have, the plan first."""
     if not is_folder(path):
         return [path]
-    found = sorted(held for held in path.iterdir() if held.suffix in ENDINGS and held.is_file())
+    found = sorted(held for held in path.iterdir() if (held.suffix in ENDINGS or held.name in NAMED) and held.is_file())
     if not found:
         raise refuse("file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}")
     return sorted(found, key=lambda held: held.name != PLAN)
@@ -130,6 +133,23 @@ def _named(reads: Mapping[str, Read]) -> str | None:
 
     named = _served(reads)
     return named if named and find_model(named) else None
+
+
+def _bundled(read: Read) -> Read:
+    """The file with who drafts by the bundled name, where it is one of those."""
+    from memsheet.catalog import find_model
+
+    found = find_model(str(read.request.get(DRAFT) or ""))
+    return replace(read, request={**read.request, DRAFT: found["name"]}) if found else read
+
+
+def _strange(reads: Mapping[str, Read], told: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks up for it."""
+    from memsheet.catalog import find_model
+
+    named = [str(read.request[DRAFT]) for read in reads.values() if read.request.get(DRAFT)]
+    unknown = [name for name in named if told.get(DRAFT) is None and not find_model(name)]
+    return tuple(f"{name} drafts and is no bundled model, so there is no sheet: --draft-model" for name in unknown[:1])
 
 
 def _served(reads: Mapping[str, Read]) -> str | None:

@@ -15,9 +15,11 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.flags import Debug
 from memsheet.errors import Problem, refuse, require
-from memsheet.exchange import Files, find_format, told, write
+from memsheet.exchange import Files, find_format, of_version, told, write
 from memsheet.exchange.together import asked_of
+from memsheet.resolve_attention import has_experts
 from memsheet.report.json import dumps, plan_document, sheet_document
+from memsheet.spec.exchange import Format
 from memsheet.units import format_bytes
 
 PLAN, SHEET = "plan.json", "sheet.json"
@@ -35,7 +37,7 @@ def export(
     /,
     *,
     to: Annotated[
-        str, _option("Formats: deepspeed, accelerate, transformers, torchrun, slurm, vllm, sglang, skypilot, kubernetes.", "NAME,…")
+        str, _option("Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, skypilot, kubernetes.", "NAME,…")
     ],
     out: Annotated[str | None, _option("The folder that the files are written into, made if it is not there.", "DIR")] = None,
     pick: Annotated[str | None, _option("Which plan of several (1).", "N")] = None,
@@ -54,13 +56,17 @@ def export(
         gpus=int(answer.plan.mesh.gpus),
         nodes=answer.cluster.nodes if answer.cluster else 1,
         accumulation=int(answer.plan.accumulation),
+        experts=has_experts(answer.model),
     )
     if answer.plan.task == "infer":
         asked = _as_released(answer, asked)
+    formats = [of_version(form, asked) for form in formats]
     comments = tuple(figures(answer))
+    named = [form.name for form in formats]
+    formats += [find_format(name) for name in _along(formats, asked) if name not in named]
     files: Files = {}
     for form in formats:
-        files |= write(form, asked, comments)
+        files |= write(form, _named_by_hub(form, asked), comments)
     for line in (line for form in formats for line in told(form, asked)):
         print(f"note: {line}", file=sys.stderr)
     if out is None:
@@ -78,7 +84,19 @@ def _as_released(answer: Answer, asked: Mapping[str, Any]) -> dict[str, Any]:
     stored, quantized = answer.model.quantization, answer.plan.quantization
     own = stored and quantized and (stored.weights, tuple(stored.skip)) == (quantized.weights.name, tuple(quantized.skip))
     kept = {key: value for key, value in asked.items() if not (own and key.startswith("quantization."))}
-    return {**kept, "@model": _on_the_hub(asked["@model"])}
+    drafts = {key: _on_the_hub(kept[key]) for key in ("speculative.model",) if kept.get(key)}
+    return {**kept, **drafts, "@model": _on_the_hub(asked["@model"])}
+
+
+def _along(formats: Sequence[Format], asked: Mapping[str, Any]) -> list[str]:
+    """Formats of the files that others name or are launched with."""
+    return list(dict.fromkeys(name for form in formats for name in form.along(asked)))
+
+
+def _named_by_hub(form: Format, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is asked of a format, whose file may name the model: then as the hub does."""
+    names_it = asked["task"] == "train" and any(key.says == "@model" for key in form.keys)
+    return {**asked, "@model": _on_the_hub(asked["@model"])} if names_it else asked
 
 
 def _on_the_hub(name: str) -> str:

@@ -118,7 +118,7 @@ def _solved(target: Target, asked: dict[str, Any], flags: SolveFlags) -> tuple[S
     if target is searches.Target.PARAMETERS:
         return _largest(name or flags.family, request, cluster, flags.picture)
     search = searches.longest if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
-    return search(_model(name), request, cluster, most=most, say=_say), ()
+    return search(api.drafted(_model(name), request), request, cluster, most=most, say=_say), ()
 
 
 def _model(name: Any) -> ModelSpec:

@@ -7,24 +7,14 @@ from __future__ import annotations
 
 from memsheet.references import AUTOAWQ
 from memsheet.sheet import Cited
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, OptimizerName
+from memsheet.spec.engine import server_engine
+from memsheet.spec.plan import AttentionKind
 
-ENGINE = Engine(
+ENGINE = server_engine(
     name="autoawq",
     tested="0.1.6 (8110e028)",
-    tasks=("infer",),
     server="autoawq",
-    axes=(),
-    zero=(0,),
-    default_zero=0,
-    sharding=Sharding.REPLICATED,
-    default_precision="bf16-pure",
-    precisions=("bf16-pure",),
-    autocast=False,
     attention=(AttentionKind.EAGER,),
-    optimizers=(OptimizerName.ADAMW,),
-    default_implementation=Implementation.FUSED,
     adapters=(),
     evidence={"cache": Cited(AUTOAWQ, "fused/cache.py WindowedCache"), "attention": Cited(AUTOAWQ, "fused/attn.py QuantAttentionFused")},
 )

@@ -7,28 +7,18 @@ from __future__ import annotations
 
 from memsheet.references import GPT_FAST
 from memsheet.sheet import Cited
-from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.engine import server_engine
 from memsheet.spec.model import Role
-from memsheet.spec.plan import AttentionKind, Implementation, OptimizerName
+from memsheet.spec.plan import AttentionKind
 
-ENGINE = Engine(
+ENGINE = server_engine(
     name="gpt-fast",
     tested="6ecad9b5 (torch 2.8)",
-    tasks=("infer",),
     server="gpt_fast",
-    axes=(),
     serving_axes=("tp",),
-    zero=(0,),
-    default_zero=0,
-    sharding=Sharding.REPLICATED,
     models=frozenset({"compile", "cuda_graphs", "serving.cuda_graphs"}),
-    default_precision="bf16-pure",
-    precisions=("bf16-pure",),
-    autocast=False,
     attention=(AttentionKind.SDPA,),
-    optimizers=(OptimizerName.ADAMW,),
-    default_implementation=Implementation.FUSED,
-    adapters=(),
     whole_roles=frozenset({Role.EMBEDDING, Role.HEAD}),  # tp.py, apply_tp: layers alone are divided
+    adapters=(),
     evidence={"weights": Cited(GPT_FAST, "quantize.py"), "cache": Cited(GPT_FAST, "model.py KVCache")},
 )

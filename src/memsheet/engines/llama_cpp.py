@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from memsheet.references import GGML, LLAMA_CPP
 from memsheet.sheet import Cited
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, OptimizerName
+from memsheet.spec.defaults import SERVED_ADAPTERS
+from memsheet.spec.engine import server_engine
+from memsheet.spec.plan import AttentionKind
 
 UBATCH = 512
 """Tokens of a physical batch (common/common.h, n_ubatch)."""
@@ -16,7 +17,7 @@ UBATCH = 512
 MAX_SEQUENCES = 256
 """Sequences of one context at most (src/llama-cparams.h, LLAMA_MAX_SEQ; llama-context.cpp throws above); the fork of 2025 has no such bound."""
 
-OWN = ("max_batched_tokens", "k_dtype", "gpu_layers", "host_experts", "logical_batch", "mla_mode", "fused_moe", "page_tokens")
+OWN = ("max_batched_tokens", "k_dtype", "gpu_layers", "host_experts", "logical_batch", "mla_mode", "attn_max_batch", "fused_moe", "page_tokens")
 """Keys of serving that it reads, or refuses by a reason of its own; the logical batch only sizes what the host holds."""
 
 
@@ -35,25 +36,15 @@ def stages(layers: int, devices: int, version: str | None) -> tuple[int, ...] | 
     return tuple(found) if all(found) else None
 
 
-ENGINE = Engine(
+ENGINE = server_engine(
     name="llama.cpp",
     tested="00395eb2 (2026)",
-    tasks=("infer",),
     server="llama_cpp",
-    axes=(),
     serving_axes=("pp",),
-    zero=(0,),
-    default_zero=0,
-    sharding=Sharding.REPLICATED,
-    default_precision="bf16-pure",
-    precisions=("bf16-pure",),
-    autocast=False,
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
-    optimizers=(OptimizerName.ADAMW,),
-    default_implementation=Implementation.FUSED,
-    adapters=(),
     stages=stages,
-    models=frozenset({*(f"serving.{key}" for key in OWN), "offload.parameters"}),
+    models=frozenset({*(f"serving.{key}" for key in OWN), "offload.parameters", *SERVED_ADAPTERS} - {"serving.max_cpu_loras"}),
     offload=("parameters",),
+    adapters=(),
     evidence={"buffers": Cited(LLAMA_CPP, "model, KV and compute buffers"), "compute": Cited(GGML, "ggml-alloc.c")},
 )

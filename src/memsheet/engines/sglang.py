@@ -9,9 +9,11 @@ from typing import Any
 
 from memsheet.frozen import dataclass
 from memsheet.sheet import FromCode
+from memsheet.spec.defaults import SERVED_ADAPTERS
 from memsheet.spec.device import Device
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, Mesh, OptimizerName, RecomputeMode
+from memsheet.spec.engine import server_engine
+from memsheet.spec.plan import AttentionKind, Mesh
+from memsheet.spec.speculative import kept_of, reserved_mib
 from memsheet.units import MIB
 
 
@@ -101,6 +103,32 @@ REQUESTS, MOST_REQUESTS = 2048, 4096
 """Requests that may run where nobody says: by the pool's tokens, between these (v0.5.23 mem_cache/kv_cache_configurator.py:3124)."""
 
 
+ATTENTION_GROUPS = frozenset({
+    "deepseek_v2", "deepseek_v3", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "gpt_oss", "glm4_moe", "llama4_text", "llama4",
+})  # fmt: skip
+"""Families whose attention is cut over the ranks of a group (parallel_group="attn_tp", v0.5.23 models/deepseek_v2.py:2089, qwen2_moe.py:940,
+qwen3.py:203, qwen3_moe.py:532, qwen3_next.py:264, gpt_oss.py:421, glm4_moe.py:264, llama4.py:272); others cut it over all.
+"""
+GROUPS_SINCE, UNEQUAL_SINCE = (0, 4, 6), (0, 5, 20)
+"""Groups of any number (v0.4.6.post1 server_args.py:296; before, as many as ranks), and from when on the embedding is cut inside one (v0.5.23
+layers/vocab_parallel_embedding.py:185; v0.4.6.post1 models/deepseek_v2.py:1377 keeps it whole).
+"""
+STATELESS_SINCE = (0, 5, 20)
+"""From when on models without attention are served, and snapshots of states kept where nobody says (v0.5.23 configs/model_config.py:156,
+arg_groups/overrides.py:477; v0.5.12 server_args.py:1187).
+"""
+GROUP_GRAPH_MIB, LARGE_GROUP_GRAPH_MIB, LARGE_GRAPH, GROUPS_MIB = 3, 1.5, 300, 4 * 1024
+"""Kept free for data-parallel attention: for each captured sequence of each group, and more from so many on (v0.5.4.post3 server_args.py:796,
+v0.5.23 arg_groups/memory_hook.py:376); before, a fixed size (v0.4.8.post1 server_args.py:311).
+"""
+
+
+def version_of(version: str | None) -> tuple[int, ...]:
+    """A release's number, one past all where none is said."""
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", version or "")
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (10**6,)
+
+
 def release_of(version: str | None) -> Release:
     """The release that stands for a version ("0.4.3.post4 (torch 2.5)"); the newest that was read where none is said."""
     found = re.match(r"v?(\d+)\.(\d+)\.(\d+)", version or "")
@@ -129,15 +157,16 @@ def graph_sequences(release: Release, device: Device | None, tp: int) -> int:
 
 def served(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, latent: bool) -> Mapping[str, Any]:
     """What the server takes where nobody says."""
-    release = release_of(request.get("engine_version"))
+    version, method = request.get("engine_version"), request.get("speculative.method")
+    release = release_of(version)
     tokens = request.get("serving.max_batched_tokens") or tier_of(release, device).chunk_tokens
     return {
-        "serving.max_sequences": MOST_REQUESTS, "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
-        "serving.memory_fraction": _fraction(release, device, mesh, tokens, latent=latent),
+        "serving.max_sequences": kept_of(version).requests if method else MOST_REQUESTS, "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
+        "serving.memory_fraction": _fraction(release, device, mesh, tokens, latent=latent, drafting_mib=reserved_mib(version, method)),
     }  # fmt: skip
 
 
-def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool) -> float:
+def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, *, latent: bool, drafting_mib: int = 0) -> float:
     """mem_fraction_static: weights and pool as a share of what was free before loading. Of an unknown card by its ranks."""
     tp, ranks, tier = int(mesh.tp), int(mesh.tp) * mesh.pp, tier_of(release, device)
     by_ranks = next(share for least, share in BY_RANKS if tp >= least)
@@ -149,13 +178,21 @@ def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, 
         case Reserve.RANKS_OR_LARGE:
             return round(1 - LARGE_RESERVE_MIB / _mib(device), 3) if _mib(device) > LARGE_MIB else by_ranks
         case Reserve.CARD:
-            kept = tier.kept_mib + tier.rank_mib * ranks
+            kept = tier.kept_mib + tier.rank_mib * ranks + (GROUPS_MIB if mesh.attn_dp > 1 else 0)
         case Reserve.TOKENS | Reserve.TOKENS_AND_CHUNKS:
             kept = METADATA_MIB + TOKEN_MIB * max(tokens, 2048) + RANKS_MIB * ranks / 8 + GRAPH_MIB * graph_sequences(release, device, tp)
+            kept += group_graphs_mib(graph_sequences(release, device, tp), int(mesh.attn_dp))
             chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
             kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
             kept = max(kept, FLOOR_MIB) if _mib(device) > FLOOR_ABOVE_MIB else kept
-    return round(1 - kept / _mib(device), 3)
+            kept += DEEPEP_MIB if sends else 0
+    return round(1 - (kept + drafting_mib) / _mib(device), 3)
+
+
+def group_graphs_mib(captured: int, groups: int) -> float:
+    """What is kept free for graphs of data-parallel attention, besides what is for all graphs."""
+    each = GROUP_GRAPH_MIB + (LARGE_GROUP_GRAPH_MIB if captured > LARGE_GRAPH else 0)
+    return captured * groups * each if groups > 1 else 0.0
 
 
 def captured_chunks(most: int) -> int:
@@ -164,27 +201,18 @@ def captured_chunks(most: int) -> int:
     return sum(1 for first, end, step in steps for size in range(first, end, step) if size <= most)
 
 
-ENGINE = Engine(
+ENGINE = server_engine(
     name="sglang",
     tested="0.5.23",
-    tasks=("infer",),
-    axes=(),
-    serving_axes=("dp_replicate", "tp", "pp", "ep"),
-    zero=(0,),
-    default_zero=0,
-    sharding=Sharding.REPLICATED,
+    serving_axes=("dp_replicate", "tp", "pp", "ep", "attn_dp"),
     server="sglang",
     served=served,
-    default_precision="bf16-pure",
     precisions=("fp32", "bf16-pure"),
-    autocast=False,
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
-    losses=(),
-    recompute=(RecomputeMode.NONE,),
-    optimizers=(OptimizerName.ADAMW,),
-    default_implementation=Implementation.FUSED,
     models=frozenset({
         "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens",
+        "serving.shared_prefix_tokens", "serving.dp_lm_head", "serving.dp_dense", "serving.dispatch", "serving.state_slots", "serving.state_ratio",
+        *SERVED_ADAPTERS,
     }),
     splits_experts_over_tp=True,
     experts_whole=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
+from memsheet.spec.defaults import SERVED_ADAPTERS
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import Role
 from memsheet.spec.plan import AdapterKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
@@ -22,7 +23,7 @@ ENGINE = Engine(
     sharding=Sharding.REPLICATED,
     default_precision="bf16-autocast",
     precisions=("fp32", "bf16-autocast", "fp16-autocast", "bf16-master", "bf16-pure"),
-    models=frozenset({"adapter.full_modules", "image_tokens"}),
+    models=frozenset({"adapter.full_modules", "image_tokens", *SERVED_ADAPTERS} - {"serving.max_cpu_loras"}),
     adapters=(AdapterKind.LORA, AdapterKind.DORA, AdapterKind.LORA_FA),
     takes_remainder=True,
     steps_in_backward=True,

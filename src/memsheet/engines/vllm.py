@@ -9,9 +9,10 @@ from typing import Any
 
 from memsheet.frozen import dataclass
 from memsheet.sheet import FromCode
+from memsheet.spec.defaults import SERVED_ADAPTERS
 from memsheet.spec.device import Device
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, Mesh, OptimizerName, RecomputeMode
+from memsheet.spec.engine import server_engine
+from memsheet.spec.plan import AttentionKind, Mesh
 from memsheet.units import GIB
 
 
@@ -30,6 +31,16 @@ class Sampler(Enum):
         return self in (Sampler.COPIED, Sampler.PLAIN, Sampler.COUNTED)
 
 
+class Shown(Enum):
+    """Pictures that the profiling run shows to a tower, and what it keeps of them; ``formulas.serving.pictures`` says in bytes."""
+
+    NONE = "none"  # none by themselves, before the language model
+    MORE = "more"  # enough for a batch, and what the tower makes of them as it is
+    WHOLE = "whole"  # those that a batch has room for, likewise
+    BATCH = "batch"  # the same, and each in a copy as long as a batch
+    PICTURE = "picture"  # the same, and each in a copy as long as the places it takes where those are more
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """Facts of a release. It stands for all after it until the next one in the table."""
@@ -46,6 +57,7 @@ class Release:
     chunked: bool = True  # long prompts are read in parts of max_num_batched_tokens
     sized_by_card: bool = True  # defaults are larger on large cards
     lines: str = "v1"  # how its start-up lines are worded
+    shown: Shown = Shown.WHOLE
     near_group: bool = False  # groups of layers are as large as the larger kind where the kinds are nearly as many
     other: Sampler | None = None  # that of the runner that some families have
     families: frozenset[str] = frozenset()
@@ -64,11 +76,13 @@ COUNTING_27 = frozenset({"qwen2_moe", "deepseek_v2", "granitemoe"})
 """Families of the runner that counts, where it was not yet that of all (v0.24.0 config/vllm.py:68, v0.27.0 config/vllm.py:69)."""
 
 RELEASES = (
-    Release(tag="v0.6.4.post1", since=(0, 0), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, chunked=False, sized_by_card=False, lines="v0"),
-    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False),
-    Release(tag="v0.9.2", since=(0, 9), **GROWTH),
-    Release(tag="v0.11.0", since=(0, 10), **GROWTH),
-    Release(tag="v0.14.0", since=(0, 12), **GROWTH),
+    Release(tag="v0.6.4.post1", since=(0, 0), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, chunked=False, sized_by_card=False, lines="v0", shown=Shown.NONE),
+    Release(tag="v0.8.5", since=(0, 8), memory_fraction=0.9, sampler=Sampler.SORTED, counts_context=True, window_pages=False, shown=Shown.MORE),
+    Release(tag="v0.9.2", since=(0, 9), **GROWTH, shown=Shown.MORE),
+    Release(tag="v0.10.2", since=(0, 10), **GROWTH),
+    Release(tag="v0.11.0", since=(0, 11), **GROWTH, shown=Shown.BATCH),
+    Release(tag="v0.12.0", since=(0, 12), **GROWTH, shown=Shown.PICTURE),
+    Release(tag="v0.14.0", since=(0, 14), **GROWTH),
     Release(tag="v0.16.0", since=(0, 16), **GROWTH, state_pages=2),
     Release(tag="v0.18.0", since=(0, 18), **{**GRAPHS, "memory_fraction": 0.9, "counts_graphs": False}),
     Release(tag="v0.20.2", since=(0, 20), **GRAPHS, lines="by_length"),
@@ -81,10 +95,11 @@ RELEASES = (
 Fractions: v0.11.0 config/cache.py:43, v0.33.0 :215. Graphs: VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS, on in v0.20.2 envs.py. Samplers: v0.11.0
 v1/sample/ops/topk_topp_sampler.py:157, v0.18.0 :251 (triton, in place), v0.24.0 v1/worker/gpu/sample/sampler.py apply_sampling_params, v0.33.0
 v1/worker/gpu/model_runner.py:993. Windows: v0.8.5 v1/core/kv_cache_utils.py:657 makes them full attention, v0.9.2 groups them. Groups: v0.18.0
-v1/core/kv_cache_utils.py. In flight: v0.27.0 v1/kv_cache_interface.py, async scheduling being on. States: v0.16.0 the same file ("align").
+v1/core/kv_cache_utils.py. In flight: v0.27.0 v1/kv_cache_interface.py, async scheduling being on. States: v0.16.0 the same file ("align"). Shown:
+profile_run of v1/worker/gpu_model_runner.py, v0.9.2:2202, v0.10.2:2981, v0.11.0:3325, v0.12.0:4284, v0.14.0:4693.
 """
 NEWEST = RELEASES[-1]
-FIRST_V1 = RELEASES[3]
+FIRST_V1 = RELEASES[4]
 
 
 def release_of(version: str | None) -> Release:
@@ -141,28 +156,19 @@ def stages(layers: int, count: int, _: str | None) -> tuple[int, ...] | None:
     return tuple(found) if even else None
 
 
-ENGINE = Engine(
+ENGINE = server_engine(
     name="vllm",
     tested="0.33.0",
-    tasks=("infer",),
-    axes=(),
-    serving_axes=("dp_replicate", "tp", "pp", "ep"),
-    zero=(0,),
-    default_zero=0,
-    sharding=Sharding.REPLICATED,
+    serving_axes=("dp_replicate", "tp", "pp", "ep", "attn_dp"),
     server="vllm",
     stages=stages,
     served=served,
-    default_precision="bf16-pure",
     precisions=("fp32", "bf16-pure"),
-    autocast=False,
     attention=(AttentionKind.FLASH, AttentionKind.SDPA),
-    losses=(),
-    recompute=(RecomputeMode.NONE,),
-    optimizers=(OptimizerName.ADAMW,),
-    default_implementation=Implementation.FUSED,
     models=frozenset({
-        "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens",
+        "compile", "cuda_graphs", "serving.cuda_graphs", "serving.memory_fraction", "serving.page_tokens", "serving.max_batched_tokens", "serving.dispatch",
+        "serving.shared_prefix_tokens",
+        "serving.fully_sharded_loras", *SERVED_ADAPTERS,
     }),
     splits_experts_over_tp=True,
     experts_whole=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from memsheet.run.adapters import apply_quantization
+from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
 from memsheet.run.serve import Generation, begin, build_cache, cache_kind, for_decode, step
 from memsheet.run.step import autocast
@@ -41,7 +41,7 @@ def _served(config: Mapping[str, Any], plan: Plan, device: str) -> Iterator[tupl
     """The model, and a cache of the plan's kind."""
     settings = build_config(config, plan)
     with torch.no_grad():
-        model = apply_quantization(build_model(settings, plan, device), plan)
+        model = apply_served_adapters(apply_quantization(build_model(settings, plan, device), plan), plan)
         with autocast(plan, device):
             yield model, build_cache(settings, plan, cache_kind(plan, None))
 

@@ -13,6 +13,10 @@ from memsheet.readers.quantization import stored_quantization
 from memsheet.readers.registry import FAMILIES
 from memsheet.spec.model import ModelSpec, Source
 
+AHEAD = {"qwen3_next": 1}
+"""Layers for further tokens that a family's checkpoints have where the config does not say (vLLM v0.33.0 models/qwen3_next_mtp.py:61)."""
+MOST_AHEAD = 64
+
 
 def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | None = None) -> ModelSpec:
     """The model that ``data`` (a parsed config.json) describes.
@@ -31,7 +35,10 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
     spec: ModelSpec = import_module(f"memsheet.readers.families.{FAMILIES[model_type]}").read(config)
     stored = stored_quantization(config)
     dtype = config.text("dtype", "torch_dtype", default="") or None
+    ahead = config.count("num_nextn_predict_layers", default=AHEAD.get(model_type, 0), low=0, high=MOST_AHEAD)
     config.done()
     notes = ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
     where = source or Source(kind="dict")
-    return replace(spec, name=name or model_type, dtype=dtype, quantization=stored, source=replace(where, notes=where.notes + notes))
+    return replace(
+        spec, name=name or model_type, dtype=dtype, quantization=stored, ahead=ahead, source=replace(where, notes=where.notes + notes)
+    )

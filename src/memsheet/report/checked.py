@@ -49,7 +49,7 @@ def checked_document(checked: Checked) -> dict[str, Any]:
         "mistakes": [
             {
                 "rule": rule.id, "where": found.where, "says": found.says, "cure": found.cure, "changes": dict(found.changes) or None,
-                "saves_bytes": found.saves_bytes, "stops": found.stops, "source": rule.source,
+                "saves_bytes": found.saves_bytes, "gains_bytes": found.gains_bytes, "stops": found.stops, "source": rule.source,
             }
             for rule, found in checked.mistakes
         ],
@@ -96,6 +96,8 @@ def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
     for rule, found in checked.mistakes:
         size = found.saves_bytes or 0
         frees = f" · frees {look.room(size)} a GPU" if size > 0 else f" · takes {look.need(-size)} a GPU" if size else ""
+        gives = found.gains_bytes or 0
+        frees += f" · gives its cache {look.room(gives)} a GPU" if gives > 0 else f" · takes {look.need(-gives)} a GPU of its cache" if gives else ""
         yield from _wrapped(f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  ")
         yield from _wrapped(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
 
@@ -125,7 +127,9 @@ def _signed(size: int, look: Look) -> str:
 
 
 def _shown(value: Any) -> str:
-    return one_line({True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value))
+    """A value on one line; of a script its first line."""
+    first, more, _ = str(value).partition("\n")
+    return one_line(str(value).lower() if isinstance(value, bool) else f"{first} …" if more else first)
 
 
 def _wrapped(text: str, width: int, after: str, before: str = "") -> list[str]:

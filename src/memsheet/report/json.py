@@ -14,7 +14,7 @@ from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, It
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.spec.model import Source
-from memsheet.spec.plan import Adapter, Offload, Optimizer, Plan, Precision, Quantization, Recompute, Routing
+from memsheet.spec.plan import Adapter, Offload, Optimizer, Plan, Precision, Quantization, Recompute, Routing, ServedAdapters, Speculative
 
 SHEET_SCHEMA, PLAN_SCHEMA = "memsheet/sheet/1", "memsheet/plan/1"
 
@@ -50,7 +50,7 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
     return {
         "schema": PLAN_SCHEMA, "model": model or None, "gpus": f"{cluster.count}x{cluster.device.name}" if cluster else None,
         "task": plan.task, "phase": plan.phase, "engine": plan.engine, "engine_version": plan.engine_version,
-        "mesh": {field.name: int(getattr(plan.mesh, field.name)) for field in fields(plan.mesh)},
+        "mesh": {field.name: int(getattr(plan.mesh, field.name)) for field in fields(plan.mesh) if field.name != "attn_dp" or _groups(plan)},
         "zero": plan.zero, "reshard_after_forward": plan.reshard_after_forward,
         "schedule": plan.schedule.value if plan.schedule else None,
         "layers_per_stage": list(plan.layers_per_stage) if plan.layers_per_stage else None,
@@ -59,13 +59,18 @@ def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | No
         "optimizer": _optimizer(plan.optimizer) if plan.optimizer else None,
         "recompute": _recompute(plan.recompute), "attention": plan.attention.value,
         "loss": plan.loss.value if plan.task == "train" else None, "dropout": plan.dropout,
-        "adapter": _adapter(plan.adapter) if plan.adapter else None,
+        "adapter": _adapter(plan.adapter) if plan.adapter else _served_adapters(plan.served_adapters),
         "quantization": _quantization(plan.quantization) if plan.quantization else None,
         "offload": _offload(plan.offload), "allocator": {"expandable_segments": plan.expandable_segments},
-        "serving": _serving(plan) if plan.task == "infer" else None,
+        "serving": _serving(plan) if plan.task == "infer" else None, **({"speculative": _speculative(plan.speculative)} if plan.speculative else {}),
         **({"optimizer_in_backward": True} if plan.optimizer_in_backward else {}),
         **_switches(plan),
     }  # fmt: skip
+
+
+def _groups(plan: Plan) -> bool:
+    """Whether data-parallel attention is said: where it is on, and of a server's replicas, which are none of its groups."""
+    return bool(plan.mesh.attn_dp > 1 or (plan.task == "infer" and plan.mesh.dp_replicate > 1))
 
 
 def _switches(plan: Plan) -> dict[str, Any]:
@@ -118,6 +123,14 @@ def _adapter(adapter: Adapter) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _served_adapters(served: ServedAdapters | None) -> dict[str, Any] | None:
+    """What is said of adapters that a server keeps room for, but how many."""
+    if served is None:
+        return None
+    targets = None if served.targets is None else list(served.targets)
+    return {"kind": "lora", "rank": int(served.rank), "targets": targets, "dtype": served.dtype.name}
+
+
 def _quantization(quantization: Quantization) -> dict[str, Any]:
     weights = quantization.weights
     name = {NF4_SINGLE.name: NF4.name, FP4_BNB_DOUBLE.name: "fp4"}.get(weights.name, weights.name)
@@ -140,14 +153,35 @@ def _share(value: float) -> float | int:
 def _serving(plan: Plan) -> dict[str, Any]:
     pooled = {
         "max_batched_tokens": _whole(plan.max_batched_tokens), "page_tokens": plan.page_tokens, "memory_fraction": plan.memory_fraction,
-        "cuda_graphs": plan.captures,
+        "cuda_graphs": plan.captures, **({"dp_lm_head": True} if plan.dp_lm_head else {}), **_states(plan),
     } if plan.memory_fraction is not None else {}  # fmt: skip
     said = {"output_tokens": _whole(plan.output_tokens)} if plan.output_tokens is not None else {}
+    said |= {"shared_prefix_tokens": plan.shared_prefix_tokens} if plan.shared_prefix_tokens else {}
     return {
         "max_model_len": _whole(plan.max_model_len), "max_sequences": _whole(plan.max_sequences),
         "kv_dtype": plan.kv_dtype.name if plan.kv_dtype else None, "prompt_tokens": _whole(plan.prompt_tokens),
-        **said, **pooled, **_on_devices(plan),
+        **said, **pooled, **_on_devices(plan), **_room_for_adapters(plan.served_adapters),
     }  # fmt: skip
+
+
+def _room_for_adapters(served: ServedAdapters | None) -> dict[str, Any]:
+    if served is None:
+        return {}
+    host = {"max_cpu_loras": int(served.host)} if served.host else {}
+    return {"max_loras": int(served.slots), **host, **({"fully_sharded_loras": True} if served.sharded else {})}
+
+
+def _speculative(how: Speculative) -> dict[str, Any]:
+    return {"method": how.method.value, "tokens": int(how.tokens), **({"model": how.model} if how.model else {})}
+
+
+def _states(plan: Plan) -> dict[str, Any]:
+    """What a server is told of recurrent states, of layers without experts, and of tokens on their way to experts."""
+    named = {
+        "state_slots": plan.state_slots, "state_ratio": plan.state_ratio, "dp_dense": plan.dp_dense or None,
+        "dispatch": plan.dispatch if plan.dispatch != "gather" else None,
+    }  # fmt: skip
+    return {key: value for key, value in named.items() if value is not None}
 
 
 def _on_devices(plan: Plan) -> dict[str, Any]:
@@ -155,6 +189,7 @@ def _on_devices(plan: Plan) -> dict[str, Any]:
     named = {
         "max_batched_tokens": _whole(plan.max_batched_tokens) if plan.memory_fraction is None else None, "gpu_layers": plan.gpu_layers,
         "k_dtype": plan.k_dtype.name if plan.k_dtype else None, "host_experts": plan.host_experts or None,
+        "mla_mode": plan.mla_mode or None, "attn_max_batch": plan.attn_max_batch or None,
     }  # fmt: skip
     return {key: value for key, value in named.items() if value is not None}
 

@@ -1,4 +1,4 @@
-"""The JSON Schemas of a plan, a sheet, a record and of searches, generated. ``python -m memsheet.report.schema`` writes them into docs/reference.
+"""The JSON Schemas of a plan, a sheet, a record, a check and of searches, generated. ``python -m memsheet.report.schema`` writes them into docs/reference.
 
 pydantic is imported here, so nothing on the way to an answer imports this module.
 """
@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from memsheet.report.schema_checked import File, Mistake, MovedKey
 from memsheet.report.schema_search import Plans, Solution
 from memsheet.report.schema_serving import ServePlans
 from memsheet.report.schema_types import Bytes, Fix, Plan, Strict
@@ -160,6 +161,21 @@ class Sheet(Strict):
     notes: list[str]
 
 
+class Checked(Strict):
+    """``memsheet/checked/1``: what configuration files come to. ``starts`` is false where the engine refuses them as they stand."""
+
+    schema_: Literal["memsheet/checked/1"] = Field(alias="schema")
+    result: Literal["fits", "does_not_fit", "uncertain"] | None
+    starts: bool
+    files: list[File]
+    assumed: list[str]
+    mistakes: list[Mistake]
+    moved: list[MovedKey]
+    doubt: str | None
+    why_not: list[str]
+    sheet: Sheet | None
+
+
 class Record(Strict):
     """``memsheet/record/1``: what was asked of one run, where it ran, its sheet or how it failed, and files beside it."""
 
@@ -176,7 +192,7 @@ def schemas() -> dict[str, str]:
     """File name → the schema's text."""
     models = {
         "sheet.schema.json": Sheet, "plan.schema.json": Plan, "record.schema.json": Record, "plans.schema.json": Plans,
-        "solution.schema.json": Solution, "serve-plans.schema.json": ServePlans,
+        "solution.schema.json": Solution, "serve-plans.schema.json": ServePlans, "checked.schema.json": Checked,
     }  # fmt: skip
     return {name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n" for name, model in models.items()}
 

@@ -141,7 +141,8 @@ def _distinct(plans: list[Served]) -> list[Served]:
 
 def _sentences(found: Deployment) -> Iterator[str]:
     """What larger groups buy and cost."""
-    plain = [one for one in comparison(found) if one.in_all]
+    yield from _attention(found)
+    plain = [one for one in comparison(found) if one.in_all and one.plan.mesh.attn_dp == 1]
     if len(plain) < 2:
         return
     large = max(plain, key=lambda one: one.gpus_each)
@@ -159,6 +160,25 @@ def _sentences(found: Deployment) -> Iterator[str]:
         f"A token takes {milliseconds(large.decode.value)} where {format_count(large.batch)} decode at once, and {milliseconds(small.decode.value)} where "
         f"{format_count(small.batch)} on a replica do."
     )
+
+
+def _attention(found: Deployment) -> Iterator[str]:
+    """What data-parallel attention buys and costs beside the largest group of ranks that share every request."""
+    rows = [one for one in comparison(found) if one.in_all]
+    plain, groups = [one for one in rows if one.plan.mesh.attn_dp == 1], [one for one in rows if one.plan.mesh.attn_dp > 1]
+    if not plain or not groups:
+        return
+    large, best = max(plain, key=lambda one: one.gpus_each), min(groups, key=found.plans.index)
+    more = best.in_all / large.in_all
+    room = f"room for {_more(more)}" if more > 1 else f"room for {format_count(best.in_all)} users, {format_count(large.in_all)} in"
+    yield (
+        f"DP attention ({cut(best.plan)}) has {room} {cut(large.plan)}: each of {best.replicas} groups keeps the cache of its own requests, and a GPU holds "
+        f"{_percent(best.weights_bytes / max(1, large.weights_bytes) - 1)} of weights."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%} more" if share >= 0 else f"{-share:.0%} less"
 
 
 def _more(ratio: float) -> str:
@@ -193,7 +213,8 @@ def _rejected(found: Deployment, look: Look) -> Iterator[tuple[str, str]]:
     for out in found.refused:
         mesh = out.mesh
         pp = f", {mesh['mesh.pp']} stages" if mesh["mesh.pp"] > 1 else ""
-        yield f"tp {mesh['mesh.tp']}{pp}", out.words
+        groups = f", DP attention {mesh['mesh.attn_dp']}" if mesh.get("mesh.attn_dp", 1) > 1 else ""
+        yield f"tp {mesh['mesh.tp']}{pp}{groups}", out.words
 
 
 def _why(found: Deployment, one: Served, look: Look) -> str:
@@ -232,6 +253,13 @@ def _counted(found: Deployment) -> Iterator[str]:
         yield f"{len(found.refused):,} refused"
 
 
+def _beginnings(best: Served) -> str:
+    """What prefix caching does to the answer."""
+    if shared := best.plan.shared_prefix_tokens:
+        return f"the {shared:,} tokens that all prompts begin with are kept once, and are read anew in the time to the first token"
+    return "shared beginnings of prompts (prefix caching) are not counted; --shared-prefix-tokens keeps them once"
+
+
 def _notes(found: Deployment) -> Iterator[str]:
     yield from found.notes
     load, best = found.load, found.plans[0]
@@ -242,7 +270,9 @@ def _notes(found: Deployment) -> Iterator[str]:
             if load.output_tokens is None
             else "others' prompts are read between its tokens, none waits in a queue"
         )
-        yield f"the first token is that of a prompt that is alone; {waits}; shared beginnings of prompts (prefix caching) are not counted"
+        yield f"the first token is that of a prompt that is alone; {waits}; {_beginnings(best)}"
+    if best.plan.served_adapters is not None:
+        yield "adapters have their room, and their own products are not in the latencies"
     room, limit = int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)), int(best.plan.max_sequences or 0)
     if best.plan.engine in POOLED and room > limit:
         yield f"a replica has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s own limit, and --sequences raises it"

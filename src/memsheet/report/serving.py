@@ -8,23 +8,35 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.report.bars import Look
+from memsheet.report.drafting import drafting_lines
 from memsheet.report.layout import flow
 from memsheet.report.token_words import token_factors
 from memsheet.units import format_count
 
 
 def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
-    """The facts of a server, for one replica."""
-    serving = answer.serving or {}
+    """The facts of a server, for one replica; with data-parallel attention, for one of its groups."""
+    serving, groups = answer.serving or {}, int(answer.plan.mesh.attn_dp)
+    if groups > 1:
+        own = int(answer.plan.mesh.attention_tp)
+        who = f"{groups} GPUs" if own == 1 else f"{groups} groups of {own} GPUs"
+        yield f"Attention is data-parallel: each of {who} has requests and a cache of its own."
+        yield "What follows is of one of them, as is each rank's log:"
     if per_token := serving.get("kv_bytes_per_token"):
         yield from _token(answer, int(per_token), look)
         yield from _prompts(answer, serving, look)
+    if found := serving.get("speculative"):
+        yield from drafting_lines(found, look)
+    if room := serving.get("lora"):
+        yield from _adapters(answer, room, look)
     short = serving.get("short_bytes")
     if short is not None and short.value > 0:
         yield from _refused(answer, serving, look)
         return
     if serving.get("start_up"):
         yield from _started(serving, look)
+    if shared := serving.get("shared_prefix_bytes_per_rank"):
+        yield f"The {answer.plan.shared_prefix_tokens:,} tokens that all prompts begin with are kept once: {look.need(int(shared))} a GPU."
     if fitting := serving.get("max_sequences"):
         rows = [f"{format_count(int(count))} of {int(length):,} tokens" for length, count in fitting.items()]
         yield flow((_beside(serving), *rows), look.width, between="  ")
@@ -67,7 +79,20 @@ def _copies(answer: Answer, look: Look) -> str:
     """What a rank holds of it, where the model is cut over several."""
     serving, mesh = answer.serving or {}, answer.plan.mesh
     on_a_rank = serving.get("kv_bytes_per_token_per_rank")
-    return f", {look.need(int(on_a_rank), 2)} on a GPU" if on_a_rank and mesh.tp * mesh.pp > 1 else ""
+    return f", {look.need(int(on_a_rank), 2)} on a GPU" if on_a_rank and mesh.attention_tp * mesh.pp > 1 else ""
+
+
+def _adapters(answer: Answer, room: Mapping[str, Any], look: Look) -> Iterator[str]:
+    """Room for adapters, which the cache has less of whether any is loaded or not."""
+    slots, size, host = int(room["slots"]), int(room["room_bytes"].value), int(room["host_bytes"])
+    a_token = int((answer.serving or {}).get("kv_bytes_per_token_per_rank") or 0)
+    many = f"{slots} LoRA adapters" if slots > 1 else "one LoRA adapter"
+    instead = f", as much as {format_count(size // a_token)} tokens of cache" if a_token else ""
+    said = f"Room for {many} of rank {int(room['rank'])} takes {look.need(size)} a GPU{instead}"
+    each = f"{look.need(size // slots)} each, " if slots > 1 else ""
+    yield flow((f"{said}:", f"{each}whether loaded or not; copies on the host {look.need(host)} a rank."), look.width, between=" ")
+    if cut := room.get("fully_sharded_bytes"):
+        yield flow(("Tensor parallelism cuts one matrix of each pair;", f"with --fully-sharded-loras both, which take {look.need(int(cut))}."), look.width, between=" ")
 
 
 def _beside(serving: Mapping[str, Any]) -> str:
@@ -111,7 +136,8 @@ def _refused(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator
         words = f"{plan.engine} refuses to start: the weights leave no room in its fraction of {plan.memory_fraction:g}"
         yield flow((words, f"{missing} are missing."), look.width, between="; ")
     shorter = ("a shorter --max-model-len", "fewer --sequences (a smaller sampler)") if length > 1 else ()
-    options = (*shorter, "a larger --memory-fraction", "a larger --tp", "--quantize fp8")
+    fewer = ("fewer --max-loras, a smaller --lora-rank",) if plan.served_adapters is not None else ()
+    options = (*shorter, *fewer, "a larger --memory-fraction", "a larger --tp", "--quantize fp8")
     yield flow(("What makes room:", *options), look.width, between="  ")
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Fix, Result, Verdict, worst
 from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
+from memsheet.report.drafting import drafting_words
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
 from memsheet.report.serving import pool_lacks, serving_lines
@@ -142,13 +143,14 @@ def _choices(plan: Plan) -> Iterator[str]:
     yield plan.engine
     if plan.task == "train":
         yield f"zero {plan.zero}"
-    yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep")
+    yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
                 if (degree := getattr(plan.mesh, axis)) != 1)  # fmt: skip
     yield from _training(plan) if plan.task == "train" else _serving(plan)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
     if plan.seq_len or plan.task == "infer":
         yield f"{plan.attention.value} attention"
+    yield from drafting_words(plan.speculative)
     if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
         yield "offload " + "+".join(name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name))
 
@@ -183,6 +185,8 @@ def _serving(plan: Plan) -> Iterator[str]:
         yield asked if plan.memory_fraction is not None else alone
     if plan.kv_dtype:
         yield f"{plan.kv_dtype.name} cache"
+    if room := plan.served_adapters:
+        yield f"{'room for' if plan.memory_fraction is not None else 'with'} {room.slots} adapter{'s' * (room.slots != 1)} of rank {room.rank}"
 
 
 def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:

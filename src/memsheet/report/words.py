@@ -65,6 +65,8 @@ def why(component: Component, answer: Answer, sheet: Sheet) -> str:
                 if pooled
                 else _cache(plan)
             )
+        case Component.BUFFERS if plan.served_adapters is not None:
+            return _room_for_adapters(sheet) or mostly(component, sheet)
         case Component.ALLOCATOR_SLACK:
             return "segments beyond the bytes asked for"
         case Component.CONTEXT:
@@ -82,6 +84,13 @@ def mostly(component: Component, sheet: Sheet) -> str:
     if top is None or not top.path or top.at[instant].value < MOSTLY * whole:
         return ""
     return f"{'all' if len(items) == 1 else 'mostly'} in {printable(top.path)}"
+
+
+def _room_for_adapters(sheet: Sheet) -> str:
+    """Said where the rows of all layers together are most of a server's buffers."""
+    sizes = [(item.path, item.at[sheet.peak_instant].value) for item in sheet.items if item.component is Component.BUFFERS and sheet.peak_instant in item.at]
+    room = sum(size for path, size in sizes if ".lora_" in path)
+    return "mostly room for adapters" if room >= MOSTLY * sum(size for _, size in sizes) else ""
 
 
 def states(answer: Answer, sheet: Sheet) -> tuple[str, Bytes]:
@@ -113,6 +122,8 @@ def _split(component: Component, plan: Plan) -> tuple[str, ...]:
         words.append("a whole copy on each rank")
     if mesh.tp > 1:
         words.append(f"split over tp {mesh.tp}")
+    if mesh.attn_dp > 1:
+        words.append("attention whole" if mesh.attention_tp == 1 else f"attention over {mesh.attention_tp}")
     if mesh.ep > 1:
         words.append(f"experts over ep {mesh.ep}")
     if mesh.pp > 1:

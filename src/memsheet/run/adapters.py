@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,6 +21,17 @@ maximum every 256 and a table of 256 values, beside the format's own 16."""
 
 
 STAND_IN = "bitsandbytes: Linear4bit"  # what a traced answer calls the layer below
+
+
+def apply_served_adapters(model: nn.Module, plan: Plan) -> nn.Module:
+    """The model with the adapters that it serves in its layers, none of them merged; the first of them is what it runs with."""
+    if plan.served_adapters is None:
+        return model
+    adapted: Any = apply_adapter(model, replace(plan, adapter=plan.served_adapters.alone))
+    for number in range(1, int(plan.served_adapters.slots)):
+        adapted.add_adapter(f"served_{number}", adapted.peft_config["default"])
+    inner: nn.Module = adapted.base_model.model
+    return inner.requires_grad_(requires_grad=False)
 
 
 def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:

@@ -32,7 +32,7 @@ def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet,
         return None
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
     held = sequences_of(facts, int(plan.max_model_len or 0))
-    each = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.tp * plan.mesh.pp))
+    each = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp))
     short: Bytes = facts["short_bytes"] if "short_bytes" in facts else Bytes(-each, -each, -each)
     lacks = Bytes(*(max((wanted - count) * each, int(least)) if wanted > 1 else int(least) for count, least in
                     zip((held.high, held.value, held.low), (short.low, short.value, short.high), strict=True)))  # fmt: skip

@@ -10,11 +10,12 @@ from memsheet.account import account
 from memsheet.budget import Result, judge_on, started, worst
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, refuse
+from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_of
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.resolve import resolve
 from memsheet.search.pooled import POOLED, sequences_of
-from memsheet.search.serve_load import Holds, Load, Reason, Served, most, reasons_of
+from memsheet.search.serve_load import Holds, Load, Reason, Served, groups_of, most, reasons_of
 from memsheet.search.serve_space import AXES, cuts, variants
 from memsheet.sheet import Component
 from memsheet.spec.device import Cluster
@@ -141,7 +142,7 @@ def _served(search: Search, request: Mapping[str, Any]) -> Served:
         verdict = started(verdict, facts["short_bytes"])
     sequences = _sequences(plan, facts, load) if verdict.result is not Result.DOES_NOT_FIT else (0, 0)
     batch, decode, prefill, users = _timed(search, plan, sequences)
-    reasons = tuple(reasons_of(verdict, cluster, sequences, int(plan.mesh.dp_replicate), load, (decode, prefill)))
+    reasons = tuple(reasons_of(verdict, cluster, sequences, groups_of(plan), load, (decode, prefill)))
     fullest = worst(sheets)
     return Served(
         request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, serving=facts,
@@ -163,7 +164,7 @@ def stages(plan: Plan) -> list[int]:
 def _sequences(plan: Plan, facts: Mapping[str, Any], load: Load) -> tuple[int, int]:
     """Sequences of the context on one replica: at least, and as expected."""
     room = sequences_of(facts, load.context)
-    limit = int(plan.max_sequences or room.value) if plan.engine in POOLED else int(room.value)
+    limit = int(group_plan(plan).max_sequences or room.value) if plan.engine in POOLED else int(room.value)
     return min(int(room.low), limit), min(int(room.value), limit)
 
 
@@ -176,7 +177,7 @@ def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int,
     spec, cluster, load = search.spec, search.cluster, search.load
     if not sequences[1]:
         return 1, None, None, (0, 0)
-    mine = sequences[1] if load.users is None else -(-load.users // int(plan.mesh.dp_replicate))
+    mine = sequences[1] if load.users is None else -(-load.users // groups_of(plan))
     batch = max(1, min(mine, sequences[1]))
     try:
         timer = Timer.of(spec, plan, cluster)
@@ -203,18 +204,23 @@ def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int,
 def _limited(plan: Plan, facts: Mapping[str, Any], load: Load, reasons: tuple[Reason, ...]) -> tuple[Reason, ...]:
     """Where the engine's own limit, and not room, is what there are too few of."""
     room = int(sequences_of(facts, load.context).value)
-    if plan.engine not in POOLED or not plan.max_sequences or room <= int(plan.max_sequences):
+    limit = int(group_plan(plan).max_sequences or 0)
+    if plan.engine not in POOLED or not limit or room <= limit:
         return reasons
-    words = f"runs {int(plan.max_sequences):,} sequences a replica at once by its own limit (--sequences), and has room for {room:,}"
+    words = f"runs {limit:,} sequences a replica at once by its own limit (--sequences), and has room for {room:,}"
     return tuple(
         Reason(asks=one.asks, holds=one.holds, words=words) if one.asks == "users" and one.holds is Holds.NO else one for one in reasons
     )
 
 
 def comparison(found: Deployment) -> Iterator[Served]:
-    """The best plan of every cut without stages: as many replicas as GPUs, pairs, groups of four, and so on."""
-    seen = set[int]()
-    for one in sorted(found.plans, key=lambda one: (one.gpus_each, rank_key(one, found.load))):
-        if one.plan.mesh.pp == 1 and one.gpus_each not in seen:
-            seen.add(one.gpus_each)
-            yield one
+    """The best plan of every cut without stages: as many replicas as GPUs, pairs, groups of four, and so on; then the best with data-parallel
+    attention, by groups of as many.
+    """
+    plain = [one for one in found.plans if one.plan.mesh.pp == 1]
+    for grouped in (False, True):
+        seen = set[int]()
+        for one in sorted(plain, key=lambda one: (one.gpus_each, rank_key(one, found.load))):
+            if (one.plan.mesh.attn_dp > 1) is grouped and one.gpus_each not in seen:
+                seen.add(one.gpus_each)
+                yield one

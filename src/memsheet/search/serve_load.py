@@ -87,12 +87,13 @@ class Served:
 
     @property
     def replicas(self) -> int:
-        return int(self.plan.mesh.dp_replicate)
+        """Ranks or groups of them that have a cache of their own."""
+        return groups_of(self.plan)
 
     @property
     def gpus_each(self) -> int:
-        """GPUs of one replica."""
-        return int(self.plan.mesh.tp * self.plan.mesh.pp)
+        """GPUs of one replica; with data-parallel attention, of one group."""
+        return int(self.plan.mesh.attention_tp * self.plan.mesh.pp)
 
     @property
     def in_all(self) -> int:
@@ -117,6 +118,11 @@ class Served:
         """GPUs of as many replicas as surely hold so many users; None where one surely holds none."""
         sure = min(self.sequences[0], self.within[0])
         return -(-users // sure) * self.gpus_each if sure else None
+
+
+def groups_of(plan: Plan) -> int:
+    """How many caches there are: of replicas, and of the groups in each that attend to requests of their own."""
+    return int(plan.mesh.dp_replicate * plan.mesh.attn_dp)
 
 
 def most(limit: int, meets: Callable[[int], bool]) -> int:

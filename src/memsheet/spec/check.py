@@ -46,7 +46,7 @@ RULES: dict[str, Rule] = {
     "schema": _choice("memsheet/plan/1"), "model": _TEXT, "gpus": _TEXT, "task": _choice("train", "infer"), "phase": _choice("load"),
     "engine": _choice(*_ENGINES), "engine_version": _TEXT,
     "mesh.dp_replicate": _count(), "mesh.dp_shard": _count(), "mesh.cp": _count(), "mesh.tp": _count(), "mesh.pp": _count(high=2**12),
-    "mesh.vpp": _count(high=2**10), "mesh.ep": _count(), "mesh.etp": _count(),
+    "mesh.vpp": _count(high=2**10), "mesh.ep": _count(), "mesh.etp": _count(), "mesh.attn_dp": _count(),
     "zero": _count(0, 3), "reshard_after_forward": _FLAG, "sequence_parallel": _FLAG,
     "context_parallel_comm": _choice("ring", "all_gather", "all_to_all"),
     "schedule": _choice("gpipe", "1f1b", "interleaved", "zero_bubble", "dualpipe"), "layers_per_stage": _COUNTS,
@@ -74,8 +74,13 @@ RULES: dict[str, Rule] = {
     "serving.max_model_len": _count(0, 2**26), "serving.max_sequences": _count(0), "serving.max_batched_tokens": _count(1, 2**26),
     "serving.kv_dtype": _DTYPE, "serving.page_tokens": _count(high=2**16), "serving.memory_fraction": _SHARE,
     "serving.cuda_graphs": _FLAG, "serving.prompt_tokens": _count(0, 2**26), "serving.output_tokens": _count(0, 2**26),
-    "serving.batch": _count(0), "serving.logical_batch": _count(0), "serving.mla_mode": Rule("any"), "serving.fused_moe": Rule("any"),
-    "serving.k_dtype": _DTYPE, "serving.gpu_layers": _count(0, 10_000), "serving.host_experts": _count(0, 10_000),
+    "serving.shared_prefix_tokens": _count(0, 2**26),
+    "serving.batch": _count(0), "serving.logical_batch": _count(0), "serving.mla_mode": _count(0, 3), "serving.attn_max_batch": _count(0, 2**20), "serving.fused_moe": Rule("any"),
+    "speculative.method": _choice("draft", "eagle", "eagle3", "mtp", "ngram"), "speculative.model": _TEXT, "speculative.tokens": _count(high=256),
+    "speculative.tp": _count(),
+    "serving.k_dtype": _DTYPE, "serving.gpu_layers": _count(0, 10_000), "serving.host_experts": _count(0, 10_000), "serving.dp_lm_head": _FLAG,
+    "serving.dispatch": _choice("gather", "deepep"), "serving.dp_dense": _FLAG, "serving.state_slots": _count(1, 2**24), "serving.state_ratio": Rule("number", low=0),
+    "serving.max_loras": _count(0, 2**16), "serving.max_cpu_loras": _count(0, 2**16), "serving.fully_sharded_loras": _FLAG,
 }  # fmt: skip
 _GROUPS = {key.split(".")[0] for key in RULES if "." in key}
 

@@ -58,8 +58,8 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
     "context_parallel_comm": (), "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
     "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
     "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
-    "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (), "serving.fused_moe": (),
-    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
+    "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (0,), "serving.attn_max_batch": (0,), "serving.fused_moe": (),
+    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "serving.dp_lm_head": (False,), "serving.dp_dense": (False,), "serving.dispatch": ("gather",), "serving.state_slots": (), "serving.state_ratio": (), "serving.shared_prefix_tokens": (0,), "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
 }  # fmt: skip
 
 DESCRIPTIVE: dict[str, str] = {
@@ -80,7 +80,10 @@ FUSED_TARGETS = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
 """Joined projections by the names of their parts: an adapter on one that the library's code has in parts is for code that joins them, as
 Qwen's first code does (attn.c_attn, modeling_qwen.py of Qwen/Qwen-7B) and Megatron's (linear_qkv).
 """
+SERVED_ADAPTERS = ("adapter.rank", "adapter.targets", "adapter.kind", "serving.max_loras", "serving.max_cpu_loras")
+"""Keys of adapters that a server keeps room for."""
 PROMPTED = ("llama-adapter", "llama-adapter-v2")  # kinds of adapters that have no rank
+NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
 NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
 
 # keys that only the other task reads; any value but these is refused rather than ignored
@@ -92,5 +95,6 @@ _OF_TRAINING: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 _OF_SERVING: dict[str, tuple[Any, ...]] = {
     "phase": (), **dict.fromkeys(("serving.max_model_len", "serving.max_sequences", "serving.kv_dtype", "serving.prompt_tokens", "serving.output_tokens", "serving.batch"), ()),
+    "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,),
 }  # fmt: skip
 OTHER_TASK = {"infer": _OF_TRAINING, "train": _OF_SERVING}

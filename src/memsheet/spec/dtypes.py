@@ -89,6 +89,7 @@ _GGUF_BLOCKS: dict[str, tuple[int, int]] = {
     "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ3_XXS": (256, 98), "IQ1_S": (256, 50), "IQ4_NL": (32, 18),
     "IQ3_S": (256, 110), "IQ2_S": (256, 82), "IQ4_XS": (256, 136), "IQ1_M": (256, 56),
     "IQ2_K": (256, 76), "IQ3_K": (256, 110), "IQ4_K": (256, 144), "IQ5_K": (256, 176), "IQ6_K": (256, 212),  # ikawrakow/ik_llama.cpp
+    "IQ2_K_R4": (256, 76), "IQ3_K_R4": (256, 110), "IQ4_K_R4": (256, 144), "IQ5_K_R4": (256, 176),  # the same, four rows interleaved
     "TQ1_0": (256, 54), "TQ2_0": (256, 66), "MXFP4": (32, 17), "NVFP4": (64, 36), "Q1_0": (128, 18),
 }  # fmt: skip
 GGUF = {name: DType(f"gguf:{name}", size * 8, block, source=GGML) for name, (block, size) in _GGUF_BLOCKS.items()}

@@ -103,3 +103,13 @@ class Engine:
     roots_frozen_ends: bool = False  # fully_shard leaves embeddings and head to the root where an adapter trains
     alone: Engine | None = None  # its facts on one GPU, where they are others
     evidence: dict[str, Evidence] = field(default_factory=dict)
+
+
+def server_engine(**facts: Any) -> Engine:
+    """The facts of an engine that only serves: what it would say of training is said once, here. ``facts`` are its own."""
+    common: dict[str, Any] = {
+        "tasks": ("infer",), "axes": (), "zero": (0,), "default_zero": 0, "sharding": Sharding.REPLICATED, "default_precision": "bf16-pure",
+        "precisions": ("bf16-pure",), "autocast": False, "losses": (), "recompute": (RecomputeMode.NONE,), "optimizers": (OptimizerName.ADAMW,),
+        "default_implementation": Implementation.FUSED,
+    }  # fmt: skip
+    return Engine(**{**common, **facts})

@@ -19,12 +19,14 @@ SHARED_VALUES_70B = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """What the rules look at: a matrix's layer and the model's shape. ``grouped``: query heads a key head."""
+    """What the rules look at: a matrix's layer and the model's shape. ``grouped``: query heads a key head; ``family``: its model type."""
 
     layer: int
     layers: int
     grouped: int
     experts: int
+    family: str = ""
+    vocab: int = 0
 
 
 def _more(w: Where) -> bool:
@@ -80,16 +82,17 @@ def matrix_type(mix: str, kind: str, where: Where, row: int) -> str:
         found = "Q8_0"
     elif kind == "attn_v" and where.layers == SHARED_VALUES_70B and where.grouped > 1 and found in ("Q3_K", "Q4_K"):
         found = "Q5_K"
-    return _fitting(found, row)
+    return fitting(found, row)
 
 
 def end_type(mix: str, *, output: bool, row: int) -> str:
     """The type of the table of tokens, or of the output matrix."""
     main = MIXES.get(mix, (mix, {}))[0]
     if not output or main in WHOLE:
-        return _fitting(main, row)
+        return fitting(main, row)
     return "Q6_K" if row % SUPER_BLOCK == 0 else "Q8_0"
 
 
-def _fitting(kind: str, row: int) -> str:
+def fitting(kind: str, row: int) -> str:
+    """The type, or what takes its place where a row is no multiple of its blocks."""
     return ODD_ROWS.get(kind, kind) if GGUF[kind].block == SUPER_BLOCK and row % SUPER_BLOCK else kind

@@ -14,6 +14,9 @@ OTHER_STACKS = ("Google", "Intel", "Huawei")
 FLASH_MAJOR = 8
 """FlashAttention-2 needs Ampere, compute capability 8.0 (Dao-AILab/flash-attention README)."""
 
+OWN_KERNELS = frozenset({"llama.cpp"})
+"""Engines whose flash attention is their own and runs on older cards too (ggml/src/ggml-cuda/fattn.cu)."""
+
 
 def unsupported(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     """Every choice of a plan that its card does not have."""
@@ -21,7 +24,7 @@ def unsupported(plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     if device.vendor in OTHER_STACKS:
         reason = f"is not a card that {plan.engine} is accounted on"
         yield Problem(field="gpus", value=device.name, reason=reason, hint="cards of NVIDIA and AMD are")
-    if plan.attention is not AttentionKind.FLASH:
+    if plan.attention is not AttentionKind.FLASH or plan.engine in OWN_KERNELS:
         return
     major = (device.compute_capability or "").split(".")[0]
     if major.isdigit() and int(major) < FLASH_MAJOR:

@@ -296,6 +296,15 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """The largest picture that a tower is shown: what it becomes, the places it takes in the text, and the numbers it is made of."""
+
+    embeddings: int
+    places: int  # with what stands between its rows and around it
+    pixels: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
     """A vision (or audio) encoder and the projector that feeds its tokens to the language model."""
 
@@ -304,6 +313,7 @@ class Tower:
     embeddings: tuple[Weight, ...]
     projector: tuple[Weight, ...]
     tokens_per_image: int | None = None  # None: depends on the image
+    largest: Picture | None = None  # None: no config says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,4 +364,6 @@ class ModelSpec:
     quantization: StoredQuantization | None = None
     router_loss: bool = False  # training adds a loss of the routers' own (output_router_logits)
     extras: tuple[Weight, ...] = ()  # tensors that belong to none of the parts above (poolers, multi-token heads); full paths
+    ahead: int = 0  # layers of the checkpoint that predict further tokens, in no part above: nobody loads them unless asked
+    draft: ModelSpec | None = None  # a model that drafts for it (``Plan.speculative``)
     source: Source = field(default=Source(kind="dict"))

@@ -10,7 +10,7 @@ from memsheet.errors import Problem, nearest, require
 SHORT: dict[str, str] = {
     "engine": "engine", "engine_version": "engine_version",
     "dp_replicate": "mesh.dp_replicate", "dp_shard": "mesh.dp_shard", "cp": "mesh.cp", "tp": "mesh.tp", "pp": "mesh.pp", "vpp": "mesh.vpp",
-    "ep": "mesh.ep", "etp": "mesh.etp", "zero": "zero", "reshard_after_forward": "reshard_after_forward",
+    "ep": "mesh.ep", "etp": "mesh.etp", "attn_dp": "mesh.attn_dp", "zero": "zero", "reshard_after_forward": "reshard_after_forward",
     "sequence_parallel": "sequence_parallel", "context_parallel_comm": "context_parallel_comm", "schedule": "schedule",
     "layers_per_stage": "layers_per_stage", "seq_len": "seq_len", "image_tokens": "image_tokens", "microbatch": "microbatch", "global_batch": "global_batch",
     "vocab_multiple": "vocab_multiple", "precision": "precision.name", "optimizer": "optimizer.name",
@@ -21,9 +21,12 @@ SHORT: dict[str, str] = {
     "quantize": "quantization.weights", "expandable_segments": "allocator.expandable_segments",
     "max_model_len": "serving.max_model_len", "sequences": "serving.max_sequences", "max_batched_tokens": "serving.max_batched_tokens",
     "kv_dtype": "serving.kv_dtype", "page_tokens": "serving.page_tokens", "memory_fraction": "serving.memory_fraction",
-    "k_dtype": "serving.k_dtype", "gpu_layers": "serving.gpu_layers", "host_experts": "serving.host_experts",
+    "k_dtype": "serving.k_dtype", "gpu_layers": "serving.gpu_layers", "host_experts": "serving.host_experts", "mla_mode": "serving.mla_mode", "attn_max_batch": "serving.attn_max_batch", "dp_lm_head": "serving.dp_lm_head", "dp_dense": "serving.dp_dense", "expert_dispatch": "serving.dispatch", "state_slots": "serving.state_slots", "state_ratio": "serving.state_ratio",
+    "max_loras": "serving.max_loras", "max_cpu_loras": "serving.max_cpu_loras", "fully_sharded_loras": "serving.fully_sharded_loras", "lora_dtype": "adapter.dtype",
     "moe_dispatch": "moe.dispatch", "moe_capacity_factor": "moe.capacity_factor", "moe_pad_to_capacity": "moe.pad_to_capacity",
-    "moe_balanced": "moe.balanced", "cuda_graphs": "cuda_graphs", "prompt_tokens": "serving.prompt_tokens", "output_tokens": "serving.output_tokens",
+    "moe_balanced": "moe.balanced", "speculative": "speculative.method", "draft_model": "speculative.model", "speculative_tokens": "speculative.tokens",
+    "draft_tp": "speculative.tp", "cuda_graphs": "cuda_graphs", "prompt_tokens": "serving.prompt_tokens", "output_tokens": "serving.output_tokens",
+    "shared_prefix_tokens": "serving.shared_prefix_tokens",
 }  # fmt: skip
 """Short name → dotted key of ``memsheet/plan/1``. ``offload`` is a list of what to offload and stands apart."""
 

@@ -91,7 +91,9 @@ class Schedule(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Degrees of parallelism; dp_replicate · dp_shard · cp · tp · pp ranks. ep and etp reuse those ranks."""
+    """Degrees of parallelism; dp_replicate · dp_shard · cp · tp · pp ranks. ep and etp reuse those ranks, and so does attn_dp: groups of the tp
+    ranks of a server that attend to requests of their own (data-parallel attention), while the rest of a layer is of all of them.
+    """
 
     dp_replicate: Count = 1
     dp_shard: Count = 1
@@ -101,6 +103,12 @@ class Mesh:
     vpp: int = 1
     ep: Count = 1
     etp: Count = 1
+    attn_dp: Count = 1
+
+    @property
+    def attention_tp(self) -> Count:
+        """Ranks that cut the heads of a layer: all of tp, or those of one group."""
+        return self.tp // self.attn_dp
 
     @property
     def sharded(self) -> Count:
@@ -187,6 +195,25 @@ class Adapter:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAdapters:
+    """Room that a server keeps for LoRA adapters of up to ``rank``: ``slots`` on the device, ``host`` beside it. ``targets``: layers that have
+    it, None for all that the engine puts one on; ``sharded``: tensor parallelism cuts both matrices, not one.
+    """
+
+    slots: Count
+    rank: Count
+    targets: tuple[str, ...] | None
+    dtype: DType
+    host: Count
+    sharded: bool = False
+
+    @property
+    def alone(self) -> Adapter:
+        """One of them as peft has it beside a model."""
+        return Adapter(rank=self.rank, targets=self.targets or (), dtype=self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
     """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype."""
 
@@ -234,6 +261,30 @@ class Fp8:
     skip: tuple[str, ...] = ()
 
 
+class SpeculativeMethod(Enum):
+    """Who drafts the tokens that a server verifies: a smaller model, a head on the model's hidden states, or the prompt itself."""
+
+    DRAFT = "draft"
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"  # on hidden states of three layers, with a vocabulary of its own
+    MTP = "mtp"  # the checkpoint's own layers for further tokens (NEXTN)
+    NGRAM = "ngram"
+
+    @property
+    def headed(self) -> bool:
+        """Whether it reads the hidden states of the model it drafts for."""
+        return self in (SpeculativeMethod.EAGLE, SpeculativeMethod.EAGLE3, SpeculativeMethod.MTP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculative:
+    """``tokens``: drafted for each sequence and verified at once, one after another (no tree); ``model``: the name of who drafts them."""
+
+    method: SpeculativeMethod
+    tokens: Count
+    model: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One way to run a job on a cluster."""
@@ -265,13 +316,22 @@ class Plan:
     max_sequences: Count | None = None
     prompt_tokens: Count | None = None
     output_tokens: Count | None = None
+    shared_prefix_tokens: int = 0  # at the start of every prompt, the same for all
     max_batched_tokens: Count | None = None
     page_tokens: int | None = None
     memory_fraction: float | None = None
     captures: bool = False  # a server records CUDA graphs
+    served_adapters: ServedAdapters | None = None
+    state_slots: int | None = None  # of recurrent states, over all groups that attend by themselves (SGLang)
+    state_ratio: float | None = None  # bytes of them for each byte of tokens
+    dispatch: str = "gather"  # how a server's tokens reach experts on other ranks: all are gathered everywhere, or sent (deepep)
+    dp_dense: bool = False  # layers without experts are whole on every rank (SGLang's moe_dense_tp_size 1)
+    dp_lm_head: bool = False  # with data-parallel attention, each group has the whole output matrix (SGLang)
     k_dtype: DType | None = None  # of keys where they have another than values (llama.cpp)
     gpu_layers: int | None = None  # layers on devices, the output counted as one (llama.cpp -ngl); None is all
     host_experts: int = 0  # layers whose routed experts lie on the host (llama.cpp --n-cpu-moe)
+    mla_mode: int = 0  # how latent attention is computed (ik_llama.cpp -mla)
+    attn_max_batch: int = 0  # MiB of keys and values that it unpacks at once (ik_llama.cpp -amb); 0 is no limit
     phase: str | None = None
     optimizer_in_backward: bool = False
     sequence_parallel: bool = False
@@ -283,6 +343,7 @@ class Plan:
     cuda_graphs: tuple[str, ...] = ()
     image_tokens: Count = 0  # of each sequence, that pictures take
     varied: bool = False  # seq_len is the longest of lengths that differ from step to step
+    speculative: Speculative | None = None
 
     @property
     def on_ranks(self) -> bool:

@@ -25,7 +25,11 @@ _STEPS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**2
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 SPELLED = {"half": "fp16", "float": "fp32", **{name: dtype for dtype, name in DTYPES.items()}}
 SIXTEEN_OF = ("parameters", "compute", "gradients", "reduce", "moments")
-BESIDE = frozenset({"mesh.etp", "attention", "microbatch", "serving.prompt_tokens", "serving.output_tokens"})
+SCRIPTS = {"vllm": "vllm.sh", "sglang": "sglang.sh"}
+"""The file of each server's command, which a batch script or a task runs where it lies beside."""
+BESIDE = frozenset(
+    {"mesh.etp", "attention", "microbatch", "serving.prompt_tokens", "serving.output_tokens", "serving.shared_prefix_tokens"}
+)
 """Keys that follow from the others, belong to requests, or are checked in ``cannot``."""
 
 
@@ -41,6 +45,8 @@ class Command:
     partition: str  # the environment's layers of each stage
     dashed: bool  # underscores in a flag are dashes
     words: frozenset[str] = frozenset()  # flags whose values are words, whatever they look like
+    lists: frozenset[str] = frozenset()  # flags that take several words
+    objects: frozenset[str] = frozenset()  # flags whose parts (--a.b) are places of their own
 
 
 def commands(text: str) -> Iterator[list[str]]:
@@ -97,13 +103,21 @@ def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
             continue
         name, equals, value = word.partition("=")
         name = "--" + name.lstrip("-").replace("_", "-") if how.dashed and name.startswith("--") else name
-        name, inner, _ = name.partition(".")
+        name, inner, part = name.partition(".")
         name = how.aliases.get(name, name)
+        if inner and name in how.objects:
+            name, inner = name + "." + part.replace("-", "_"), ""
         if not equals and (name in how.switches or name.startswith(SWITCHES) or not rest or _is_flag(rest[0])):
             off = name.startswith("--no-") and f"--{name[5:]}"
             found[off or name] = not off
             continue
         held: Any = value if equals else rest.pop(0)
+        if name in how.lists:
+            held = [held]
+            while rest and not _is_flag(rest[0]) and not rest[0].startswith((">", "2>")):
+                held.append(rest.pop(0))
+            found[name] = held
+            continue
         found[name] = GIVEN if inner else held if name == how.model or name in how.words else number(held)
     return found
 
@@ -127,7 +141,7 @@ def compose(how: Command, values: Values) -> str:
     model, launch = str(values[how.model]), how.launches[0]
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR, how.partition) if name in values]
     flags = [
-        at if value is True else f"{at}={shlex.quote(str(value))}"
+        at if value is True else f"--no-{at[2:]}" if value is False else f"{at} {shlex.join(value)}" if isinstance(value, list) else f"{at}={shlex.quote(str(value))}"
         for at, value in values.items()
         if at.startswith("--") and at != how.model
     ]
@@ -186,3 +200,14 @@ def cannot(asked: Values) -> Iterator[Problem]:
         yield Problem(field="microbatch", value=asked["microbatch"], reason="is not serving.max_sequences", hint="give one of them")
     if asked.get("phase"):
         yield Problem(field="phase", value=asked["phase"], reason="is no way to start a server", hint="leave it out")
+
+
+def one_node(asked: Values) -> Iterator[Problem]:
+    """A server over several nodes, which one script does not start."""
+    if asked.get("engine") in SCRIPTS and asked.get("@nodes", 1) > 1:
+        yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
+
+
+def server_of(asked: Values) -> tuple[str, ...]:
+    """The format of the command that a batch script or a task starts, where it starts a server."""
+    return (str(asked["engine"]),) if asked["engine"] in SCRIPTS else ()

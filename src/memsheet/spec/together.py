@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.spec.check import Request
-from memsheet.spec.defaults import CACHE_DTYPES, LLAMA_CACHE_DTYPES, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES, PROMPTED
+from memsheet.spec.defaults import CACHE_DTYPES, LLAMA_CACHE_DTYPES, NEEDS_METHOD, NEEDS_RANK, NEEDS_WEIGHTS, PRECISION_DTYPES, PROMPTED
 from memsheet.spec.dtypes import FP8, MXFP8, dtype_named
 
 SIZES = ("microbatch", "global_batch", "serving.batch", "serving.max_sequences", "serving.max_model_len", "serving.prompt_tokens")
@@ -23,6 +23,9 @@ def contradictions(request: Request, task: str) -> Iterator[Problem]:
     if request.get("adapter.kind") not in PROMPTED:
         yield from _alone(request, "adapter.rank", NEEDS_RANK, "needs a rank: without one there is no adapter", "add --lora-rank 16")
     yield from _alone(request, "quantization.weights", NEEDS_WEIGHTS, "needs a format of the weights", "add for example --quantize nf4")
+    yield from _alone(
+        request, "speculative.method", NEEDS_METHOD, "needs a method of speculative decoding", "add for example --speculative draft"
+    )
     yield from _dtypes(request)
     if request.get("phase") == "load":  # weights alone: there are no sequences to count
         return
@@ -62,7 +65,11 @@ def _lengths(request: Request) -> Iterator[Problem]:
     length = request.get("serving.max_model_len") or request.get("seq_len")
     if length is not None and prompt is not None and prompt > length:
         yield Problem(field="serving.prompt_tokens", value=prompt, reason=f"exceeds max_model_len {length}")
-    elif length and output is not None and (prompt or 0) + output > length:
+    shared, whole = request.get("serving.shared_prefix_tokens"), length if prompt is None else prompt
+    if shared and whole is not None and shared > whole:
+        reason = f"exceeds {'max_model_len' if prompt is None else 'the prompt of'} {whole}"
+        yield Problem(field="serving.shared_prefix_tokens", value=shared, reason=reason)
+    if length and output is not None and (prompt or 0) + output > length:
         asked = f"after a prompt of {prompt} " if prompt else ""
         yield Problem(field="serving.output_tokens", value=output, reason=f"{asked}exceeds max_model_len {length}")
 

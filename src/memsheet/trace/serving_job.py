@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from memsheet.errors import refuse
-from memsheet.run.adapters import apply_quantization
+from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
 from memsheet.run.serve import Generation, begin, build_cache, cache_kind, cache_layers, for_decode, jump, step, tensors_in
 from memsheet.run.step import autocast
@@ -40,7 +40,7 @@ def trace_serving(config: Mapping[str, Any], plan: Plan, how: How, cache: str | 
     with recording(how) as recorder, torch.no_grad():
         settings = build_config(config, plan)
         modules = Modules(recorder)
-        model = apply_quantization(build_model(settings, plan, how.device), plan)
+        model = apply_served_adapters(apply_quantization(build_model(settings, plan, how.device), plan), plan)
         if plan.phase != "load" and not _generates(model):
             raise refuse(
                 "model_type", settings.model_type, "is no decoder that generate takes", 'a plan with "phase": "load" traces its weights'

@@ -7,9 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.engines.vllm import Release
+from memsheet.errors import refuse
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.frozen import dataclass
+from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Mesh, Plan
@@ -22,17 +24,23 @@ SWAP_BYTES = 4 * GIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """The blocks of one replica's rank, as a range. ``in_flight``: tokens that may be scheduled at once."""
+    """The blocks of one replica's rank, as a range. ``in_flight``: tokens that may be scheduled at once; ``shared_blocks``: that hold what all
+    prompts begin with; ``ahead``: places for drafted tokens beyond a sequence's own, which ends at ``longest``.
+    """
 
     layout: Layout
     blocks: Bytes
     release: Release
     in_flight: int
+    shared_blocks: int = 0
+    ahead: int = 0
+    longest: int = 0
 
     def sequences(self, tokens: int) -> Bytes:
-        """Sequences of so many tokens that are held while each makes one more."""
-        each = sequence_blocks(self.layout, tokens, self.release)
-        return Bytes(self.blocks.low // each, self.blocks.value // each, self.blocks.high // each)
+        """Sequences of so many tokens that are held while each makes one more, what they share kept once."""
+        each = sequence_blocks(self.layout, max(tokens, min(tokens + self.ahead, self.longest)), self.release)
+        shared = min(self.shared_blocks, each - 1)
+        return Bytes(*(max(0, (blocks - shared) // (each - shared)) for blocks in (self.blocks.low, self.blocks.value, self.blocks.high)))
 
     def concurrency(self, tokens: int) -> float:
         """The engine's own figure: sequences with a whole batch in flight."""
@@ -61,8 +69,9 @@ def capacity(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
     alone = replace(plan, mesh=Mesh())
     whole = layout_of(kinds_of(spec, alone, pool.release), pool.release)
     tokens, per_token = pool.tokens(full), bytes_per_token(spec, plan.kv_dtype, plan.mesh.tp) // plan.mesh.pp
+    shared = {"shared_prefix_bytes_per_rank": pool.shared_blocks * pool.layout.block_bytes} if pool.shared_blocks else {}
     return {
-        "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
+        **shared, "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
         "kv_bytes_per_sequence": sequence_blocks(whole, full, pool.release) * whole.block_bytes,
         "kv_tokens": tokens.value, "kv_tokens_low": tokens.low, "kv_tokens_high": tokens.high,
         "pages": pool.blocks.value, "page_bytes_per_rank": pool.layout.block_bytes,
@@ -73,11 +82,26 @@ def capacity(spec: ModelSpec, plan: Plan, pool: Pool) -> Mapping[str, Any]:
     }  # fmt: skip
 
 
+@formula(
+    cites=VLLM,
+    at="v0.11.0 v1/core/block_pool.py get_cached_block: whole blocks of a prefix; what windows keep of it is not counted as shared",
+)
+def shared_blocks(layout: Layout, tokens: int) -> int:
+    """Blocks that hold the beginning of every prompt, once for all sequences."""
+    return sum(tokens // group.block_tokens for group in layout.groups if group.kept is Kept.ALL)
+
+
+def check_shared(plan: Plan, *, caches: bool, why: str) -> None:
+    """Raise InputError where prompts share a beginning that the engine keeps for each. ``why``: it does, in words."""
+    if plan.shared_prefix_tokens and not caches:
+        raise refuse("serving.shared_prefix_tokens", plan.shared_prefix_tokens, f"is kept for each sequence: {why}", "leave it out")
+
+
 def lengths_of(plan: Plan) -> list[int]:
-    """Lengths that are told about: usual ones, the longest, and those that are asked about."""
+    """Lengths that are told about: usual ones beyond what prompts share, the longest, and those that are asked about."""
     full = plan.max_model_len or 1
     asked = (plan.prompt_tokens or 0) + (plan.output_tokens or 0)
-    return sorted({*(n for n in LENGTHS if n <= full), full, *([asked] if asked else [])})
+    return sorted({*(n for n in LENGTHS if plan.shared_prefix_tokens < n <= full), full, *([asked] if asked else [])})
 
 
 def held(plan: Plan, sequences: Callable[[int], Bytes], contiguous: int, waste_bytes: int) -> Mapping[str, Any]:

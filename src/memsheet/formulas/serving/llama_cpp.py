@@ -6,17 +6,22 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from operator import add
 from typing import Any
 
 from memsheet.engines.llama_cpp import MAX_SEQUENCES
+from memsheet.formulas.serving.drafts import draft_facts, named
 from memsheet.formulas.serving.driver import driver_items
 from memsheet.formulas.serving.llama_cpp_buffers import CELLS, Buffers, Facts, Placed, blocks_of, buffers_of, cache_of, placed, ubatch_of
+from memsheet.formulas.serving.llama_cpp_latent_fork import cell_bytes
+from memsheet.formulas.serving.llama_cpp_draft import Drafting, draft_buffers, draft_caches, draft_per_token, drafting_of
+from memsheet.formulas.serving.llama_cpp_lora import lora_file_host_bytes, lora_file_items
 from memsheet.references import GGML, LLAMA_CPP, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP16, FP32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Block, ModelSpec
+from memsheet.spec.model import Block, LatentAttention, ModelSpec
 from memsheet.spec.plan import Plan
 
 SERVING = (Instant.PREFILL, Instant.DECODE)
@@ -30,7 +35,17 @@ MOST = 2**24
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on one device."""
     del engine
+    instants = (Instant.LOAD,) if plan.phase == "load" else ALWAYS
     made = buffers_of(spec, plan)
+    found = _buffer_items(spec, plan, made, stage)
+    found += lora_file_items(spec, plan, stage, instants, int(made.compute[stage].value))
+    if drafting := drafting_of(spec, plan):
+        found += named(_buffer_items(drafting.model, drafting.plan, draft_buffers(drafting), stage))
+    return [*found, *driver_items(plan, cluster, instants)]
+
+
+def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int) -> list[Item]:
+    """A model's buffers on one device."""
     mixed = any(size.low != size.high for size in made.weights[stage].values())
     evidence: Evidence = MIXED if mixed else Cited(LLAMA_CPP, "llama-model.cpp load_tensors: tensors as the file stores them")
     instants = (Instant.LOAD,) if plan.phase == "load" else ALWAYS
@@ -54,7 +69,7 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
             )
         )
         found.append(Item(Component.WORKSPACES, "cuda_pool", dict.fromkeys(SERVING, _pool(spec, plan)), POOL))
-    return [*found, *driver_items(plan, cluster, instants)]
+    return found
 
 
 READ = frozenset(
@@ -92,13 +107,19 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     where = placed(len(blocks_of(spec)), plan, Facts.of(plan))
     rows = [_per_token(block, plan, Facts.of(plan)) for block in blocks_of(spec)]
     per_device = [sum(row for row, at in zip(rows, where.layers, strict=True) if at == d) for d in range(devices)]
+    drafting = drafting_of(spec, plan)
+    beside = draft_per_token(drafting) if drafting else [0] * devices
     found: dict[str, Any] = {
-        "kv_bytes_per_token": sum(rows), "kv_bytes_per_token_per_rank": max(per_device), "kv_bytes_per_sequence": sum(map(sum, made.caches)),
+        "kv_bytes_per_token": sum(rows) + sum(beside), "kv_bytes_per_token_per_rank": max(map(add, per_device, beside)),
+        "kv_bytes_per_sequence": sum(map(sum, made.caches)) + (sum(map(sum, draft_buffers(drafting).caches)) if drafting else 0),
         "kv_tokens": made.cells, "pages": 0, "max_sequences": {},
     }  # fmt: skip
     if plan.phase == "load":
         return found
     found["start_up"] = start_up(made)
+    if drafting:
+        found["start_up"] += start_up(draft_buffers(drafting))
+        found["speculative"] = _drafting_facts(drafting, plan, devices)
     if cluster is not None:
         rooms = [_room(sheet, cluster) for sheet in sheets]
         lengths = sorted({n for n in (1024, 4096, 8192, 32768, 131072) if n <= (spec.max_positions or n)} | {int(plan.max_model_len or 1)})
@@ -106,6 +127,13 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
         found["max_sequences"] = {str(n): min(bound, _sequences(spec, plan, where, rooms, n)) for n in lengths}
         found["kv_tokens"] = CELLS * _sequences(spec, plan, where, rooms, CELLS, windows=1)
     return found
+
+
+def _drafting_facts(drafting: Drafting, plan: Plan, devices: int) -> Mapping[str, Any]:
+    """What the draft model costs on all devices."""
+    own = draft_buffers(drafting)
+    items = [item for stage in range(devices) for item in named(_buffer_items(drafting.model, drafting.plan, own, stage))]
+    return {**draft_facts(items, plan, sum(draft_per_token(drafting))), "contexts": drafting.contexts}
 
 
 def _per_token(block: Block, plan: Plan, facts: Facts) -> int:
@@ -121,18 +149,22 @@ def _room(sheet: Sheet, cluster: Cluster) -> int:
 
 
 def _sequences(spec: ModelSpec, plan: Plan, where: Placed, rooms: list[int], length: int, *, windows: int | None = None) -> int:
-    """Sequences of a length whose cells all devices have room for, each cell with its column of the mask. ``windows``: kept whatever their
-    number.
+    """Sequences of a length whose cells all devices have room for, each cell with its column of the mask and what is unpacked of it.
+    ``windows``: kept whatever their number.
     """
     facts, blocks, ubatch = Facts.of(plan), blocks_of(spec), ubatch_of(plan)
     kinds = Counter((block, device) for block, device in zip(blocks, where.layers, strict=True))
-    column = ubatch * (2 if facts.recent else 6)
+    latents = [m for block in blocks for m in block.mixers if isinstance(m, LatentAttention)]
+    unpacked = max((cell_bytes(m, plan.mla_mode, ubatch, plan.attn_max_batch) for m in latents), default=0)
+    column = ubatch * (2 if facts.recent else 6) + unpacked
 
     def fits(sequences: int) -> bool:
         asked = replace(plan, max_model_len=sequences * length, max_sequences=windows or sequences)
         held = [0] * (where.host + 1)
         for (block, device), times in kinds.items():
             held[device] += times * sum(cache_of(block, asked, facts, ubatch))
+        if drafting := drafting_of(spec, asked):
+            held = list(map(add, held, draft_caches(drafting)))
         grown = column * max(0, sequences * length - int(plan.max_model_len or 0))
         return all(size + grown <= room for size, room in zip(held[:-1], rooms, strict=True))
 
@@ -145,10 +177,12 @@ def _sequences(spec: ModelSpec, plan: Plan, where: Placed, rooms: list[int], len
 @formula(cites=LLAMA_CPP, at="llama-model.cpp load_tensors: the table of tokens and what no device takes lie on the host")
 def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     """What the one process holds in host memory, said with its first device: weights, caches and buffers that are not on any."""
-    made = buffers_of(spec, plan)
-    return (
-        sum(int(size.value) for size in made.weights[-1].values()) + sum(made.caches[-1]) + int(made.compute[-1].value) if stage == 0 else 0
+    drafting = drafting_of(spec, plan)
+    every = [buffers_of(spec, plan), *([draft_buffers(drafting)] if drafting else [])]
+    held = (
+        sum(int(size.value) for size in made.weights[-1].values()) + sum(made.caches[-1]) + int(made.compute[-1].value) for made in every
     )
+    return sum(held) + lora_file_host_bytes(spec, plan) if stage == 0 else 0
 
 
 def start_up(made: Buffers) -> list[str]:

@@ -90,7 +90,7 @@ def placed(layers: int, plan: Plan, facts: Facts) -> Placed:
 # ---- the three buffers --------------------------------------------------------------------------------------------------------------
 
 
-def weights_on(tensors: Iterable[Stored], where: Placed, device: int, *, host_experts: int = 0) -> dict[str, Bytes]:
+def weights_on(tensors: Iterable[Stored], where: Placed, device: int, *, host_experts: frozenset[int] = frozenset()) -> dict[str, Bytes]:
     """Bytes by kind of tensor. A table that is the output matrix too is on both devices that use it."""
     found: dict[str, Bytes] = {}
     tensors = tuple(tensors)
@@ -105,9 +105,9 @@ def weights_on(tensors: Iterable[Stored], where: Placed, device: int, *, host_ex
     return found
 
 
-def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: int) -> tuple[int, ...]:
+def _devices_of(t: Stored, where: Placed, *, tied: bool, host_experts: frozenset[int]) -> tuple[int, ...]:
     if t.layer >= 0:
-        return (where.host if t.expert and t.layer < host_experts else where.layers[t.layer],)
+        return (where.host if t.expert and t.layer in host_experts else where.layers[t.layer],)
     if t.kind == TOKENS:
         return tuple(dict.fromkeys((where.host, where.output))) if tied else (where.host,)
     return (where.host,) if t.kind == "embd" else (where.output,)
@@ -135,7 +135,8 @@ def cache_of(block: Block, plan: Plan, facts: Facts, ubatch: int) -> tuple[int, 
         if isinstance(mixer, LatentAttention):
             cells = cells_of(plan, facts)
             keys += cells * int(_key_type(plan).nbytes(mixer.kv_lora_rank + mixer.qk_rope_head_dim))
-            values += 0 if facts.recent else cells * int(_value_type(plan).nbytes(mixer.kv_lora_rank))
+            alone = facts.recent or (plan.mla_mode and (plan.mla_mode > 1 or plan.attention is AttentionKind.FLASH))
+            values += 0 if alone else cells * int(_value_type(plan).nbytes(mixer.kv_lora_rank))
         elif isinstance(mixer, Attention):
             window = mixer.window or mixer.chunk
             cells = window_cells(plan, facts, window, ubatch) if window else cells_of(plan, facts)
@@ -176,34 +177,45 @@ def buffers_of(spec: ModelSpec, plan: Plan) -> Buffers:
         (sum(k for at, (k, _) in zip(where.layers, caches, strict=True) if at == d), sum(v for at, (_, v) in zip(where.layers, caches, strict=True) if at == d))
         for d in range(where.host + 1)
     )  # fmt: skip
-    experts = host_experts(tensors, plan, len(blocks))
+    experts = host_experts(tensors, plan, where)
     weights = tuple(weights_on(tensors, where, d, host_experts=experts) for d in range(where.host + 1))
     nothing = (NOTHING,) * (where.host + 1)
     compute = _compute(spec, plan, facts, where, (caches, tensors, experts)) if plan.phase != "load" else nothing
     return Buffers(weights=weights, caches=held, compute=compute, cells=facts.streams(plan) * cells_of(plan, facts))
 
 
-@formula(cites=LLAMA_CPP, at="common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host")
-def host_experts(tensors: tuple[Stored, ...], plan: Plan, layers: int) -> int:
-    """Layers whose experts the host holds: as the plan counts them, or as many as make up its share of the model.
+@formula(
+    cites=LLAMA_CPP, at="common/arg.cpp --n-cpu-moe: the routed experts of the first layers stay on the host; --override-tensor: of any"
+)
+def host_experts(tensors: tuple[Stored, ...], plan: Plan, where: Placed) -> frozenset[int]:
+    """Layers whose experts the host holds: the first ones as the plan counts them, or as many as make up its share of the model, which take
+    off every device alike: rules that name tensors are written for each device, and a share is no rule of one.
 
     Raises InputError where a share is given of a model without experts.
     """
     if not plan.offload.parameters:
-        return plan.host_experts
-    a_layer = sum(t.nbytes for t in tensors if t.expert) // layers
+        return frozenset(range(plan.host_experts))
+    routed = sorted({t.layer for t in tensors if t.expert})
+    a_layer = sum(t.nbytes for t in tensors if t.expert) // max(1, len(routed))
     if not a_layer:
         raise refuse(
             "offload.parameters", plan.offload.parameters, "is experts on the host in llama.cpp, and the model has none", "--gpu-layers"
         )
-    return min(layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer))
+    return _alike(routed, where.layers, round(plan.offload.parameters * sum(t.nbytes for t in tensors) / a_layer))
+
+
+def _alike(routed: list[int], devices: tuple[int, ...], count: int) -> frozenset[int]:
+    """So many layers, the same part of every device's, its first ones."""
+    on = [devices[layer] for layer in routed]
+    share = [(on[: number + 1].count(device) / on.count(device), routed[number]) for number, device in enumerate(on)]
+    return frozenset(layer for _, layer in sorted(share)[:count])
 
 
 def _compute(
-    spec: ModelSpec, plan: Plan, facts: Facts, where: Placed, held: tuple[list[tuple[int, int]], tuple[Stored, ...], int]
+    spec: ModelSpec, plan: Plan, facts: Facts, where: Placed, held: tuple[list[tuple[int, int]], tuple[Stored, ...], frozenset[int]]
 ) -> tuple[Bytes, ...]:
     """Bytes of each device's buffer. Whether a device computes with experts of the host depends on their type and on switches that no plan
-    has: in the fork they mostly stay (repacked types), in the main project they are copied.
+    has: they are copied in the main project, and in the fork where it interleaves rows to types that cards compute with.
     """
     caches, tensors, experts = held
     ubatch = ubatch_of(plan)
@@ -212,21 +224,33 @@ def _compute(
     how = Reserved(
         ubatch=ubatch, cells=cells_of(plan, facts), window_cells=windowed, flash=plan.attention is AttentionKind.FLASH, layer_devices=where.layers,
         output_device=where.output, host=where.host, fused=facts.fork, half_mask=facts.recent, kv_bytes=tuple(caches), host_experts=experts,
-        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None,
+        outputs=min(ubatch, facts.streams(plan)) if facts.sparing else None, mla_mode=plan.mla_mode, attn_max_batch=plan.attn_max_batch,
+        quantized_cache=_key_type(plan).block > 1,
     )  # fmt: skip
     parallel, matrices = where.host > 1 and where.whole and not experts, _matrices(tensors)
     copied = compute_buffers(reserved_graph(spec, how, matrices), where.host + 1, parallel=parallel)
     if not experts:
         return tuple(map(Bytes.exact, copied))
     stay = compute_buffers(reserved_graph(spec, replace(how, experts_stay=True), matrices), where.host + 1)
-    return tuple(Bytes(min(ends), ends[not facts.fork], max(ends)) for ends in zip(stay, copied, strict=True))
+    most = compute_buffers(reserved_graph(spec, how, _matrices(tensors, most=True)), where.host + 1)
+    taken = not facts.fork or all(t.type_name in COPIED for t in tensors if t.layer in experts and t.expert)
+    return tuple(Bytes(min(ends), ends[taken], max(ends)) for ends in zip(stay, copied, most, strict=True))
 
 
-def _matrices(tensors: tuple[Stored, ...]) -> dict[int, dict[str, int]]:
-    """Bytes of each layer's matrices by module, and of the output's, which are copied where the host holds them."""
+COPIED = frozenset(f"gguf:IQ{bits}_K" for bits in (2, 3, 4, 5))
+"""Types of the fork that its cards compute with as they are, and since 26 May 2025 with rows interleaved too, which -rtr makes of all that stays
+on the host (ik_llama.cpp 89728ab0, ggml-cuda.cu supports_op). Types that a file has interleaved are the host's alone at the version read, and
+those that -rtr makes of others still are.
+"""
+
+
+def _matrices(tensors: tuple[Stored, ...], *, most: bool = False) -> dict[int, dict[str, int]]:
+    """Bytes of each layer's matrices by module, and of the output's, which are copied where the host holds them. ``most``: in the largest
+    types that a mix may have.
+    """
     found: dict[int, dict[str, int]] = {}
     for t in tensors:
-        found.setdefault(t.layer, {})[t.module] = t.on_device
+        found.setdefault(t.layer, {})[t.module] = t.ends()[1] if most else t.on_device
     ends = found.setdefault(-1, {})
     ends.setdefault("head", ends.get(OUTPUT, ends.get("embed", ends.get(TOKENS, 0))))
     return found

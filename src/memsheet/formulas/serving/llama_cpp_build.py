@@ -24,8 +24,11 @@ class Reserved:
     half_mask: bool  # the mask is an f16 input, not cast from an f32 one
     kv_bytes: tuple[tuple[int, int], ...] = ()  # of each layer's keys and values, which may have to be copied
     outputs: int | None = None  # positions that give logits; None is all
-    host_experts: int = 0  # layers, the first ones, whose routed experts lie on the host
+    host_experts: frozenset[int] = frozenset()  # layers whose routed experts lie on the host
     experts_stay: bool = False  # and are computed with there, however long the batch
+    mla_mode: int = 0  # the fork's way of latent attention
+    attn_max_batch: int = 0  # MiB of what it may unpack at once; 0 is no limit
+    quantized_cache: bool = False
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from memsheet.errors import refuse
 from memsheet.formulas.serving.ggml import Graph, Tensor
 from memsheet.formulas.serving.llama_cpp_build import Building, Inputs, Reserved
 from memsheet.formulas.serving.llama_cpp_latent import latent_attention
+from memsheet.formulas.serving.llama_cpp_latent_fork import fork_attention
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 
 SANDWICHED = frozenset({Arrangement.SANDWICH, Arrangement.POST_BRANCH})
@@ -28,7 +29,7 @@ def reserved_graph(spec: ModelSpec, how: Reserved, bytes_of: dict[int, dict[str,
     x = _embedded(b, spec)
     inputs = _inputs(b, blocks)
     for number, (block, device) in enumerate(zip(blocks, how.layer_devices, strict=True)):
-        b.device, b.experts = device, how.host if number < how.host_experts else device
+        b.device, b.experts = device, how.host if number in how.host_experts else device
         sizes = bytes_of.get(number, {})
         x = _layer(b, block, x, inputs, sizes, how.kv_bytes[number] if how.kv_bytes else (0, 0), last=number == len(blocks) - 1)
     b.device = how.output_device
@@ -79,16 +80,14 @@ def _inputs(b: Building, blocks: list[Block]) -> Inputs:
 def _layer(b: Building, block: Block, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int], *, last: bool) -> Tensor:
     hidden = block.hidden
     mixer = block.mixers[0] if len(block.mixers) == 1 else None
-    latent = isinstance(mixer, LatentAttention) and not b.how.fused
-    if not (latent or isinstance(mixer, Attention)) or block.arrangement not in (Arrangement.PRE, *SANDWICHED):
-        what = "latent attention in the fork" if isinstance(mixer, LatentAttention) else f"layers of {block.kind}"
+    if not isinstance(mixer, Attention | LatentAttention) or block.arrangement not in (Arrangement.PRE, *SANDWICHED):
+        what = f"layers of {block.kind}"
         raise refuse("engine", "llama.cpp", f"has no list of operations here for {what}", "engine transformers, vllm or sglang")
     sandwiched = block.arrangement in SANDWICHED
     normed = x if block.arrangement is Arrangement.POST_BRANCH else b.norm(x)
     if isinstance(mixer, LatentAttention):
-        mixed = latent_attention(b, mixer, normed, inputs, sizes, kv)
+        mixed = (fork_attention if b.how.fused else latent_attention)(b, mixer, normed, inputs, sizes, kv)
     else:
-        assert isinstance(mixer, Attention)
         mixed = _attention(b, mixer, normed, inputs, sizes, kv)
     if sandwiched and block.kind in POST_NORM_FIRST:
         mixed = b.norm(mixed)

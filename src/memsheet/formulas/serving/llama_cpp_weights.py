@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+from memsheet.engines.llama_cpp import is_fork
 from memsheet.errors import refuse
 from memsheet.frozen import dataclass
 from memsheet.references import GGML, LLAMA_CPP, formula
 from memsheet.spec.dtypes import BF16, FP32, GGUF, DType
+from memsheet.spec.gguf_fork import fork_end, fork_type
 from memsheet.spec.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
-from memsheet.spec.model import Attention, Block, ModelSpec, Moe, Role, Weight
+from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
 from memsheet.spec.plan import Plan
 
 ROW_PADDING = 512
@@ -32,7 +34,9 @@ TOKENS, OUTPUT = "token_embd", "output"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One tensor. ``layer`` is -1 outside of layers; ``expert``: of routed experts; ``module``: its last name in the model's own code."""
+    """One tensor. ``layer`` is -1 outside of layers; ``expert``: of routed experts; ``module``: its last name in the model's own code;
+    ``type_name``: that of its numbers.
+    """
 
     layer: int
     kind: str
@@ -42,6 +46,7 @@ class Stored:
     expert: bool = False
     low: int = -1  # of types that a mix may have in its place; the file's own have none
     high: int = -1
+    type_name: str = ""
 
     @property
     def on_device(self) -> int:
@@ -59,7 +64,7 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
     named = plan.quantization.weights.name if plan.quantization else None
     own = spec.quantization.weights if spec.quantization else None
     if spec.source.tensors and named == own:
-        return tuple(_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors)
+        return split_latents(spec, plan, tuple(_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors))
     if named is not None and not named.startswith("gguf:") and named not in CONVERTED:
         raise refuse("quantization.weights", named, "is no type of a GGUF file", "for example --quantize gguf:Q4_K_M, or gguf:Q8_0")
     kind = (
@@ -67,7 +72,32 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
         if named
         else {"fp32": "F32", "bf16": "BF16"}.get(plan.precision.parameters.name, "F16")
     )
-    return (*_ends(spec, kind), *_layers(spec, kind))
+    fork = is_fork(plan.engine_version)
+    return split_latents(spec, plan, (*_ends(spec, kind, fork=fork), *_layers(spec, kind, fork=fork)))
+
+
+WHOLE_LATENT = ("attn_kv_b", "kv_b_proj")
+
+
+@formula(
+    cites=LLAMA_CPP,
+    at="ik_llama.cpp 8db70379 src/llama.cpp:8843 llm_prepare_mla: keys' part in Q8_0, values' as it is, where a file lacks them",
+)
+def split_latents(spec: ModelSpec, plan: Plan, tensors: tuple[Stored, ...]) -> tuple[Stored, ...]:
+    """With the halves of the matrix that unpacks latents, which -mla makes beside it unless a file has them."""
+    split = {t.layer for t in tensors if t.kind == "attn_k_b"}
+    blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    made = []
+    for t in tensors if plan.mla_mode else ():
+        mixer = next((m for m in blocks[t.layer].mixers if isinstance(m, LatentAttention)), None) if t.kind in WHOLE_LATENT else None
+        if mixer is None or t.layer in split:
+            continue
+        kept = GGUF[t.type_name.removeprefix("gguf:")]
+        for kind, width, dtype in (
+            ("attn_k_b", mixer.qk_nope_head_dim, GGUF["Q8_0"] if kept.block > 1 else kept), ("attn_v_b", mixer.v_head_dim, kept),
+        ):  # fmt: skip
+            made.append(_stored(t.layer, kind, kind, mixer.heads * width * mixer.kv_lora_rank, mixer.kv_lora_rank, dtype))
+    return (*tensors, *made)
 
 
 def _in_file(name: str, kind: str, dims: tuple[int, ...]) -> Stored:
@@ -86,34 +116,41 @@ def _in_file(name: str, kind: str, dims: tuple[int, ...]) -> Stored:
 def _stored(layer: int, kind: str, module: str, elements: int, row: int, dtype: DType, *, expert: bool = False) -> Stored:
     extra = -row % ROW_PADDING
     padding = int(dtype.nbytes(-(-extra // dtype.block) * dtype.block)) if dtype.block > 1 and extra else 0
-    return Stored(layer=layer, kind=kind, module=module, nbytes=int(dtype.nbytes(elements)), padding=padding, expert=expert)
+    return Stored(
+        layer=layer, kind=kind, module=module, nbytes=int(dtype.nbytes(elements)), padding=padding, expert=expert, type_name=dtype.name
+    )  # fmt: skip
 
 
 @formula(cites=LLAMA_CPP, at="llama-quant.cpp llama_tensor_get_type: the table as the main type, the output matrix in Q6_K beside most")
-def _ends(spec: ModelSpec, mix: str) -> Iterator[Stored]:
+def _ends(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
     """Tables and the output matrix. A tied one is stored once, in the type of an output, and held twice where its two uses are apart."""
     tied = spec.head.tied or not spec.head.weights
     for weight in (*spec.embeddings.weights, *(w for norm in spec.embeddings.norms for w in norm.weights)):
         table = weight.role is Role.EMBEDDING and weight.shape[0] >= spec.vocab
-        dtype = GGUF[end_type(mix, output=tied, row=weight.shape[-1])] if table else FP32
+        dtype = GGUF[_end(mix, weight, output=tied, tied=tied, fork=fork)] if table else FP32
         yield _stored(-1, TOKENS if table else "embd", "embed", weight.elements, weight.shape[-1], dtype)
     for weight in spec.head.weights:
         matrix = len(weight.shape) > 1
-        dtype = GGUF[end_type(mix, output=True, row=weight.shape[-1])] if matrix else FP32
+        dtype = GGUF[_end(mix, weight, output=True, tied=tied, fork=fork)] if matrix else FP32
         yield _stored(-1, OUTPUT, "head", weight.elements, weight.shape[-1], dtype)
     for stack in spec.stacks:
         for norm in stack.final_norms:
             yield from (_stored(-1, "output_norm", "norm", w.elements, w.shape[-1], FP32) for w in norm.weights)
 
 
-def _layers(spec: ModelSpec, mix: str) -> Iterator[Stored]:
+def _end(mix: str, weight: Weight, *, output: bool, tied: bool, fork: bool) -> str:
+    row = weight.shape[-1]
+    return fork_end(mix, output=output, tied=tied, row=row) if fork else end_type(mix, output=output, row=row)
+
+
+def _layers(spec: ModelSpec, mix: str, *, fork: bool) -> Iterator[Stored]:
     blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
     for layer, block in enumerate(blocks):
-        where = _where(block, layer, len(blocks))
+        where = _where(spec, block, layer, len(blocks))
         for weight in block.weights:
             module = weight.path.removesuffix(".weight").split(".")[-1]
             named = f"shared.{module}" if "shared" in weight.path else module
-            dtype = _dtype(weight, module, mix, where)
+            dtype = _dtype(weight, mix, where, fork_type if fork else matrix_type)
             found = _stored(
                 layer, KINDS.get(module, module), named, weight.elements, weight.shape[-1], dtype, expert=weight.role is Role.EXPERT
             )
@@ -132,16 +169,18 @@ def _ranged(stored: Stored, weight: Weight, mix: str) -> Stored:
     return replace(stored, low=min(stored.nbytes, int(main.nbytes(weight.elements))), high=high)
 
 
-def _where(block: Block, layer: int, layers: int) -> Where:
+def _where(spec: ModelSpec, block: Block, layer: int, layers: int) -> Where:
     mixer = next((m for m in block.mixers if isinstance(m, Attention)), None)
     experts = block.feed_forward.experts if isinstance(block.feed_forward, Moe) else 0
-    return Where(layer=layer, layers=layers, grouped=mixer.heads // mixer.kv_heads if mixer else 1, experts=experts)
+    grouped = mixer.heads // mixer.kv_heads if mixer else 1
+    return Where(layer=layer, layers=layers, grouped=grouped, experts=experts, family=spec.model_type, vocab=spec.vocab)
 
 
-def _dtype(weight: Weight, module: str, mix: str, where: Where) -> DType:
+def _dtype(weight: Weight, mix: str, where: Where, type_of: Callable[[str, str, Where, int], str]) -> DType:
     """Matrices are quantized; norms, biases and routers stay in fp32."""
+    module = weight.path.removesuffix(".weight").split(".")[-1]
     if weight.role not in (Role.LINEAR, Role.EXPERT) or len(weight.shape) < 2:
         return FP32
     if mix == CONVERTED["mxfp4"] and weight.role is not Role.EXPERT:  # whose experts alone are released in it
         return BF16
-    return GGUF[matrix_type(mix, KINDS.get(module, module), where, weight.shape[-1])]
+    return GGUF[type_of(mix, KINDS.get(module, module), where, weight.shape[-1])]

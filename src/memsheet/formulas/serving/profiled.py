@@ -7,6 +7,7 @@ from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum, minimum
 from memsheet.engines.vllm import Release
+from memsheet.formulas.serving.pictures import kept_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes, sampler_bytes
 from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.frozen import dataclass
@@ -28,8 +29,11 @@ CHUNK_TOKENS = 32768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peak:
-    """``resting``: hidden states that the sampler stands on; ``sampler`` and ``layer``: what is highest above them, in turn."""
+    """``pictures``: what is kept of them under all that follows; ``resting``: hidden states that the sampler stands on; ``sampler`` and
+    ``layer``: what is highest above them, in turn.
+    """
 
+    pictures: Bytes
     resting: Bytes
     sampler: Bytes
     layer: Bytes
@@ -38,19 +42,20 @@ class Peak:
     def total(self) -> Bytes:
         """The higher of the two, each with what it stands on: no hidden states are left beside a layer."""
         drawn = self.resting + self.sampler
-        return Bytes(maximum(self.layer.low, drawn.low), maximum(self.layer.value, drawn.value), maximum(self.layer.high, drawn.high))
+        return self.pictures + _larger(self.layer, drawn)
 
 
 def profiled(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Peak:
     """The peak of a run of ``tokens`` on a rank of a stage. Stages before the last have no sampler."""
     assert plan.max_sequences is not None
-    rows, dtype = minimum(tokens, plan.max_sequences), plan.precision.compute
+    rows, dtype, pictures = minimum(tokens, plan.max_sequences), plan.precision.compute, kept_pictures(part, plan, release)
     if part.head.kind == "none":
-        return Peak(resting=Bytes.exact(0), sampler=Bytes.exact(0), layer=layer_bytes(part, plan, tokens))
+        return Peak(pictures=pictures, resting=Bytes.exact(0), sampler=Bytes.exact(0), layer=layer_bytes(part, plan, tokens))
     chosen = sampler_bytes(release.sampler_of(part.model_type), rows, part.head.width, dtype)
     least = minimum(chosen, masked_sampler_bytes(rows, part.head.width, dtype))  # FlashInfer's where it is installed and asked for
     resting = resting_bytes(part.hidden, plan, tokens, rows)
-    return Peak(resting=Bytes.exact(resting), sampler=Bytes(least, chosen, chosen + UNSPLIT), layer=layer_bytes(part, plan, tokens))
+    drawn = Bytes(least, chosen, chosen + UNSPLIT)
+    return Peak(pictures=pictures, resting=Bytes.exact(resting), sampler=drawn, layer=layer_bytes(part, plan, tokens))
 
 
 @formula(cites=VLLM, at="v0.11.0 v1/worker/gpu_model_runner.py:3391, 3190: hidden states of all tokens, of the last ones, and random ones")
@@ -63,7 +68,7 @@ def resting_bytes(hidden: int, plan: Plan, tokens: Count, rows: Count) -> Count:
 def layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     """The widest layer over a batch, and at the high end a batch of pictures through the tower."""
     blocks = dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern)
-    sizes = [size for block in blocks for size in _block_bytes(block, plan, tokens)]
+    sizes = [size for block in blocks for size in block_bytes(block, plan, tokens)]
     nothing = Bytes.exact(0)
     widest = reduce(_larger, sizes, nothing)
     if not part.towers:
@@ -94,16 +99,28 @@ def _larger(left: Bytes, right: Bytes) -> Bytes:
     return Bytes(maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high))
 
 
-def _block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
+def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
     """Each part of a layer with the residual and its own input; compiled code may free the input early (low) or keep one more (high)."""
     dtype, hidden = plan.precision.compute, block.hidden
     above = [dtype.nbytes(tokens * width) for mixer in block.mixers for width in _mixer_widths(mixer, plan)]
     above += [unpacked_bytes(mixer, plan) for mixer in block.mixers if isinstance(mixer, LatentAttention)]
     if block.feed_forward:
-        at_once = minimum(tokens, CHUNK_TOKENS) if isinstance(block.feed_forward, Moe) else tokens
-        above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)))
+        routed = isinstance(block.feed_forward, Moe)
+        every = tokens * sharing(plan) if routed else tokens
+        at_once = minimum(every, CHUNK_TOKENS) if routed else tokens
+        gathered = dtype.nbytes((2 * every - at_once) * hidden) if every is not tokens else 0
+        above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)) + gathered)
     row = dtype.nbytes(tokens * hidden)
     return [Bytes(size + row, size + 2 * row, size + 3 * row) for size in above]
+
+
+@formula(
+    cites=VLLM,
+    at="v0.33.0 layers/fused_moe/config.py:1207 experts over tp · dp ranks, all2all.py:116 the tokens of all of them gathered (the usual backend)",
+)
+def sharing(plan: Plan) -> Count:
+    """Groups of tensor-parallel ranks whose tokens go to the same experts: one, unless experts are cut or dealt over several (dp_attention)."""
+    return maximum(1, maximum(plan.mesh.ep, plan.mesh.etp) // maximum(1, plan.mesh.tp))
 
 
 @formula(cites=VLLM, at="v0.11.0 models/llama.py:211: queries, keys and values joined, then rotated, then the output of all heads")

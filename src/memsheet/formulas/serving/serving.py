@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
@@ -13,7 +14,11 @@ from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
 from memsheet.formulas.serving.all_logits import prompt_logits_bytes
+from memsheet.formulas.serving.assisted import assistant_facts, assistant_items
+from memsheet.formulas.serving.drafts import verified, with_draft
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
+from memsheet.formulas.serving.peft_lora import branch_item, peft_items
+from memsheet.formulas.serving.quantized_ends import untied_bytes
 from memsheet.formulas.serving.work import Work, dequantized_bytes, tower_bytes, widest
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
 from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
@@ -24,15 +29,19 @@ from memsheet.spec.engine import Engine
 from memsheet.spec.model import Attention, LatentAttention, ModelSpec
 from memsheet.spec.plan import Plan
 
+MOST = 2**62
 LENGTHS = (1024, 4096, 8192, 32768, 131072)
 CACHE = Cited(TRANSFORMERS_CACHE, "DynamicCache by layer kind")
 BY_HAND = Derived("the widest operations of a layer, listed from the modeling code: exact where traced, else a range")
+APART = Derived("a tied matrix once; twice where the quantized release's own config does not tie it, which no model config says")
 TOWER = Derived("one image a sequence through the tower's widest layer, not modelled operation by operation: only a high end")
 
 
 def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on a rank of a stage."""
-    tensors = serving_items(stage_model(spec, plan, stage), plan, engine)
+    part = stage_model(spec, plan, stage)
+    tensors = serving_items(part, plan, engine)
+    tensors += assistant_items(part, plan, lambda model, own: serving_items(model, replace(own, speculative=None), engine))
     loaded = sum(i.at[Instant.LOAD].value for i in tensors if i.component is Component.PARAMETERS)
     return [*tensors, *outside_tensors(plan, cluster, _allocated(tensors), loaded=loaded)]
 
@@ -54,6 +63,9 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
     weights = parameter_bytes(spec, plan, held, engine.sharding)
     items = [Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS)) for (c, path), size in weights.items()]
+    if (twice := untied_bytes(spec, plan)).high:
+        items.append(Item(Component.PARAMETERS, "lm_head", dict.fromkeys(instants, twice), APART))
+    items += peft_items(spec, plan, instants)
     gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
     items.append(Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR))
     return items if plan.phase == "load" else [*items, *_cache_items(spec, plan), *_working_items(spec, plan, engine, held)]
@@ -126,6 +138,8 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     if plan.quantization is not None:
         matrix = Bytes(0, 0, dequantized_bytes(held, plan))
         items.append(Item(Component.TEMPORARIES, "dequantized_weight", dict.fromkeys(at, matrix), Cited(QLORA, "section 3")))
+    if not _exact(spec, plan):  # where it is, the layer's own operations have the adapter's among them
+        items += branch_item(spec, plan, {Instant.PREFILL: (prompt, sequences * prompt), Instant.DECODE: (sequences, sequences)})
     if spec.towers:
         items.append(Item(Component.TEMPORARIES, "vision_tower", {Instant.PREFILL: Bytes(0, 0, tower_bytes(spec, plan, prompts))}, TOWER))
     return [item for item in items if any(type(size.high) is not int or size.high for size in item.at.values())]
@@ -135,7 +149,7 @@ def _step(spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences:
     """The widest layer while each sequence makes a token over ``cached`` ones."""
     _, prompt = _lengths(plan)
     memory = _memory_tokens(spec, prompt)
-    return widest(spec, plan, engine, Work(sequences=sequences, tokens=1, cached=cached, memory=memory, growing=growing))
+    return widest(spec, plan, engine, Work(sequences=sequences, tokens=verified(plan), cached=cached, memory=memory, growing=growing))
 
 
 def _beyond(whole: Bytes, part: Bytes) -> Bytes:
@@ -174,8 +188,9 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     counted again; ``…_per_rank`` is what the fullest rank holds of a token, copies included.
     """
     assert plan.kv_dtype is not None
-    full = plan.max_model_len or 0
-    stages = [stage_model(spec, plan, stage) for stage in range(plan.mesh.pp)]
+    full, asked = plan.max_model_len or 0, spec
+    spec = with_draft(spec, plan)
+    stages = [with_draft(stage_model(asked, plan, stage), plan) for stage in range(plan.mesh.pp)]
     found: dict[str, Any] = {
         "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype),
         "kv_bytes_per_token_per_rank": max(bytes_per_token(part, plan.kv_dtype, plan.mesh.tp) for part in stages),
@@ -184,11 +199,15 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
         "pages": 0,
         "max_sequences": {},
     }
+    if plan.speculative is not None:
+        found["speculative"] = assistant_facts(asked, plan, sheets[-1].items)
     if cluster is None or plan.phase == "load":
         return found
     lengths = sorted({*(n for n in LENGTHS if n <= (spec.max_positions or full)), full} - {0})
     rooms = [_room(part, plan, sheet, cluster, lengths) for part, sheet in zip(stages, sheets, strict=True)]
-    found["max_sequences"] = {str(n): min((count for room in rooms if (count := room[n]) is not None), default=0) for n in lengths}
+    bound = 1 if plan.speculative is not None else MOST  # transformers assists one sequence (generation/utils.py:4029)
+    counts = {n: [count for room in rooms if (count := room[n]) is not None] for n in lengths}
+    found["max_sequences"] = {str(n): min(bound, *held) if held else 0 for n, held in counts.items()}
     free = [(_free(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp)) for part, sheet in zip(stages, sheets, strict=True)]
     found["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
     return found

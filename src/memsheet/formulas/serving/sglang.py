@@ -11,20 +11,38 @@ from memsheet.engines.sglang import MOST_REQUESTS, REQUESTS, WINDOW_SHARE, Relea
 from memsheet.errors import refuse
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving.capacity import held, lengths_of
+from memsheet.formulas.serving.capacity import check_shared, held, lengths_of
+from memsheet.formulas.serving.dp_attention import (
+    group_plan,
+    grouped_graphs,
+    grouped_layer_bytes,
+    grouped_logits_bytes,
+    grouped_tensors,
+)
+from memsheet.formulas.serving.drafts import draft_of, named, verified, with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import bytes_per_token, caching_layers, kv_elements_per_token
-from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items, loaded_tensors
+from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items
+from memsheet.formulas.serving.lora_pool import lora_pool_facts, lora_pool_host_bytes, lora_pool_items
 from memsheet.formulas.serving.profiled import layer_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
-from memsheet.formulas.serving.sglang_states import SLOTS, States, slot_bytes, states_of
+from memsheet.formulas.serving.sglang_speculative import (
+    ahead_tokens,
+    counted_layers,
+    draft_worker_items,
+    drafted_layer,
+    loaded_first,
+    table_tokens,
+    worker_facts,
+)
+from memsheet.formulas.serving.sglang_states import States, keeping_of, slot_bytes, states_of
 from memsheet.frozen import dataclass
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import INT32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec, Recurrent
+from memsheet.spec.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
 from memsheet.spec.plan import Plan
 from memsheet.units import GIB
 
@@ -42,11 +60,15 @@ class Cell:
     whole: Count
     window: Count
     reach: int  # tokens of the window
+    beside: Count = 0  # that the engine counts of a draft's layers
 
     @property
     def counted(self) -> float:
         """What the engine divides the room by: a token of the first and its share of the second."""
-        return self.whole + WINDOW_SHARE * self.window if self.whole else self.window
+        return self.beside + (self.whole + WINDOW_SHARE * self.window if self.whole else self.window)
+
+
+NO_CELL = Cell(whole=0, window=0, reach=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +83,26 @@ class Stage:
     room: Bytes | None
     free: Bytes
     weights: Bytes
+    draft: Cell = NO_CELL  # of who drafts, which has a pool of its own
+    largest: Count = 0  # sequences of the largest graph
 
 
 def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on a rank of a stage; all stages have as many tokens as the one that has room for the fewest."""
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
-        kept = loaded_items(part, plan, loaded_tensors(part, plan), (Instant.LOAD,), SGLANG_WAYS)
+        kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), SGLANG_WAYS)
+        kept += lora_pool_items(part, plan, 0, (Instant.LOAD,))
         return [*kept, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_of(plan.engine_version)
     stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    plan = group_plan(plan)
     own, tokens = stages[stage], _tokens(stages, plan)
     sizes = Bytes(
         *(pool_bytes(own.cell, count, plan.page_tokens or 1) for count in (tokens.high, tokens.value, tokens.low))
     )  # most where others take least
     states = own.states.bytes
-    table = Bytes.exact(table_bytes(_requests(plan, tokens.value, stages), plan.max_model_len or 1))
+    table = Bytes.exact(table_bytes(_requests(plan, tokens.value, stages), table_tokens(plan)))
     kept = (
         [Item(Component.KV_CACHE, "mamba_pool", dict.fromkeys(RUNNING, Bytes(states.high, states.value, states.low)), AT_POOL)]
         if states.high
@@ -85,29 +111,61 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     return [
         *own.items,
         *kept,
+        *_draft_pool(own, plan, tokens),
         Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, sizes), AT_POOL),
         Item(Component.BUFFERS, "req_to_token_pool", dict.fromkeys(RUNNING, table), AT_TABLE),
     ]
 
 
+def _draft_pool(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
+    """The pool of who drafts, as long as the model's."""
+    if not (own.draft.whole or own.draft.window):
+        return []
+    size = Bytes(*(pool_bytes(own.draft, count, plan.page_tokens or 1) for count in (tokens.high, tokens.value, tokens.low)))
+    return named([Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, size), AT_POOL)])
+
+
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
-    assert plan.max_batched_tokens is not None
-    assert plan.max_sequences is not None
-    loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, SGLANG_WAYS)
-    largest = minimum(graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), plan.max_sequences)
+    group = group_plan(plan)
+    assert group.max_batched_tokens is not None
+    assert group.max_sequences is not None
+    loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, SGLANG_WAYS)
+    largest = minimum(graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), group.max_sequences)
     working = {
-        Instant.PREFILL: _working(part, plan, plan.max_batched_tokens, largest),
-        Instant.DECODE: _working(part, plan, largest, largest),
+        Instant.PREFILL: _working(part, plan, group.max_batched_tokens, largest),
+        Instant.DECODE: _working(part, plan, largest * verified(plan), largest * verified(plan)),
     }
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: size.value for when, size in working.items()}})
     weights = total(item.at[Instant.LOAD] for item in loaded)
+    adapters = lora_pool_items(part, plan, largest, EVERY)
     free = _free(cluster, outside) if cluster else NOTHING
-    room = _room(plan, free, weights) if cluster else None
-    states = states_of(slot_bytes(part, plan), room)
+    drafts = draft_worker_items(part, plan, largest)
+    first = loaded_first(plan, drafts)
+    room = _room(plan, free, weights + first + total(item.at[Instant.LOAD] for item in adapters)) if cluster else None
+    states = states_of(slot_bytes(part, group, release), room, keeping_of(part, group, release))
+    graphs = (*graph_items(plan, largest), *grouped_graphs(plan, largest))
     return Stage(
-        items=(*loaded, Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN), *graph_items(plan, largest), *outside),
-        cell=cell_of(part, plan, release), weights=weights, free=free, states=states, room=_left(room, states),
+        items=(*loaded, *adapters, *drafts, Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN), *graphs, *outside),
+        cell=_counting(part, group, release), weights=weights, free=free, states=states, room=_left(room, states),
+        draft=_draft_cell(part, group, release), largest=largest,
     )  # fmt: skip
+
+
+def _draft_cell(part: ModelSpec, plan: Plan, release: Release) -> Cell:
+    """Bytes of a token in the layers of who drafts."""
+    draft = draft_of(part, plan)
+    return NO_CELL if draft is None else cell_of(draft.whole, draft.plan, release)
+
+
+def _counting(part: ModelSpec, plan: Plan, release: Release) -> Cell:
+    """The cell of a stage's own layers, with what the engine counts of a draft's."""
+    own = cell_of(part, plan, release)
+    layers = sum(
+        count
+        for _, mixer, count in caching_layers(part)
+        if isinstance(mixer, Attention | LatentAttention) and not _cut(part, mixer, release)
+    )
+    return replace(own, beside=counted_layers(part, plan, own.whole // max(1, layers)))
 
 
 def _left(room: Bytes | None, states: States) -> Bytes | None:
@@ -118,11 +176,17 @@ def _left(room: Bytes | None, states: States) -> Bytes | None:
 
 def _working(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Bytes:
     """The widest layer over a chunk, or the logits of a batch: nothing is sorted, and only the last position of a prompt has logits."""
-    layer = layer_bytes(part, plan, tokens)
+    if plan.mesh.attn_dp > 1:
+        return _larger(grouped_layer_bytes(part, plan, tokens), grouped_logits_bytes(part, plan, sequences))
+    layer = _larger(layer_bytes(part, plan, tokens), drafted_layer(part, plan, tokens))
     if part.head.kind == "none":
         return layer
     drawn = masked_sampler_bytes(sequences, part.head.width, plan.precision.compute)
     return Bytes(layer.low, maximum(layer.value, drawn), maximum(layer.high, drawn))
+
+
+def _larger(left: Bytes, right: Bytes) -> Bytes:
+    return Bytes(maximum(left.low, right.low), maximum(left.value, right.value), maximum(left.high, right.high))
 
 
 def _free(cluster: Cluster, outside: list[Item]) -> Bytes:
@@ -157,8 +221,6 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
     """Bytes of a token in a stage's layers. Raises InputError for what has other pools."""
     assert plan.kv_dtype is not None
     whole, window, reach = 0, 0, 0
-    kinds = {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
-    split = bool(kinds & release.windowed)
     if any(stack.role == "encoder" for stack in part.stacks):
         raise refuse("model", part.name, "has an encoder, whose cache is not modelled for sglang yet", "--engine transformers")
     for _, mixer, layers in caching_layers(part):
@@ -169,20 +231,31 @@ def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
         if not isinstance(mixer, Attention | LatentAttention):
             continue  # states, which have a pool of their own
         size = layers * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
-        cut = (mixer.window or mixer.chunk) if split and isinstance(mixer, Attention) else None
+        cut = _cut(part, mixer, release)
         whole, window = (whole, window + size) if cut else (whole + size, window)
         reach = max(reach, cut or 0)
     return Cell(whole=whole, window=window, reach=reach)
+
+
+def _cut(part: ModelSpec, mixer: Mixer, release: Release) -> int | None:
+    """The window of a layer whose family has a pool for windows."""
+    kinds = {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
+    return (mixer.window or mixer.chunk) if kinds & release.windowed and isinstance(mixer, Attention) else None
 
 
 def _tokens(stages: list[Stage], plan: Plan) -> Bytes:
     """Tokens of the pool, whole pages of them: of the stage with the fewest; without a card those that are asked for."""
     page, asked = plan.page_tokens or 1, (plan.max_sequences or 1) * (plan.max_model_len or 1)
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
+    if not rooms and any(stage.states.bytes.high for stage in stages):
+        return Bytes.exact((plan.max_model_len or 1) // page * page)  # without attention: v0.5.23 model_executor/pool_configurator.py:246
     if not rooms or any(room is None for room, _ in rooms):
         return Bytes.exact(asked)
+    ahead = int(ahead_tokens(plan))
     ends = [
-        [max(0, int(end // cell)) // page * page for end in (room.low, room.value, room.high)] for room, cell in rooms if room is not None
+        [max(0, int(end // cell) + ahead) // page * page if end >= cell else 0 for end in (room.low, room.value, room.high)]
+        for room, cell in rooms
+        if room is not None
     ]
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
@@ -206,45 +279,76 @@ def _requests(plan: Plan, tokens: int, stages: list[Stage]) -> int:
     """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more than there are states for."""
     asked = plan.max_sequences is not None and plan.max_sequences != MOST_REQUESTS
     found = int(plan.max_sequences or 1) if asked else min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
-    slots = [stage.states.slots.value // SLOTS for stage in stages if stage.states.bytes.high]
+    slots = [stage.states.requests.value for stage in stages if stage.states.bytes.high]
     return min([found, *slots])
 
 
 def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[list[Stage], Bytes, Cell]:
     release = release_of(plan.engine_version)
     stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
-    return stages, _tokens(stages, plan), max((stage.cell for stage in stages), key=lambda cell: cell.counted)
+    return stages, _tokens(stages, group_plan(plan)), max((stage.cell for stage in stages), key=lambda cell: cell.counted)
+
+
+@formula(cites=SGLANG, at="v0.5.23 lora/lora_manager.py:919: adapters to copy from")
+def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
+    """Adapters that a rank keeps on the host."""
+    return lora_pool_host_bytes(spec, plan)
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
     """How many sequences of a length the pool holds."""
-    _, tokens, cell = _pool(spec, plan, cluster)
+    stages, tokens, cell = _pool(spec, plan, cluster)
+    plan = group_plan(plan)
     page = plan.page_tokens or 1
-    return lambda length: Bytes(*(_holds(cell, count, length, page) for count in (tokens.low, tokens.value, tokens.high)))
+    states = any(stage.states.bytes.high for stage in stages)
+    check_shared(plan, caches=not states, why="what recurrent states keep of a prefix is not modelled")
+    shared = plan.shared_prefix_tokens // page * page
+    ends = (tokens.low, tokens.value, tokens.high)
+    return lambda length: _bounded(Bytes(*(_holds(cell, count, length, page, shared) for count in ends)), stages)
+
+
+def _bounded(held: Bytes, stages: list[Stage]) -> Bytes:
+    """Never more sequences than there are states for."""
+    for limit in (stage.states.requests for stage in stages if stage.states.bytes.high):
+        held = Bytes(min(held.low, limit.low), min(held.value, limit.value), min(held.high, limit.high))
+    return held
 
 
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """What a serving engineer asks: tokens, sequences at several lengths, and the engine's own start-up lines."""
     if plan.phase == "load":
         return {}
-    assert plan.kv_dtype is not None
     release, page, full = release_of(plan.engine_version), plan.page_tokens or 1, plan.max_model_len or 1
     stages, tokens, cell = _pool(spec, plan, cluster)
     sequences = room(spec, plan, cluster)
-    per_token = cell.whole + cell.window
+    plan = group_plan(plan)
+    assert plan.kv_dtype is not None
+    per_token = cell.whole + cell.window + stages[-1].draft.whole + stages[-1].draft.window
+    spec = with_draft(spec, plan)
+    shared = {"shared_prefix_bytes_per_rank": plan.shared_prefix_tokens // page * page * cell.whole} if plan.shared_prefix_tokens else {}
     found: dict[str, Any] = {
-        "read": f"sglang {release.tag}", "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
+        **shared, "read": f"sglang {release.tag}", "kv_bytes_per_token": bytes_per_token(spec, plan.kv_dtype), "kv_bytes_per_token_per_rank": per_token,
         "kv_bytes_per_sequence": bytes_per_token(spec, plan.kv_dtype) * full, "kv_tokens": tokens.value, "kv_tokens_low": tokens.low,
         "kv_tokens_high": tokens.high, "pages": tokens.value // page, "page_tokens": page,
         "max_sequences": {str(n): sequences(n).value for n in lengths_of(plan)},
         "capacity": held(replace(plan, max_sequences=_requests(plan, tokens.value, stages)), sequences, tokens.value // full, (page - 1) * per_token // 2),
     }  # fmt: skip
+    if plan.served_adapters is not None:
+        found["lora"] = lora_pool_facts(spec, plan, lora_pool_items(spec, plan, 0, (Instant.LOAD,)))
+    if plan.speculative is not None:
+        found["speculative"] = worker_facts([*stages[-1].items, *_draft_pool(stages[-1], plan, tokens)], spec, plan, stages[-1].largest)
     if cluster is None:
         return found
     own = stages[0]
     left = min((stage.room or NOTHING for stage in stages), key=lambda size: size.value)
     one = int(cell.counted * page)
-    found["short_bytes"] = Bytes(one - left.high, one - left.value, one - left.low)
+    lacks = [stage.states.lacks for stage in stages]
+    found["short_bytes"] = Bytes(
+        *(
+            max(one - rest, *(getattr(size, end) for size in lacks))
+            for end, rest in (("low", left.high), ("value", left.value), ("high", left.low))
+        )
+    )
     found["start_up"] = _lines(plan, release, own, tokens, _requests(plan, tokens.value, stages))
     found["budget"] = {
         "memory_fraction": plan.memory_fraction,
@@ -253,18 +357,32 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         "kv_cache": left,
         "needs_tokens": page,
     }
+    if not cell.counted and own.states.bytes.high:
+        found["warning"] = f"without attention it counts {tokens.value:,} tokens over all requests at once: --max-total-tokens raises that"
     if tokens.value < full:
         found["warning"] = f"requests end at {tokens.value:,} tokens, for the pool has no more"
     return found
 
 
-def _holds(cell: Cell, tokens: int, length: int, page: int) -> int:
-    """Sequences of a length in a pool of so many tokens, and in that of the windows."""
+@formula(
+    cites=SGLANG,
+    at="v0.4.3.post4 mem_cache/radix_cache.py match_prefix: whole pages of a prefix; what windows keep is not counted as shared",
+)
+def _holds(cell: Cell, tokens: int, length: int, page: int, shared: int = 0) -> int:
+    """Sequences of a length in a pool of so many tokens, and in that of the windows. ``shared``: tokens of all prompts, kept once."""
     paged = -(-length // page) * page
+    shared = min(shared, paged - page)
+    whole = max(0, (tokens - shared) // (paged - shared))
     if not cell.window:
-        return tokens // paged
+        return whole
     windows = int(tokens * WINDOW_SHARE) // page * page if cell.whole else tokens
-    return min(tokens // paged if cell.whole else windows, windows // min(paged, cell.reach + page))
+    return min(whole if cell.whole else windows, windows // min(paged, cell.reach + page))
+
+
+def _draft_lines(plan: Plan, stage: Stage, tokens: int, dtype: str) -> list[str]:
+    """What the worker of who drafts prints of its pool."""
+    size = pool_bytes(stage.draft, tokens, plan.page_tokens or 1)
+    return [f"KV Cache is allocated.{dtype} #tokens: {tokens}, … {size / GIB:.2f} GB in all (the draft's)"] if size else []
 
 
 def _lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
@@ -279,6 +397,8 @@ def _lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: 
     )
     return [
         f"Load weight end. … mem usage={stage.weights.value / GIB:.2f} GB.",
+        *([f"Mamba Cache is allocated. max_mamba_cache_size: {stage.states.slots.value}, …"] if stage.states.bytes.high else []),
         f"KV Cache is allocated.{dtype} #tokens: {tokens.value}, {halves}",
+        *_draft_lines(plan, stage, tokens.value, dtype),
         f"max_total_num_tokens={tokens.value}, chunked_prefill_size={plan.max_batched_tokens}, max_running_requests={requests}, context_len={plan.max_model_len}",
     ]

@@ -9,13 +9,25 @@ from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.vllm import Release, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
-from memsheet.formulas.serving.capacity import Pool, capacity, start_up
+from memsheet.formulas.serving.capacity import Pool, capacity, check_shared, shared_blocks, start_up
+from memsheet.formulas.serving.dp_attention import group_plan
+from memsheet.formulas.serving.drafts import with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.loaded import VLLM_WAYS, loaded_items, loaded_tensors
-from memsheet.formulas.serving.pages import Layout, kinds_of, layout_of, sequence_blocks
+from memsheet.formulas.serving.lora import buffer_item, lora_facts, lora_host_bytes, lora_items, recorded_twice
+from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.formulas.serving.profiled import Peak, profiled, unpacked_tokens
 from memsheet.formulas.serving.sampling import sampler_state_bytes
+from memsheet.formulas.serving.vllm_speculative import (
+    ahead_of,
+    draft_graphs,
+    draft_items,
+    drafted_peaks,
+    release_for,
+    speculative_facts,
+    verified_rows,
+)
 from memsheet.frozen import dataclass
 from memsheet.references import VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, total
@@ -45,11 +57,13 @@ class Stage:
 
 def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage: int) -> list[Item]:
     """Everything on a rank of a stage; all stages have as many blocks as the one that has room for the fewest."""
+    plan = group_plan(plan)
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
         held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED, VLLM_WAYS)
+        held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
-    release = release_of(plan.engine_version)
+    release = release_for(release_of(plan.engine_version), plan)
     stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
     own = stages[stage]
     blocks = _blocks(stages, plan, release)
@@ -59,7 +73,9 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
 
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
     loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, VLLM_WAYS)
-    loaded.append(_scales(part))
+    cached = with_draft(part, plan)
+    loaded += [_scales(cached), *draft_items(part, plan, release)]
+    loaded += lora_items(part, plan, release, EVERY)
     states = _sampler_states(part, plan, release)
     assert plan.max_batched_tokens is not None
     assert plan.max_sequences is not None
@@ -67,14 +83,18 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
         Instant.PREFILL: profiled(part, plan, release, plan.max_batched_tokens),
         Instant.DECODE: profiled(part, plan, release, minimum(plan.max_batched_tokens, plan.max_sequences)),
     }
+    peaks = dict(drafted_peaks(part, plan, release, peaks))
     working = (*states, *_working(peaks))
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}})
-    graphs = graph_items(plan, minimum(2 * plan.max_sequences, LARGEST_GRAPH))
-    tensors = [*loaded, *working, *graphs, *outside, attention_item(part, plan)]
+    largest = minimum(verified_rows(plan), LARGEST_GRAPH)
+    graphs = recorded_twice(graph_items(plan, largest), plan, release)
+    most = {Instant.PREFILL: plan.max_batched_tokens, Instant.DECODE: minimum(plan.max_batched_tokens, plan.max_sequences)}
+    working = (*working, *buffer_item(part, plan, release, most))
+    tensors = [*loaded, *working, *graphs, *draft_graphs(part, plan, largest), *outside, attention_item(part, plan)]
     weights = total(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
     workspace = total(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(
-        items=tuple(tensors), layout=layout_of(kinds_of(part, plan, release), release), weights=weights,
+        items=tuple(tensors), layout=layout_of(kinds_of(cached, plan, release), release), weights=weights,
         peak=peaks[Instant.PREFILL].total + workspace + total(item.largest for item in states),
         available=_available(plan, release, cluster, tensors) if cluster else None,
     )  # fmt: skip
@@ -125,15 +145,19 @@ def _sampler_states(part: ModelSpec, plan: Plan, release: Release) -> list[Item]
 
 
 def _working(peaks: Mapping[Instant, Peak]) -> list[Item]:
-    """The peak as two items: hidden states that rest, and what is highest above them."""
+    """The peak as items: what is kept of pictures, hidden states that rest, and what is highest above them."""
     above = {when: _beyond(peak) for when, peak in peaks.items()}
-    rows = (("hidden_states", {when: peak.resting for when, peak in peaks.items()}), (_highest(peaks), above))
+    rows = (
+        ("pictures", {when: peak.pictures for when, peak in peaks.items()}),
+        ("hidden_states", {when: peak.resting for when, peak in peaks.items()}),
+        (_highest(peaks), above),
+    )
     return [Item(Component.TEMPORARIES, path, at, AT_PROFILE) for path, at in rows if any(size.high for size in at.values())]
 
 
 def _beyond(peak: Peak) -> Bytes:
-    """What the peak holds besides the resting hidden states."""
-    whole, rest = peak.total, peak.resting
+    """What the peak holds besides pictures and the resting hidden states."""
+    whole, rest = peak.total, peak.pictures + peak.resting
     return Bytes(whole.low - rest.low, whole.value - rest.value, whole.high - rest.high)
 
 
@@ -191,24 +215,54 @@ def _asked(layout: Layout, plan: Plan, release: Release) -> Count:
 
 
 def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[list[Stage], Pool]:
-    release = release_of(plan.engine_version)
+    release = release_for(release_of(plan.engine_version), plan)
     stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
     blocks = _blocks(stages, plan, release)
-    return stages, Pool(layout=stages[0].layout, blocks=blocks, release=release, in_flight=_in_flight(plan, release))
+    layout = stages[0].layout
+    shared = shared_blocks(layout, plan.shared_prefix_tokens)
+    _check_prefix(plan, layout, release)
+    return stages, Pool(
+        layout=layout,
+        blocks=blocks,
+        release=release,
+        in_flight=_in_flight(plan, release),
+        shared_blocks=shared,
+        ahead=ahead_of(plan),
+        longest=int(plan.max_model_len or 1),
+    )
+
+
+def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
+    """Prefixes are cached where nobody says, but by V0 (v0.7.3 engine/arg_utils.py:220)."""
+    states = any(group.kept is Kept.STATE for group in layout.groups)
+    why = "what recurrent states keep of a prefix is not modelled" if states else f"prefix caching is off in {release.tag}"
+    check_shared(plan, caches=not states and release.since >= (0, 8), why=why)
+
+
+@formula(cites=VLLM, at="v0.33.0 config/lora.py:42: adapters to copy from")
+def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
+    """Adapters that a rank keeps on the host."""
+    return lora_host_bytes(spec, plan)
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
     """How many sequences of a length the pool holds."""
+    plan = group_plan(plan)
     return _pool(spec, plan, cluster)[1].sequences
 
 
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:
     """What a serving engineer asks: blocks, tokens, sequences at several lengths, and the engine's own start-up lines."""
+    plan = group_plan(plan)
     release = release_of(plan.engine_version)
     if plan.phase == "load":
         return {}
     stages, pool = _pool(spec, plan, cluster)
-    found = {"read": f"{plan.engine} {release.tag}", **capacity(spec, plan, pool)}
+    found = {"read": f"{plan.engine} {release.tag}", **capacity(with_draft(spec, plan), plan, pool)}
+    if plan.served_adapters is not None:
+        found["lora"] = lora_facts(spec, plan, lora_items(stage_model(spec, plan, 0), plan, release, LOADED))
+    if plan.speculative is not None:
+        found["speculative"] = speculative_facts(stage_model(spec, plan, plan.mesh.pp - 1), plan, release, plan.precision.compute)
     if cluster is None:
         return found
     found["short_bytes"] = _short(stages, plan, pool)

@@ -94,7 +94,8 @@ def _block_bytes(block: Block, spec: ModelSpec, plan: Plan, engine: Engine, work
     if not _recorded(block, plan, work):
         return _listed(block, plan, work)
     quiet = replace(
-        plan, microbatch=work.sequences, seq_len=work.tokens, recompute=replace(plan.recompute, mode=RecomputeMode.NONE), adapter=None, quantization=None,
+        plan, microbatch=work.sequences, seq_len=work.tokens, recompute=replace(plan.recompute, mode=RecomputeMode.NONE),
+        adapter=plan.served_adapters.alone if plan.served_adapters else None, quantization=None,
     )  # fmt: skip
     alone = replace(quiet, mesh=replace(quiet.mesh, tp=1))  # what training's tensor parallelism keeps is not kept here
     how = block_numerics(block, quiet, replace(numerics(alone, engine), autocast=None))

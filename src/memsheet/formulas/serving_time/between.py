@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from memsheet.formulas.serving.profiled import sharing
 from memsheet.formulas.serving_time.operators import Shop
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
-from memsheet.references import AICONFIGURATOR, MEGATRON_TP, formula
+from memsheet.references import AICONFIGURATOR, MEGATRON_TP, VLLM, formula
 from memsheet.spec.model import ModelSpec, Moe
 
 ENGINES = ("vllm", "sglang", "gpt-fast")
@@ -55,28 +56,36 @@ def _read(points: Sequence[tuple[float, float]], nbytes: float) -> float:
 def exchanged_s(spec: ModelSpec, shop: Shop) -> float:
     """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages in turn, logits."""
     mesh, work = shop.plan.mesh, shop.work
-    tp, pp, ep = int(mesh.tp), int(mesh.pp), int(mesh.ep)
+    tp, pp, groups = int(mesh.tp), int(mesh.pp), int(sharing(shop.plan))
     size = float(shop.plan.precision.compute.nbytes(1))
     payload = work.rows * size * spec.hidden
     total = 0.0
     if tp > 1:
         total += (2 * _layers(spec) + 1) * all_reduce_s(shop, payload, tp)
         total += float(collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates))
-    if ep > tp:
-        routed = [
-            (run.count, block.feed_forward)
-            for stack in spec.stacks
-            for run in stack.runs
-            for block in run.pattern
-            if isinstance(block.feed_forward, Moe)
-        ]
-        for count, moe in routed:
-            copies = min(moe.experts_per_token, ep)
-            total += 2 * count * float(collective_s("all_to_all", payload * copies / tp, ep, 1, shop.speeds.rates))
+    if groups > 1:
+        total += _gathering(spec, shop) * gathered_s(shop, payload, groups)
     if pp > 1:
-        near = tp * int(mesh.dp_replicate if ep > tp else 1)
+        near = tp * groups
         total += pp * float(send_s(payload, near, shop.speeds.rates))
     return total
+
+
+@formula(cites=VLLM, at="v0.33.0 distributed/device_communicators/all2all.py:116, 151: all-gather of the tokens, reduce-scatter of the sums")
+def gathered_s(shop: Shop, payload: float, groups: int) -> float:
+    """Seconds in which every group is given the tokens of all, ``payload`` bytes each, and takes its own sums back."""
+    rates, tp = shop.speeds.rates, int(shop.plan.mesh.tp)
+    found = (float(collective_s(name, payload * groups, groups, tp, rates)) for name in ("all_gather", "reduce_scatter"))
+    return sum(seconds if captured(shop) else max(seconds, shop.speeds.started_s) for seconds in found)
+
+
+def _gathering(spec: ModelSpec, shop: Shop) -> int:
+    """Layers before which tokens are gathered: those with experts; all of a model whose feed-forward layers are cut over all ranks."""
+    every = shop.plan.engine == "sglang"
+    return sum(
+        run.count for stack in spec.stacks if stack.role != "encoder" for run in stack.runs for block in run.pattern
+        if isinstance(block.feed_forward, Moe) or (every and block.feed_forward is not None)
+    )  # fmt: skip
 
 
 def _layers(spec: ModelSpec) -> int:

@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 
 from memsheet.arith import ceil_div
+from memsheet.formulas.serving.dp_attention import forward_paths, gathers_all, group_plan
 from memsheet.formulas.serving.kv_cache import kept_tokens, kv_elements_per_token, recurrent_elements, state_elements
+from memsheet.formulas.serving.profiled import sharing as sharing_groups
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of
 from memsheet.formulas.states.held import Held, held
 from memsheet.formulas.states.params import fold, stack_prefix
@@ -76,13 +78,16 @@ class Shop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """Matrices of one input that are multiplied at once, as a rank stores them. ``through``: elements of a row of input and outputs."""
+    """Matrices of one input that are multiplied at once, as a rank stores them. ``through``: elements of a row of input and outputs;
+    ``groups``: of ranks whose rows they multiply (data-parallel attention of SGLang cuts a feed-forward layer over all).
+    """
 
     form: str
     nbytes: float
     elements: float
     depth: float
     through: float
+    groups: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +121,12 @@ def prepared(spec: ModelSpec, plan: Plan) -> tuple[Layer, ...]:
 
 
 def _layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
-    tensors = [one for weight in block.weights for one in held(fold(f"{prefix}.{weight.path}"), weight, 1, plan)]
+    group, forward = group_plan(plan), forward_paths(block) if gathers_all(plan) else frozenset()
+    tensors = [
+        one for weight in block.weights
+        for one in held(fold(f"{prefix}.{weight.path}"), weight, 1, plan if weight.path in forward else group)
+    ]  # fmt: skip
+    of_all = {fold(f"{prefix}.{path}") for path in forward}
     linear = [one for one in tensors if one.role is Role.LINEAR and len(one.shape) > 1]
     routed = [one for one in tensors if one.role is Role.EXPERT]
     experts = None
@@ -126,7 +136,8 @@ def _layer(block: Block, prefix: str, count: int, plan: Plan) -> Layer:
             moe=block.feed_forward, mine=float(first.shape[0]), form=format_of(first.dtype), depth=float(first.shape[-1]),
             nbytes=_nbytes(routed), elements=_elements(routed),
         )  # fmt: skip
-    return Layer(count=count, block=block, products=tuple(map(_product, _groups(plan, linear))), experts=experts)
+    products = (_product(one, int(plan.mesh.attn_dp) if one[0].path in of_all else 1) for one in _groups(plan, linear))
+    return Layer(count=count, block=block, products=tuple(products), experts=experts)
 
 
 def _nbytes(tensors: list[Held]) -> float:
@@ -137,12 +148,13 @@ def _elements(tensors: list[Held]) -> float:
     return sum(float(one.elements) for one in tensors)
 
 
-def _product(matrices: list[Held]) -> Product:
+def _product(matrices: list[Held], groups: int) -> Product:
     first = matrices[0]
     through = sum(float(one.shape[0] + one.shape[-1]) for one in matrices)
     return Product(
-        form=format_of(first.dtype), nbytes=_nbytes(matrices), elements=_elements(matrices), depth=float(first.shape[-1]), through=through
-    )
+        form=format_of(first.dtype), nbytes=_nbytes(matrices), elements=_elements(matrices), depth=float(first.shape[-1]), through=through,
+        groups=groups,
+    )  # fmt: skip
 
 
 def _groups(plan: Plan, linear: list[Held]) -> list[list[Held]]:
@@ -172,7 +184,7 @@ def seconds_of(layers: tuple[Layer, ...], shop: Shop) -> dict[str, float]:
 @formula(cites=AICONFIGURATOR, at="gemm_perf: a product of few rows takes a start and what reading its matrix takes")
 def product_s(shop: Shop, one: Product) -> float:
     """Seconds of a product: reading the matrix, the rows in and out, or its arithmetic."""
-    line, rows = shop.speeds.product[one.form], shop.work.rows
+    line, rows = shop.speeds.product[one.form], shop.work.rows * one.groups
     through = rows * float(shop.plan.precision.compute.nbytes(1)) * one.through / shop.speeds.memory
     return line.start_s + max(
         one.nbytes / line.bytes_per_s + through, 2.0 * rows * one.elements / flops_per_s(shop, one.form, rows, one.depth)
@@ -205,7 +217,7 @@ def experts_s(shop: Shop, one: Experts) -> float:
     """Routed experts of a layer: tokens of all replicas that share them."""
     mesh, rows, moe = shop.plan.mesh, float(shop.work.rows), one.moe
     alone = shop.work.fresh > 1 and shop.speeds.end is End.FAST  # no other replica reads a prompt meanwhile
-    sharing = 1.0 if alone else max(1.0, float(mesh.ep) / float(mesh.tp))
+    sharing = 1.0 if alone else float(sharing_groups(shop.plan))
     reached = touched(moe.experts, one.mine, moe.experts_per_token, rows * sharing)
     copies = rows * sharing * moe.experts_per_token * one.mine / moe.experts
     if shop.speeds.end is End.SLOW and mesh.ep > 1:

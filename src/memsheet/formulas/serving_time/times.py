@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memsheet.engines import engine_of
 from memsheet.errors import refuse
+from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time.between import captured, exchanged_s
 from memsheet.formulas.serving_time.operators import Layer, Pass, Shop, flops_per_s, prepared, seconds_of
 from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
@@ -66,7 +67,7 @@ class Timer:
     def of(cls, spec: ModelSpec, plan: Plan, cluster: Cluster) -> Timer:
         """Raises InputError for what is not timed."""
         _check(spec)
-        return cls(spec=spec, plan=plan, cluster=cluster, layers=prepared(spec, plan))
+        return cls(spec=spec, plan=group_plan(plan), cluster=cluster, layers=prepared(spec, plan))
 
     def decode(self, batch: int, context: int) -> Seconds:
         """As ``decode_time``."""

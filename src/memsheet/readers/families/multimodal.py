@@ -8,14 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from memsheet.arith import ceil_div
 from memsheet.readers.fields import Fields
-from memsheet.readers.nested import architecture, causal_head, moved, tensor, text_model
+from memsheet.readers.nested import architecture, causal_head, moved, sides, tensor, text_model
 from memsheet.readers.parts import linear, rms_norm
 from memsheet.readers.vision import Vision, vision_model
-from memsheet.spec.model import ModelSpec, NormKind, Role, Tower, Weight
+from memsheet.spec.model import ModelSpec, NormKind, Picture, Role, Tower, Weight
 
 PROJECTOR = "model.multi_modal_projector"
 TOWER = "model.vision_tower"
+AROUND_GEMMA3 = 4
+"""Tokens around a picture: an empty line and a mark before it and after it (transformers processing_gemma3.py, full_image_sequence)."""
 
 # What the family's configuration class passes where a nested config is missing as a whole (configuration_llava.py, configuration_mistral3.py).
 _LLAVA_VISION = {
@@ -43,10 +46,20 @@ def read(config: Fields) -> ModelSpec:
 
 
 def _assemble(
-    config: Fields, text: ModelSpec, vision: Vision, projector: tuple[Weight, ...], *, tied: bool, tokens: int | None
+    config: Fields,
+    text: ModelSpec,
+    vision: Vision,
+    projector: tuple[Weight, ...],
+    *,
+    tied: bool,
+    picture: Picture | None,
+    fixed: bool = True,
 ) -> ModelSpec:
-    """One model of both; its head has neither the text family's soft cap nor its scale."""
-    tower = Tower(path=TOWER, stack=vision.stack, embeddings=vision.embeddings, projector=projector, tokens_per_image=tokens)
+    """One model of both; its head has neither the text family's soft cap nor its scale. ``fixed``: every picture is as large as the largest."""
+    tower = Tower(
+        path=TOWER, stack=vision.stack, embeddings=vision.embeddings, projector=projector, largest=picture,
+        tokens_per_image=picture.embeddings if fixed and picture else None,
+    )  # fmt: skip
     return replace(
         moved(text, {"model": "model.language_model"}), model_type=config.text("model_type", default=""),
         head=causal_head(text.vocab, text.hidden, tied=tied), towers=(tower,), extras=vision.extras,
@@ -61,8 +74,9 @@ def _gemma3(config: Fields) -> ModelSpec:
         tensor(f"{PROJECTOR}.mm_input_projection_weight", vision.hidden, text.hidden, role=Role.LINEAR),
         *rms_norm(f"{PROJECTOR}.mm_soft_emb_norm", vision.hidden, NormKind.RMS_OFFSET).weights,
     )
+    tokens = config.count("mm_tokens_per_image", default=256)
     return _assemble(
-        config, text, vision, projector, tokens=config.count("mm_tokens_per_image", default=256),
+        config, text, vision, projector, picture=_picture(config, tokens, AROUND_GEMMA3, image=224),
         tied=config.flag("tie_word_embeddings", default="tie_word_embeddings" not in config.data),  # a null unties
     )  # fmt: skip
 
@@ -73,7 +87,7 @@ def _llava(config: Fields) -> ModelSpec:
     vision = vision_model(config, TOWER, "clip_vision_model", _LLAVA_VISION)
     projector = _two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=True)
     return _assemble(
-        config, text, vision, projector, tokens=_llava_tokens(config, vision),
+        config, text, vision, projector, picture=_llava_picture(config, vision),
         tied=config.flag("tie_word_embeddings", default=False) or text.head.tied,
     )  # fmt: skip
 
@@ -88,7 +102,10 @@ def _mistral3(config: Fields) -> ModelSpec:
         *linear(f"{PROJECTOR}.patch_merger.merging_layer", vision.hidden, vision.hidden * merge * merge),
         *_two_layers(config, text.hidden, vision.hidden * _feature_layers(config), bias=False),
     )
-    return _assemble(config, text, vision, projector, tied=config.flag("tie_word_embeddings", default=True), tokens=None)
+    return _assemble(
+        config, text, vision, projector, picture=_mistral3_picture(config, merge), fixed=False,
+        tied=config.flag("tie_word_embeddings", default=True),
+    )  # fmt: skip
 
 
 def _two_layers(config: Fields, hidden: int, width: int, *, bias: bool) -> tuple[Weight, ...]:
@@ -110,9 +127,31 @@ def _feature_layers(config: Fields) -> int:
     return 1
 
 
-def _llava_tokens(config: Fields, vision: Vision) -> int | None:
+def _llava_picture(config: Fields, vision: Vision) -> Picture | None:
     """Tokens an image takes in the text: ``default`` drops the first vision token, whatever it stands for."""
     strategy = config.text("vision_feature_select_strategy", default="default", choices=("default", "full"))
     if vision.patches is None:
         return None
-    return vision.patches + (1 if vision.class_token else 0) - (1 if strategy == "default" else 0)
+    tokens = vision.patches + (1 if vision.class_token else 0) - (1 if strategy == "default" else 0)
+    return _picture(config, tokens, image=224, absent=_LLAVA_VISION)
+
+
+def _mistral3_picture(config: Fields, merge: int) -> Picture:
+    """A square of the largest size, in patches that are merged; a mark ends each row (PixtralProcessor)."""
+    sizes = sides(config.sub("vision_config", _MISTRAL3_VISION), "image_size", 1024)
+    patches = sides(_told(config, _MISTRAL3_VISION), "patch_size", 16)
+    rows, columns = (ceil_div(side, patch * merge) for side, patch in zip(sizes, patches, strict=True))
+    return _picture(config, rows * columns, rows, image=1024, absent=_MISTRAL3_VISION)
+
+
+def _picture(config: Fields, embeddings: int, around: int = 0, *, image: int, absent: dict[str, Any] | None = None) -> Picture:
+    """``image``: the side that the vision config's class takes where none is given; ``around``: places that hold no embedding."""
+    vision = _told(config, absent)
+    height, width = sides(vision, "image_size", image)
+    channels = vision.count("num_channels", default=3)
+    return Picture(embeddings=embeddings, places=embeddings + around, pixels=channels * height * width)
+
+
+def _told(config: Fields, absent: dict[str, Any] | None) -> Fields:
+    """The vision config once more, whose problems its own reader has told."""
+    return Fields(config.sub("vision_config", absent).data, "", [])

@@ -1,0 +1,92 @@
+"""Data-parallel attention: groups of a server's tensor-parallel ranks that attend to requests of their own, and share the rest of a layer."""
+
+from __future__ import annotations
+
+from memsheet.engines.sglang import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
+from memsheet.gaps import Gaps
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import ModelSpec, Moe
+from memsheet.spec.plan import Mesh
+
+MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp", "attn_dp")
+PEERS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)
+"""Ranks that DeepEP has sizes for (deepseek-ai/DeepEP dd758ca deep_ep/buffers/legacy.py:245)."""
+VLLM_GROUPS_SINCE = (0, 8)
+"""``--data-parallel-size`` (vllm-project/vllm v0.8.5 engine/arg_utils.py:161; v0.7.3 has none)."""
+
+
+def attention_groups(gaps: Gaps, degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> None:
+    """``degrees`` as the engine runs them: replicas that share experts are groups of one server, and groups that share nothing are replicas.
+
+    vLLM's data-parallel ranks share experts, cut or dealt (v0.33.0 layers/fused_moe/config.py:1106, 1207), and a model without experts is a
+    server on each (v1/engine/core.py:1552). SGLang's replicas share nothing, and its groups all but attention.
+    """
+    replicas, tp, groups = degrees["dp_replicate"], degrees["tp"], degrees["attn_dp"]
+    told = gaps.request.get("mesh.attn_dp") is not None
+    if groups > 1 and engine.name == "vllm" and model is not None and not has_experts(model):
+        degrees.update(dp_replicate=replicas * groups, tp=max(1, tp // groups), attn_dp=1)
+        gaps.assumed.append(
+            f"mesh.dp_replicate = {replicas * groups} (vllm's data-parallel ranks share experts, of which {model.name} has none)"
+        )
+    elif replicas > 1 and groups == 1 and not told and _shared(degrees, engine, model):
+        degrees.update(dp_replicate=1, tp=tp * replicas, attn_dp=replicas)
+        gaps.assumed.append(f"mesh.attn_dp = {replicas} of mesh.tp = {tp * replicas} (replicas that share experts are one server)")
+
+
+def has_experts(model: ModelSpec) -> bool:
+    return any(isinstance(block.feed_forward, Moe) for stack in model.stacks for run in stack.runs for block in run.pattern)
+
+
+def _shared(degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> bool:
+    """Whether replicas share their experts: where they are dealt over more than one's ranks, and always in vLLM."""
+    if model is None or not has_experts(model):
+        return False
+    over = degrees["tp"] * degrees["dp_replicate"]
+    return degrees["ep"] == over or (engine.name == "vllm" and degrees["ep"] == 1 and degrees["etp"] in (1, over))
+
+
+def check_groups(gaps: Gaps, mesh: Mesh, engine: Engine, model: ModelSpec | None) -> None:
+    """Problems of groups that are no cut, or that the engine does not have for the model or the release."""
+    groups = int(mesh.attn_dp)
+    _check_dispatch(gaps, mesh, engine)
+    if groups == 1:
+        for key in ("serving.dp_lm_head", "serving.dp_dense"):
+            if gaps.request.get(key) and engine.name == "sglang":
+                gaps.wrong(key, gaps.request[key], "is of data-parallel attention, which is off", "--attn-dp with it")
+        return
+    if int(mesh.tp) % groups:
+        gaps.wrong(
+            "mesh.attn_dp", groups, f"does not divide the {mesh.tp} tensor-parallel ranks that are its groups", f"a divisor of {mesh.tp}"
+        )
+    elif engine.name == "sglang":
+        _of_sglang(gaps, mesh, model)
+    elif engine.name == "vllm" and version_of(gaps.request.get("engine_version"))[:2] < VLLM_GROUPS_SINCE:
+        gaps.wrong("mesh.attn_dp", groups, "does not exist in that release of vllm", "0.8 or newer")
+
+
+def _check_dispatch(gaps: Gaps, mesh: Mesh, engine: Engine) -> None:
+    """Tokens are sent where experts are dealt to ranks (vLLM v0.33.0 layers/fused_moe/config.py:1035, SGLang v0.5.23 arg_groups/overrides.py:1611)."""
+    if gaps.request.get("serving.dispatch") != "deepep" or not engine.experts_whole:
+        return
+    ranks, groups = int(mesh.tp), int(mesh.attn_dp)
+    if int(mesh.ep) != ranks or ranks == 1:
+        gaps.wrong("serving.dispatch", "deepep", "sends tokens to experts that are dealt to all ranks", f"--ep {max(2, ranks)}")
+    elif ranks not in PEERS:
+        gaps.wrong("serving.dispatch", "deepep", f"has no sizes for {ranks} ranks", f"one of {', '.join(map(str, PEERS))}")
+    elif engine.name == "vllm" and groups == 1:
+        gaps.wrong("serving.dispatch", "deepep", "is left unused by vllm where there is no data parallelism", "--attn-dp with it")
+    elif engine.name == "sglang" and version_of(gaps.request.get("engine_version")) < UNEQUAL_SINCE:
+        gaps.wrong("serving.dispatch", "deepep", "was read at sglang 0.5.23 alone", "that release")
+
+
+def _of_sglang(gaps: Gaps, mesh: Mesh, model: ModelSpec | None) -> None:
+    groups, version = int(mesh.attn_dp), version_of(gaps.request.get("engine_version"))
+    kinds = {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern} if model else set()
+    if other := sorted(kinds - ATTENTION_GROUPS):
+        gaps.wrong("mesh.attn_dp", groups, f"is not what sglang's code of {other[0]} cuts attention over", "--dp-replicate, or --tp alone")
+    if version < GROUPS_SINCE:
+        gaps.wrong("mesh.attn_dp", groups, "was read from sglang 0.4.6 on", "a newer --engine-version")
+    elif version < UNEQUAL_SINCE and groups != int(mesh.tp):
+        gaps.wrong(
+            "mesh.attn_dp", groups, "with several ranks a group was read at sglang 0.5.23 alone", f"--attn-dp {mesh.tp}, or that release"
+        )
