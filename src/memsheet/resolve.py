@@ -77,10 +77,10 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     for key, harmless in OTHER_TASK[task].items():
         value = request.get(key)
         if value is not None and value not in harmless and key not in engine.models:
-            unread = (
-                "is not modelled for served adapters yet" if engine.served and key.startswith("adapter.") else f"has no meaning in {task}"
-            )
-            gaps.wrong(key, value, unread, "leave it out")
+            beside = task == "infer" and key.startswith("adapter.")
+            unread = f"is not modelled for adapters that {engine.name} serves" if beside else f"has no meaning in {task}"
+            hint = f"merged, an adapter costs nothing; beside a model: {', '.join(BY_ENGINE)}" if beside else "leave it out"
+            gaps.wrong(key, value, unread, hint)
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
     adapter = None if task == "infer" and engine.name in BY_ENGINE else adapter_of(gaps, model, engine)
@@ -109,7 +109,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         **{**server_options(gaps, usual), **llama_options(gaps, engine, task)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
-        speculative=speculative_of(gaps, engine, mesh, model, sequences),
+        speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
     )  # fmt: skip
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)

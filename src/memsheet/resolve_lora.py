@@ -168,6 +168,8 @@ def _sglang(gaps: Gaps, model: ModelSpec | None, mesh: Mesh, precision: Precisio
         gaps.wrong("adapter.rank", None, "is missing: sglang has room for no rank by itself", "for example --lora-rank 16")
     if mesh.pp > 1:
         gaps.wrong("mesh.pp", mesh.pp, "is not modelled beside served adapters in sglang, where each stage has room for all layers", "--tp")
+    if gaps.request.get("speculative.method") == "draft":  # v0.5.23 arg_groups/lora_hook.py:252
+        gaps.wrong("speculative.method", "draft", "does not go with served adapters in sglang", "eagle, or ngram")
     dtype = _dtype(gaps, precision.compute, (), "sglang")
     given = gaps.request.get("adapter.targets")
     if given is None or list(given) == [ALL_LINEAR]:

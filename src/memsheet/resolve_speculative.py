@@ -6,7 +6,7 @@ from memsheet.gaps import Gaps
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.spec.plan import Mesh, Speculative, SpeculativeMethod
-from memsheet.spec.speculative import HEADS, STEPS, methods_of
+from memsheet.spec.speculative import HEADS, SHORTENED_SINCE, STEPS, methods_of, version_of
 
 METHOD = "speculative.method"
 WITHOUT_MODEL = (SpeculativeMethod.MTP, SpeculativeMethod.NGRAM)
@@ -14,13 +14,19 @@ VOCABULARIES = {"llama.cpp": 128}
 """How far two vocabularies may differ (llama.cpp common/speculative.cpp, SPEC_VOCAB_MAX_SIZE_DIFFERENCE); elsewhere they are the same."""
 
 
-def speculative_of(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None, sequences: int) -> Speculative | None:
-    """How tokens are drafted, None where they are not. Every problem is reported under the key that says it."""
+def speculative_of(
+    gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None, *, sequences: int, real: bool = False
+) -> Speculative | None:
+    """How tokens are drafted, None where they are not. Every problem is reported under the key that says it. ``real``: the model's own code is
+    run, which drafts nothing.
+    """
     named = gaps.request.get(METHOD)
     if named is None:
         return None
     method = SpeculativeMethod(named)
-    if gaps.request.get("task") != "infer":
+    if real:
+        gaps.wrong(METHOD, named, "is not run: the model alone is", "leave it out; `memsheet infer` accounts it")
+    elif gaps.request.get("task") != "infer":
         gaps.wrong(METHOD, named, "has no meaning in train", "leave it out")
     elif gaps.request.get("phase") == "load":
         gaps.wrong(METHOD, named, "has no meaning before a model serves", "leave out phase")
@@ -37,9 +43,9 @@ def _tokens(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: ModelS
     ahead = model.ahead if model else 0
     usual = (STEPS if engine.name == "sglang" else ahead) if method is SpeculativeMethod.MTP else None
     tokens: int | None = gaps.get("speculative.tokens", usual or None)
-    if tokens is None:
+    if tokens is None and method is not SpeculativeMethod.MTP:  # without layers of its own it is refused for that
         gaps.wrong("speculative.tokens", None, "is missing; what is verified at once depends on it", "for example --speculative-tokens 4")
-    elif method is SpeculativeMethod.MTP and engine.name == "vllm" and ahead and tokens > ahead and tokens % ahead:
+    elif tokens is not None and method is SpeculativeMethod.MTP and engine.name == "vllm" and ahead and tokens > ahead and tokens % ahead:
         gaps.wrong(
             "speculative.tokens", tokens, f"is no multiple of the checkpoint's {ahead} layers for further tokens, which vllm asks for"
         )
@@ -88,6 +94,8 @@ def _check_model(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: M
     elif method is SpeculativeMethod.DRAFT and abs(model.draft.vocab - model.vocab) > VOCABULARIES.get(engine.name, 0):
         reason = f"has a vocabulary of {model.draft.vocab:,}, not the {model.vocab:,} of {model.name}"
         gaps.wrong("speculative.model", name, reason, "a smaller model of the same family")
+    elif method is SpeculativeMethod.DRAFT and engine.name == "vllm":
+        _check_length(gaps, model, model.draft)
     states = any(
         isinstance(m, StateSpace | LinearAttention | Recurrent) for s in model.stacks for r in s.runs for b in r.pattern for m in b.mixers
     )
@@ -95,6 +103,15 @@ def _check_model(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: M
         gaps.wrong(
             METHOD, method.value, f"keeps recurrent states of every drafted token, which is not modelled for {engine.name}", "--engine vllm"
         )
+
+
+def _check_length(gaps: Gaps, model: ModelSpec, draft: ModelSpec) -> None:
+    """A sequence longer than the draft was made for, to which newer releases shorten all of them."""
+    length = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len") or model.max_positions or 0
+    limit = draft.max_positions
+    if limit and length > limit and version_of(gaps.request.get("engine_version")) >= SHORTENED_SINCE:
+        reason = f"exceeds the {limit:,} positions of {draft.name}, to which vllm shortens it"
+        gaps.wrong("serving.max_model_len", length, reason, f"--max-model-len {limit}")
 
 
 def _check_heads(gaps: Gaps, method: SpeculativeMethod, model: ModelSpec, name: str | None) -> None:

@@ -9,6 +9,7 @@ import pytest
 import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import read_text
+from memsheet.formulas.serving.deepep import far_bytes, fast_bytes, near_bytes
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.report.serve_words import cut
@@ -201,3 +202,72 @@ def test_the_search_leaves_models_out_that_have_no_groups(model: str) -> None:
     found = memsheet.plan_serving(model, gpus="4xH100-80GB", engine="vllm", context=4096)
     shared = [one for one in found.plans if one.plan.mesh.attn_dp > 1]
     assert bool(shared) == (model != "llama-3.1-8b")
+
+
+# ---- tokens that are sent ----------------------------------------------------------------------------------------------------
+
+
+def communication(answer: memsheet.Answer) -> int:
+    return int(answer.sheets[0].of(Component.COMMUNICATION).value)
+
+
+def test_buffers_of_deepep_by_hand() -> None:
+    """DeepEP dd758ca csrc/legacy/config.hpp for 8 ranks of 7168 in bf16 and 256 experts: 10 channels of 8 ranks take 256 tokens each, with 8 bytes of
+    source, 128 experts, weights and scales; the fast mode has two buffers to send and two to receive of 128 tokens for every expert.
+    """
+
+    def aligned(size: int) -> int:
+        return -(-size // 128) * 128
+
+    token = 2 * 7168 + 8 + 128 * 8 + 128 * 4 + 128 * 4
+    assert near_bytes(7168, 8) == aligned(10 * 8 * (5 * 4 + 256 * token))
+    back = 56 * 4 + 2 * 7168
+    assert fast_bytes(7168, 256) == 2 * (2 * 256 * 128 * back + 1024) + 128
+    assert far_bytes(7168, 8) == 0
+    assert far_bytes(7168, 16) == aligned(10 * 2 * (18 * 2 * 4 + 2 * 140 * (token + 16)))
+    assert communication(served(attn_dp=8, ep=8, expert_dispatch="deepep")) == near_bytes(7168, 8) + fast_bytes(7168, 256)
+    assert communication(served("vllm", attn_dp=8, ep=8, expert_dispatch="deepep")) == 2**30
+
+
+def test_a_shared_expert_is_whole_where_tokens_are_sent() -> None:
+    """SGLang v0.5.23 models/deepseek_v2.py:873; dense layers where --moe-dense-tp-size 1 says so (:2667)."""
+    gathered, sent = served(attn_dp=8, ep=8), served(attn_dp=8, ep=8, expert_dispatch="deepep")
+    dense = served(attn_dp=8, ep=8, expert_dispatch="deepep", dp_dense=True)
+    assert weights(sent) - weights(gathered) == pytest.approx(7 / 8 * fp8(58 * EXPERT), rel=1e-6)
+    assert weights(dense) - weights(sent) == pytest.approx(7 / 8 * fp8(3 * DENSE), rel=1e-6)
+
+
+def test_the_fraction_leaves_room_for_the_buffers() -> None:
+    plain, sent = (served(attn_dp=8, ep=8, **options).plan.memory_fraction or 0 for options in ({}, {"expert_dispatch": "deepep"}))
+    assert plain - sent == pytest.approx(2048 / 143_771, abs=1e-3)
+
+
+def test_tokens_that_are_sent_take_less_than_those_that_are_gathered() -> None:
+    found = [served("vllm", attn_dp=8, ep=8, sequences=8, **options) for options in ({}, {"expert_dispatch": "deepep"})]
+    gathered, sent = (int(one.sheets[0].of(Component.TEMPORARIES).value) for one in found)
+    assert sent < gathered
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "why"),
+    [
+        ("sglang", {"attn_dp": 8, "expert_dispatch": "deepep"}, "dealt to all ranks"),
+        ("vllm", {"ep": 8, "expert_dispatch": "deepep"}, "left unused by vllm"),
+        ("sglang", {"attn_dp": 8, "ep": 8, "expert_dispatch": "deepep", "engine_version": "0.5.12"}, "0.5.23 alone"),
+        ("sglang", {"dp_dense": True}, "is of data-parallel attention"),
+        ("vllm", {"attn_dp": 8, "dp_dense": True}, "is not modelled"),
+        ("sglang", {"attn_dp": 8, "ep": 8, "expert_dispatch": "mooncake"}, "is none of gather, deepep"),
+    ],
+)
+def test_sending_is_refused_where_it_is_not(engine: str, options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        served(engine, **options)
+
+
+def test_commands_that_send() -> None:
+    found = reading(
+        "python -m sglang.launch_server --model-path m --tp 16 --dp-size 16 --enable-dp-attention --moe-a2a-backend deepep --moe-dense-tp-size 1"
+    )
+    assert (found["mesh.ep"], found["serving.dispatch"], found["serving.dp_dense"]) == (16, "deepep", True)
+    found = reading("vllm serve m -dp 8 --enable-expert-parallel --all2all-backend deepep_high_throughput")
+    assert (found["mesh.ep"], found["serving.dispatch"]) == (8, "deepep")

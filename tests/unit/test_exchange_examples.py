@@ -71,3 +71,28 @@ def test_they_hold_no_prose() -> None:
     for row in INDEX:
         text = (FOLDER / row["file"]).read_text()
         assert not any(line.lstrip().startswith(("#", "//")) for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("d.json", '{"zero_optimization": {"stage": 3, "max_live_parameters": 5, "prefetch_bucket_size": 6}}', {"zero": 3}),
+        ("a.yaml", "distributed_type: MULTI_GPU\nfp16: true\nnum_processes: 2\n", {"precision.compute": "fp16"}),
+        ("a.yaml", "distributed_type: MULTI_GPU\nfp16: true\nmixed_precision: bf16\ndynamo_backend: 'NO'\n", {"precision.compute": "bf16"}),
+        ("s.sh", "python -m sglang.launch_server --model-path m --mem-fraction 0.5 --disable-radix\n", {"serving.memory_fraction": 0.5}),
+    ],
+)
+def test_other_names_are_read_as_the_engine_reads_them(name: str, text: str, said: dict[str, Any]) -> None:
+    found = read_text(name, text, PARSERS)
+    assert (found.unknown, found.unmodelled) == ((), ())
+    assert said.items() <= found.request.items()
+
+
+def test_a_start_that_several_flags_have_is_none_of_them() -> None:
+    found = read_text("s.sh", "python -m sglang.launch_server --model-path m --speculative-num 3\n", PARSERS)
+    assert [at for at, _ in found.unknown] == ["--speculative-num"]
+
+
+def test_a_group_that_moves_states_is_told_by_its_name() -> None:
+    found = read_text("d.json", '{"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}', PARSERS)
+    assert (found.unknown, dict(found.unmodelled)) == ((), {"zero_optimization.zenflow": "set"})

@@ -142,9 +142,7 @@ def test_flags_that_were_removed_stop(flag: str, tmp_path: Path) -> None:
     assert found.stops
 
 
-@pytest.mark.parametrize(
-    "rule", ["batch-below-length", "batch-below-sequences", "length-beyond-model", "no-experts-to-deal"]
-)
+@pytest.mark.parametrize("rule", ["batch-below-length", "batch-below-sequences", "length-beyond-model", "no-experts-to-deal"])
 def test_what_the_engine_refuses_stops(rule: str, tmp_path: Path) -> None:
     command, options = CASES[rule]
     assert checked(tmp_path, command, **options).stops

@@ -216,3 +216,26 @@ def test_recompute_that_is_overruled_with_a_method_stops(tmp_path: Path) -> None
 def test_a_batch_cannot_be_found_at_the_third_stage(tmp_path: Path) -> None:
     files = both(args(auto_find_batch_size=True, deepspeed="ds_config.json", gradient_accumulation_steps=8), ds({"stage": 3}))
     assert any(one.stops for rule, one in checked(tmp_path / "a", files, {}).mistakes if rule.id == "finds-batch")
+
+
+def test_a_fixed_scale_of_megatron(tmp_path: Path) -> None:
+    assert "fixed-loss-scale" in rules(checked(tmp_path / "a", flags(bf16=None, fp16=True, loss_scale=128), {}))
+    assert "fixed-loss-scale" not in rules(checked(tmp_path / "b", flags(bf16=None, fp16=True), {}))
+
+
+def test_whole_logits_are_cured_in_the_engines_own_words(tmp_path: Path) -> None:
+    found = {
+        rule.id: one
+        for rule, one in checked(
+            tmp_path / "a", flags(micro_batch_size=4, tensor_model_parallel_size=1, sequence_parallel=None), {}
+        ).mistakes
+    }
+    assert "--cross-entropy-loss-fusion" in found["whole-logits"].cure
+    assert (found["whole-logits"].saves_bytes or 0) > 0
+
+
+def test_torchtitan_that_keeps_gathered_parameters(tmp_path: Path) -> None:
+    files = titan(parallelism__fsdp_reshard_after_forward="never", parallelism__tensor_parallel_degree=1)
+    found = {rule.id: one for rule, one in checked(tmp_path / "a", files, {"model": "llama-3-70b"}).mistakes}
+    assert "always" in found["no-reshard"].cure
+    assert "no-reshard" not in rules(checked(tmp_path / "b", titan(parallelism__tensor_parallel_degree=1), {"model": "llama-3-70b"}))

@@ -105,7 +105,11 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
         found = reading(text)
         assert found.form.name == engine
         assert (found.unknown, found.unmodelled, found.problems) == ((), (), ())
-        assert {key: value for key, value in found.request.items() if value != wanted.get(key, 1 if key in ("mesh.ep", "mesh.attn_dp") else None)} == {}
+        assert {
+            key: value
+            for key, value in found.request.items()
+            if value != wanted.get(key, 1 if key in ("mesh.ep", "mesh.attn_dp") else None)
+        } == {}
         whole = together({form.file: found}, {}, {}, machines.count)
         assert resolve(whole.request, model(name), machines).plan == plan
 
@@ -215,17 +219,17 @@ def test_unknown_flags_with_the_nearest_known(text: str, unknown: tuple[str, str
 
 def test_flags_that_change_memory_and_are_not_accounted() -> None:
     found = reading(
-        "vllm serve m --cpu-offload-gb 4 --speculative-config.method ngram --kv-cache-memory-bytes 8G --compilation-config '{\"level\": 3}'"
+        "vllm serve m --cpu-offload-gb 4 --speculative-config.quantization fp8 --kv-cache-memory-bytes 8G --compilation-config '{\"level\": 3}'"
     )
     assert {at for at, _ in found.unmodelled} == {
         "--cpu-offload-gb",
-        "--speculative-config",
+        "--speculative-config.quantization",
         "--kv-cache-memory-bytes",
         "--compilation-config",
     }
     assert reading("vllm serve m --cpu-offload-gb 0").unmodelled == ()
-    assert [at for at, _ in reading("sglang serve --model-path m --moe-dense-tp-size 1 --attention-backend flashinfer").unmodelled] == [
-        "--moe-dense-tp-size", "--attention-backend",
+    assert [at for at, _ in reading("sglang serve --model-path m --enable-two-batch-overlap --attention-backend flashinfer").unmodelled] == [
+        "--enable-two-batch-overlap", "--attention-backend",
     ]  # fmt: skip
 
 

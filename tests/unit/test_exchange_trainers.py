@@ -191,6 +191,7 @@ def test_a_batch_size_changes_no_accumulation() -> None:
     [
         ({"bf16": True}, ("fp32", "bf16", "fp32", "fp32", "fp32")), ({"fp16": True}, ("fp32", "fp16", "fp32", "fp32", "fp32")),
         ({}, ("fp32",) * 5), ({"pure_bf16": True}, ("bf16",) * 5),
+        ({"use_badam": True}, ("bf16",) * 5),
     ],
 )  # fmt: skip
 def test_llamafactory_raises_what_trains(changes: dict[str, Any], dtypes: tuple[str, ...]) -> None:
@@ -246,7 +247,8 @@ def test_keys_of_llamafactory(changes: dict[str, Any], said: dict[str, Any]) -> 
 )  # fmt: skip
 def test_what_llamafactory_does_that_nobody_accounts_is_told(changes: dict[str, Any], key: str) -> None:
     assert key in dict(factory(**changes).unmodelled)
-    assert factory(neat_packing=True).unmodelled == ()
+    assert factory(neat_packing=True, flash_attn="fa2").unmodelled == ()
+    assert list(dict(factory(neat_packing=True).unmodelled)) == ["neat_packing (a mask of each pair of tokens)"]
 
 
 # ---- out ---------------------------------------------------------------------------------------------------------------------
@@ -321,3 +323,34 @@ def test_a_file_names_its_model_and_an_unknown_key_stops_llamafactory(capsys: An
     assert out.startswith("DOES NOT START")
     assert "cutoff_len" in out
     assert "llama-3.2-1b" in out
+
+
+# ---- the trainers' own fields ------------------------------------------------------------------------------------------------
+
+
+def strange(name: str, fields: set[str]) -> list[str]:
+    """Fields at a file's top that a format does not know, whatever stands in them."""
+    form = find_format(name)
+    every = {key.at for key in form.keys} | form.known | set(form.unmodelled) | form.removed
+    tops = {at.partition(".")[0] for at in every}
+    return sorted(field for field in fields if (form.rename(field) if form.rename else field).partition(".")[0] not in tops)
+
+
+def test_every_field_of_axolotl_is_known() -> None:
+    config = pytest.importorskip("axolotl.utils.schemas.config")
+    fields = config.AxolotlInputConfig.model_fields
+    assert strange("axolotl", {*fields, *(field.alias for field in fields.values() if field.alias)}) == []
+
+
+def test_every_field_of_llamafactory_is_known() -> None:
+    import dataclasses
+
+    hparams = pytest.importorskip("llamafactory.hparams")
+    parts = (
+        hparams.ModelArguments,
+        hparams.DataArguments,
+        hparams.TrainingArguments,
+        hparams.FinetuningArguments,
+        hparams.GeneratingArguments,
+    )
+    assert strange("llamafactory", {field.name for part in parts for field in dataclasses.fields(part) if field.init}) == []

@@ -67,14 +67,14 @@ def test_fewer_heads_at_once_take_less() -> None:
 
 @pytest.mark.parametrize("limit", [0, 512])
 def test_a_cell_grows_the_buffer_by_no_more_than_it_is_said_to(limit: int) -> None:
-    """Sequences that have room are counted with it: 32,768 cells more, against buffers of both lengths."""
+    """Sequences that have room are counted with it: 65,536 cells more, against buffers of both lengths."""
     spec, plan = asked(FEW, mla_mode=3, attn_max_batch=limit)
     [mixer] = {m for s in spec.stacks for r in s.runs for b in r.pattern for m in b.mixers}
     assert isinstance(mixer, LatentAttention)
-    short, long = (buffers(attn_max_batch=limit, max_model_len=n).compute[0].value for n in (65536, 98304))
+    short, long = (buffers(attn_max_batch=limit, max_model_len=n).compute[0].value for n in (65536, 131072))
     column = 6 * (plan.max_batched_tokens or 512)
-    assert long - short <= 32768 * (cell_bytes(mixer, 3, 512, limit) + column)
-    assert long - short >= 32768 * 2 * 128 * (192 + 128)
+    assert long - short <= 65536 * (cell_bytes(mixer, 3, 512, limit) + column)
+    assert long - short >= 65536 * 2 * 128 * (192 + 128)
     assert cell_bytes(mixer, 1, 512, limit) == cell_bytes(mixer, 3, 64, limit) == 0
 
 

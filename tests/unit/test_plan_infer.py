@@ -291,3 +291,13 @@ def test_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
         assert main([*asked[:5], *wrong]) == 2
     assert main(["plan", "train", "llama-tiny", "--gpus", "1xH100-80GB", "--seq-len", "128", "--global-batch", "1", "--users", "3"]) == 2
     assert "plan infer" in capsys.readouterr().err
+
+
+def test_groups_of_one_server_are_not_had_one_by_one():
+    found = memsheet.plan_serving("deepseek-v3", gpus="16xH200", engine="vllm", context=8192, users=500)
+    grouped = [one for one in found.plans if one.plan.mesh.attn_dp > 1 and min(one.sequences[0], one.within[0])]
+    assert grouped
+    for one in grouped:
+        needed = one.gpus_for(500)
+        assert needed is not None
+        assert needed % int(one.plan.mesh.tp * one.plan.mesh.pp) == 0

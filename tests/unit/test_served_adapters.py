@@ -262,6 +262,7 @@ def test_flags_of_adapters_count_where_adapters_are_on() -> None:
         ("sglang", "llama-tiny", {"max_loras": 2}, "adapter.rank", "is missing"),
         ("sglang", "llama-tiny", {"lora_rank": 16, "engine_version": "0.4.6"}, "engine_version", "older"),
         ("sglang", "llama-tiny", {"lora_rank": 16, "fully_sharded_loras": True}, "serving.fully_sharded_loras", "not modelled"),
+        ("sglang", "llama-tiny", {"lora_rank": 16, "speculative": "draft", "draft_model": "llama-tiny"}, "speculative.method", "adapters"),
         ("gpt-fast", "llama-3.1-8b", {"lora_rank": 16}, "adapter.rank", ""),
         ("gpt-fast", "llama-3.1-8b", {"max_loras": 2}, "serving.max_loras", "not modelled"),
     ],
@@ -381,3 +382,29 @@ def test_tables_of_places_are_as_long_as_a_batch() -> None:
         answer = served("llama-tiny", "vllm", engine_version=version, lora_rank=16, max_loras=4, max_batched_tokens=8192, sequences=1024)
         found = next(i.largest.value for i in answer.sheets[0].items if i.path == "lora_places")
         assert found == 8 * (tables * 8192 + 3 * 1024) + 2 * 4 * (2 * 8192 + 3 * 4 + 4)
+
+
+def buffer_of(answer: Answer) -> tuple[int, int]:
+    item = next(item for item in answer.sheets[0].items if item.path == "lora_buffer")
+    return item.at[Instant.PREFILL].value, item.at[Instant.PREFILL].high
+
+
+def test_what_stands_between_both_matrices_is_a_high_end() -> None:
+    """vLLM v0.33.0 lora/punica_wrapper/punica_gpu.py:251: fp32 of (3, tokens, rank) of q, k and v; twice where a share is gathered."""
+    asked: dict[str, Any] = {"lora_rank": 64, "max_batched_tokens": 2048}
+    assert buffer_of(served("llama-3.1-8b", "vllm", **asked)) == (0, 4 * 3 * 2048 * 64)
+    assert buffer_of(served("llama-3.1-8b", "vllm", "2xH100-80GB", **asked, fully_sharded_loras=True)) == (0, 2 * 4 * 3 * 2048 * 64)
+    assert buffer_of(served("llama-3.1-8b", "sglang", **asked)) == (0, 2 * 3 * 2048 * 64)
+
+
+def test_experts_sort_their_tokens_for_every_slot_on_new_cards() -> None:
+    """lora/ops/triton_ops/fused_moe_lora_op.py:1559: (2, slots, rows, rank) from Hopper on; older releases make the result beside it."""
+    asked: dict[str, Any] = {"lora_rank": 64, "max_loras": 4, "max_batched_tokens": 2048}
+    routed, rows = 2048 * 8, 2048 * 8 + 128 * 63
+    new, old = (buffer_of(served("qwen3-30b-a3b", "vllm", gpus, **asked))[1] for gpus in ("1xH200", "1xA100-80GB"))
+    assert new == 4 * 4 * rows + 2 * 2 * 64 * 4 * rows
+    assert old == 4 * 4 * rows + 2 * 2 * 64 * routed
+    before = buffer_of(served("qwen3-30b-a3b", "vllm", "1xH200", **asked, engine_version="0.14.0"))[1]
+    assert before == 4 * 4 * rows + 2 * routed * (2 * 64 + max(2 * 768, 2048))
+    one = buffer_of(served("qwen3-30b-a3b", "sglang", "1xH200", lora_rank=64, max_loras=2, max_batched_tokens=2048))[0]
+    assert one == 2 * routed * (2 * 64 + max(2 * 768, 2048))

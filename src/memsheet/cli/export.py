@@ -17,8 +17,8 @@ from memsheet.cli.flags import Debug
 from memsheet.errors import Problem, refuse, require
 from memsheet.exchange import Files, find_format, of_version, told, write
 from memsheet.exchange.together import asked_of
-from memsheet.resolve_attention import has_experts
 from memsheet.report.json import dumps, plan_document, sheet_document
+from memsheet.resolve_attention import has_experts
 from memsheet.spec.exchange import Format
 from memsheet.units import format_bytes
 

@@ -26,6 +26,7 @@ class Facts:
     extra_words: int = 0  # that an adapter may add to the vocabulary, for which tables are larger
     largest_vocabulary: int  # beside which an adapter of the head is refused
     experts: bool = True  # routed experts have adapters
+    wide: bool = False  # the result of an expert's adapter stands beside the expert's
     expert_parallel: bool = True  # also where they are dealt to ranks
     chosen: bool = True  # --lora-target-modules leaves layers out
     tables: int = 5  # of a place for each token (lora/punica_wrapper/punica_base.py)
@@ -57,7 +58,7 @@ RELEASES = (
         without=_OWN | {"gpt_oss", "olmoe", "opt", "llama4", "llava"}, both=_BOTH | _MISTRAL | {"glm"}, first=_COHERE, neither=_OLDER | _QWEN3,
     ),
     Facts(
-        tag="v0.14.0", since=(0, 12), largest_vocabulary=257_024, expert_parallel=False, chosen=False, plain=frozenset({"gpt_oss"}), without=_OWN,
+        tag="v0.14.0", since=(0, 12), wide=True, largest_vocabulary=257_024, expert_parallel=False, chosen=False, plain=frozenset({"gpt_oss"}), without=_OWN,
         both=_BOTH | _MISTRAL | {"glm"}, first=_COHERE, neither=_OLDER | _QWEN3,
     ),
     Facts(

@@ -113,6 +113,8 @@ GROUPS_SINCE, UNEQUAL_SINCE = (0, 4, 6), (0, 5, 20)
 """Groups of any number (v0.4.6.post1 server_args.py:296; before, as many as ranks), and from when on the embedding is cut inside one (v0.5.23
 layers/vocab_parallel_embedding.py:185; v0.4.6.post1 models/deepseek_v2.py:1377 keeps it whole).
 """
+DEEPEP_MIB = 2 * 1024
+"""Kept free for DeepEP's buffers, above the least (v0.5.23 arg_groups/memory_hook.py:317, 402)."""
 STATELESS_SINCE = (0, 5, 20)
 """From when on models without attention are served, and snapshots of states kept where nobody says (v0.5.23 configs/model_config.py:156,
 arg_groups/overrides.py:477; v0.5.12 server_args.py:1187).
@@ -160,9 +162,10 @@ def served(request: Mapping[str, Any], device: Device | None, mesh: Mesh, *, lat
     version, method = request.get("engine_version"), request.get("speculative.method")
     release = release_of(version)
     tokens = request.get("serving.max_batched_tokens") or tier_of(release, device).chunk_tokens
+    sent = DEEPEP_MIB if request.get("serving.dispatch") == "deepep" else 0
     return {
-        "serving.max_sequences": kept_of(version).requests if method else MOST_REQUESTS, "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
-        "serving.memory_fraction": _fraction(release, device, mesh, tokens, latent=latent, drafting_mib=reserved_mib(version, method)),
+        "serving.max_sequences": kept_of(version).requests if method else MOST_REQUESTS * int(mesh.attn_dp), "serving.max_batched_tokens": tier_of(release, device).chunk_tokens, "serving.page_tokens": 1,
+        "serving.memory_fraction": _fraction(release, device, mesh, tokens, latent=latent, drafting_mib=reserved_mib(version, method) + sent),
     }  # fmt: skip
 
 
@@ -185,7 +188,6 @@ def _fraction(release: Release, device: Device | None, mesh: Mesh, tokens: int, 
             chunks = LATENT_GRAPH_MIB if latent else PREFILL_GRAPH_MIB * captured_chunks(tokens)
             kept += chunks if release.reserve is Reserve.TOKENS_AND_CHUNKS else 0
             kept = max(kept, FLOOR_MIB) if _mib(device) > FLOOR_ABOVE_MIB else kept
-            kept += DEEPEP_MIB if sends else 0
     return round(1 - (kept + drafting_mib) / _mib(device), 3)
 
 

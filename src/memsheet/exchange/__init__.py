@@ -159,12 +159,20 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
         kind = form.name if form.parse else form.kind
         if kind not in held:
             held[kind] = _tried(form, name, text, parsers)
-        found = held[kind]
-        if isinstance(found, Mapping) and form.marks & {str(key) for key in found}:
-            return read(form, dict(flat(found, whole=form.whole)))
+        for found in (held[kind], *((_scripted(form, text),) if form.also else ())):
+            if isinstance(found, Mapping) and form.marks & {str(key) for key in found}:
+                return read(form, dict(flat(found, whole=form.whole)))
     why = held["json" if name.endswith(".json") else "yaml"]
     reason = str(why).splitlines()[0] if isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml")) else ""
     raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
+
+
+def _scripted(form: Format, text: str) -> Any:
+    """What a script says that makes such a configuration; None where it makes none."""
+    try:
+        return form.also(text[:MOST_SCRIPT]) if form.also else None
+    except ValueError:
+        return None
 
 
 def _tried(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:

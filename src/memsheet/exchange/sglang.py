@@ -17,6 +17,7 @@ from memsheet.spec.serve_command import Command
 
 VERSION = "SGLang 0.5.23"
 EAGER, LAYERS, OLD_GROUPS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION", "--enable-dp-attention"
+SENT = "--moe-a2a-backend"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
 """Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's own, which needs no flag."""
 READ = {
@@ -60,6 +61,13 @@ def _copies(value: Any, values: Values) -> Mapping[str, Any]:
     return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if values.get(OLD_GROUPS) is True else {"mesh.dp_replicate": value}
 
 
+def _sent(value: Any, values: Values) -> Mapping[str, Any]:
+    """Experts are then dealt to all ranks, whatever --ep-size says (arg_groups/overrides.py:1611)."""
+    if value != "deepep":
+        return {} if value == "none" else {"serving.dispatch": value}
+    return {"serving.dispatch": value, "mesh.ep": values.get("--tp-size", 1)}
+
+
 def _groups(value: Any, values: Values) -> Mapping[str, Any]:
     """Of both spellings, this one counts (arg_groups/parallel_hook.py:52)."""
     return {} if value == 1 and values.get(OLD_GROUPS) is True else {"mesh.attn_dp": value}
@@ -85,10 +93,19 @@ KEYS = (
     Key(at="--attn-dp-size", out=lambda a: a.get("mesh.attn_dp"), back=_groups, usual=1, source="parallel.py:81"),
     Key(at=OLD_GROUPS, out=lambda _: None, back=lambda *_: {}, usual=False, source="parallel.py:194: --dp-size counts groups beside it"),
     Key(
+        at=SENT, out=lambda a: "deepep" if a.get("serving.dispatch") == "deepep" else None, back=_sent, source="moe.py, overrides.py:1611",
+    ),
+    Key(
+        at="--moe-dense-tp-size", out=lambda a: 1 if a.get("serving.dp_dense") else None, source="parallel.py:289",
+        back=lambda v, _: {"serving.dp_dense": True} if v == 1 else {"serving.dp_dense": v},
+    ),
+    Key(
         at="--enable-dp-lm-head", out=lambda a: True if a.get("serving.dp_lm_head") else None, back=lambda v, _: {"serving.dp_lm_head": True} if v is True else {},
         source="parallel.py:199",
     ),
-    Key(at="--ep-size", says="mesh.ep", usual=1, source="parallel.py:281"),
+    Key(
+        at="--ep-size", says="mesh.ep", back=lambda v, values: {} if values.get(SENT) == "deepep" else {"mesh.ep": v}, usual=1, source="parallel.py:281",
+    ),
     serving.SEGMENTS,
     *adapters.SGLANG_KEYS,
     *drafts.SGLANG_KEYS,
@@ -216,10 +233,10 @@ weight-loader-drop-cache-after-load weight-loader-prefetch-num-threads
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "speculative-eagle-topk": (1,), "nnodes": (1,), "dcp-size": (1,), "attn-cp-size": (1,), "moe-dp-size": (1,), "dwdp-size": (1,), "cpu-offload-gb": (0,),
-    "attention-backend": ("fa3",), "moe-a2a-backend": ("none",), "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
+    "attention-backend": ("fa3",), "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
     **dict.fromkeys((
         "config", "max-total-tokens", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",
-        "moe-dense-tp-size", "swa-full-tokens-ratio", "disable-hybrid-swa-memory", "prefill-only-disable-kv-cache", "disable-overlap-schedule",
+        "swa-full-tokens-ratio", "disable-hybrid-swa-memory", "prefill-only-disable-kv-cache", "disable-overlap-schedule",
         "enable-mixed-chunk", "enable-hierarchical-cache", "enable-memory-saver",
         "decode-attention-backend", "prefill-attention-backend", "sampling-backend", "enable-fp32-lm-head", "cuda-graph-config",
         "cuda-graph-backend-decode", "cuda-graph-backend-prefill", "cuda-graph-max-bs", "cuda-graph-max-bs-decode", "cuda-graph-max-bs-prefill",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Values, precision_word
+from memsheet.spec.trainer_script import BESIDE, BITS, LORA, SCRIPT, SFT_OWN, arguments_of
 
 VERSION = "transformers 5.23.0"
 F = "fsdp_config"
@@ -68,6 +69,14 @@ def _both(value: Any, values: Values) -> Mapping[str, Any]:
     return {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))} if _sharded(values) else {}
 
 
+def _loaded(value: Any, values: Values) -> Mapping[str, Any]:
+    """Parameters in sixteen bits have gradients and moments of sixteen; sharding with mixed precision makes them fp32 (accelerate fsdp_utils.py:814)."""
+    word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value))
+    if values.get("deepspeed") or values.get(f"{SCRIPT}.lora_rank") or (_sharded(values) and (values.get("bf16") is True or values.get("fp16") is True)):
+        return {}
+    return {f"precision.{name}": word for name in ("parameters", "gradients", "moments")} if word else {"precision.parameters": str(value)}
+
+
 def _whole(asked: Values) -> bool:
     return asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
 
@@ -102,7 +111,28 @@ KEYS = (
         source="training_args.py:2795",
     ),
     Key(at=f"{F}.cpu_offload", out=_of_fsdp(_whole), back=_both, source="training_args.py:2830"),
+    Key(at=f"{SCRIPT}.max_length", says="seq_len", out=lambda _: None, source="huggingface/trl 016013e trl/trainer/sft_config.py"),
+    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=_loaded, source="modeling_utils.py, from_pretrained: dtype"),
+    Key(
+        at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
+        back=lambda v, _: {"attention": {"flash_attention_2": "flash", "flash_attention_3": "flash"}.get(v, v)},
+    ),
+    *(
+        Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
+            ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"), ("lora_targets", "adapter.targets", "peft tuners/lora/config.py, target_modules"),
+            ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
+            ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
+            ("double_quant", "quantization.double_quant", "utils/quantization_config.py, bnb_4bit_use_double_quant"),
+        )
+    ),
 )  # fmt: skip
+
+
+def _renamed(at: str) -> str:
+    """Without the launcher's prefix (training_args.py:2784); recompute by its older name (:1533)."""
+    if at.startswith("activation_checkpointing"):
+        return at.replace("activation", "gradient", 1)
+    return at.replace(f"{F}.fsdp_", f"{F}.", 1)
 
 
 def _fixed(asked: Values) -> Mapping[str, Any]:
@@ -121,8 +151,8 @@ def _python(tree: Values) -> Mapping[str, str]:
 FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_fixed, more=_python, said={"task": "train"},
-    marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "fsdp", "optim"}),
-    rename=lambda at: at.replace(f"{F}.fsdp_", f"{F}.", 1),  # training_args.py:2784
+    marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT}),
+    rename=_renamed, also=arguments_of,
     refers=("deepspeed",),
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
@@ -135,7 +165,10 @@ FORMAT = Format(
         "precision.master_weights",
     }),
     unmodelled={
-        "torch_compile": (False,), "use_liger_kernel": (False,), "auto_find_batch_size": (False,), "activation_checkpointing": (False,),
+        "torch_compile": (False,), "use_liger_kernel": (False,), "auto_find_batch_size": (False,),
+        "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
+        **{f"{SCRIPT}.{name}": () for name in (*BESIDE, LORA, BITS, "model_init_kwargs")},
+        f"{SCRIPT}.loss_type": ("nll",), f"{SCRIPT}.activation_offloading": (False,),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
     },
@@ -143,7 +176,9 @@ FORMAT = Format(
         "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
         "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
         "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
-        "gradient_checkpointing_kwargs.*", "activation_checkpointing_kwargs.*", "torch_compile_backend", "torch_compile_mode",
+        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", *(
+            f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
+        ), "torch_compile_backend", "torch_compile_mode",
         "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",
         "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica", "disable_tqdm",
         "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "eval_strategy", "eval_steps",

@@ -13,6 +13,7 @@ from memsheet.spec.exchange import Format, Key, Values
 from memsheet.spec.serve_command import Command
 
 VERSION = "vLLM 0.33.0"
+DEEPEP = "deepep_high_throughput"
 EXPERTS, EAGER, LAYERS = "--enable-expert-parallel", "--enforce-eager", "VLLM_PP_LAYER_PARTITION"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
 """Formats that weights of sixteen bits are brought into as they are loaded; the others are a checkpoint's own, which needs no flag."""
@@ -62,6 +63,11 @@ def _tensor(value: Any, values: Values) -> Mapping[str, Any]:
 def _data(value: Any, values: Values) -> Mapping[str, Any]:
     """Ranks that share experts are groups of one server; others are servers of their own (v1/engine/core.py:1552)."""
     return {"mesh.attn_dp": value, "mesh.dp_replicate": 1} if _grouped(values) else {"mesh.dp_replicate": value}
+
+
+def _sent(value: Any, _: Values) -> Mapping[str, Any]:
+    """How tokens reach experts; other ways than these two are refused by their names."""
+    return {"serving.dispatch": {DEEPEP: "deepep", "allgather_reducescatter": "gather"}.get(str(value), str(value))}
 
 
 def _local(value: Any, values: Values) -> Mapping[str, Any]:
@@ -121,6 +127,10 @@ KEYS = (
     Key(at="--data-parallel-size-local", out=lambda _: None, back=_local, source="engine/arg_utils.py:1241, config/parallel.py:150"),
     Key(
         at=EXPERTS, out=_dealt, back=_experts, usual=False, source="engine/arg_utils.py:1305, config/parallel.py:190"
+    ),
+    Key(
+        at="--all2all-backend", out=lambda a: DEEPEP if a.get("serving.dispatch") == "deepep" else None, back=_sent,
+        source="engine/arg_utils.py:1318, config/parallel.py:220",
     ),
     serving.SEGMENTS,
     *adapters.VLLM_KEYS,
@@ -191,7 +201,7 @@ video-pruning-method video-pruning-rate watermark-config
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "nnodes": (1,), "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
-    "all2all-backend": ("allgather_reducescatter",), "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,),
+    "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,),
     "enable-dbo": (False,), "enable-eplb": (False,),
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "enable-chunked-prefill": (True,), "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LEFT, WIDTH = 0.2, 0.44
 TOP, BOTTOM, ROW = 1.42, 0.75, 0.5
 """Inches above the bars, below them, and of each."""
-SHORTEST, TALL, LETTERS = 3.2, 0.6, 30
+SHORTEST, TALL, LETTERS = 3.2, 0.6, 26
 NAMED = 0.1
 """Of the scale, the least part with its size in it."""
 COLUMNS = ((0.76, "users"), (0.975, "a token"))
@@ -89,7 +89,8 @@ def _words(axes: Axes, row: int, one: Served) -> None:
     axes.text(left, row, mark, transform=across, color=colour, fontsize=11, va="center")
     axes.text(left + 0.05, row, name, transform=across, color=INK, fontsize=10, va="center", linespacing=1.15)
     held = format_count(one.in_all)
-    each = f"{format_count(one.sequences[1])} a replica" if one.replicas > 1 else ""
+    who = "group" if one.plan.mesh.attn_dp > 1 else "replica"
+    each = f"{format_count(one.sequences[1])} a {who}" if one.replicas > 1 else ""
     token = (spread(one.decode).split(" (")[0], "(" + spread(one.decode).split(" (")[1]) if one.decode else ("-", "")
     for (right, _), (first, second) in zip(COLUMNS, ((held, each), token), strict=True):
         x = (right - LEFT) / WIDTH

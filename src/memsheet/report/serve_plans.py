@@ -61,7 +61,7 @@ def _verdict(found: Deployment, best: Served, look: Look) -> Iterator[str]:
     yield from _users(found, best)
     yield f"as {cut(best.plan)}{f', {said}' if (said := formats(best)) else ''}"
     if best.decode is not None:
-        yield f"a token takes {spread(best.decode)} with {format_count(best.batch)} on a replica"
+        yield f"a token takes {spread(best.decode)} with {format_count(best.batch)} on a {'group' if best.plan.mesh.attn_dp > 1 else 'replica'}"
         yield f"{best.tokens_per_s:,.0f} tokens/s in all"
     if best.prefill is not None:
         yield f"the first of {load.prompt:,} tokens {spread(best.prefill)}"
@@ -172,7 +172,7 @@ def _attention(found: Deployment) -> Iterator[str]:
     more = best.in_all / large.in_all
     room = f"room for {_more(more)}" if more > 1 else f"room for {format_count(best.in_all)} users, {format_count(large.in_all)} in"
     yield (
-        f"DP attention ({cut(best.plan)}) has {room} {cut(large.plan)}: each of {best.replicas} groups keeps the cache of its own requests, and a GPU holds "
+        f"{cut(best.plan)} has {room} {cut(large.plan)}: each of {best.replicas} groups keeps the cache of its own requests, and a GPU holds "
         f"{_percent(best.weights_bytes / max(1, large.weights_bytes) - 1)} of weights."
     )
 

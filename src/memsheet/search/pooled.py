@@ -30,6 +30,8 @@ def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet,
     """The pool of a replica against ``wanted`` sequences of max_model_len; None for engines without one, and where only weights are asked about."""
     if plan.task != "infer" or plan.engine not in POOLED or plan.phase == "load":
         return None
+    if plan.engine == "sglang":  # whose limit is of all groups that attend by themselves
+        wanted = -(-wanted // int(plan.mesh.attn_dp))
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
     held = sequences_of(facts, int(plan.max_model_len or 0))
     each = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp))

@@ -115,9 +115,10 @@ class Served:
         return self.users / self.gpus_each
 
     def gpus_for(self, users: int) -> int | None:
-        """GPUs of as many replicas as surely hold so many users; None where one surely holds none."""
-        sure = min(self.sequences[0], self.within[0])
-        return -(-users // sure) * self.gpus_each if sure else None
+        """GPUs of as many replicas as surely hold so many users; None where one surely holds none. Groups of one replica are not had one by one."""
+        groups = int(self.plan.mesh.attn_dp)
+        sure = min(self.sequences[0], self.within[0]) * groups
+        return -(-users // sure) * self.gpus_each * groups if sure else None
 
 
 def groups_of(plan: Plan) -> int:

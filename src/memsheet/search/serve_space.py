@@ -63,7 +63,10 @@ def grouped(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any]) -> It
     """
     if request.get("engine") not in GROUPING or (request.get("engine") == "vllm" and not has_experts(spec)):
         return
-    if not {block.kind for s in spec.stacks for r in s.runs for block in r.pattern} <= ATTENTION_GROUPS and request.get("engine") == "sglang":
+    if (
+        not {block.kind for s in spec.stacks for r in s.runs for block in r.pattern} <= ATTENTION_GROUPS
+        and request.get("engine") == "sglang"
+    ):
         return
     sizes = {cluster.count, cluster.per_node} if "mesh.tp" not in request else {int(request["mesh.tp"])}
     for tp in sorted(size for size in sizes if size > 1 and cluster.count % size == 0):

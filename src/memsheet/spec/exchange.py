@@ -109,6 +109,7 @@ class Format:
     said: Mapping[str, Any] = field(default_factory=dict)  # what being such a file says of the plan
     compose: Callable[[Values, Values], str] | None = None  # text of a shell format, of values and what is asked
     parse: Callable[[str], Mapping[str, Any]] | None = None  # and back
+    also: Callable[[str], Mapping[str, Any]] | None = None  # the same values from a script that says them
     more: Callable[[Values], Mapping[str, str]] | None = None  # further files of the same values, by name
     weighed: frozenset[str] = frozenset()  # keys of which ``moves`` tells the bytes
     describes: Mapping[str, str] = field(default_factory=dict)  # keys that say the model's own sizes: layers, hidden, vocab

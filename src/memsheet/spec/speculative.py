@@ -49,6 +49,10 @@ COUNTING_RUNNER = (0, 30)
 """From when on the second model runner is that of all families, with the speculators of v1/worker/gpu/spec_decode (v0.30.0 config/vllm.py)."""
 EMBEDS_SINCE = (0, 10)
 """From when on the first runner's proposer keeps a buffer of input embeddings (v0.10.2 v1/spec_decode/eagle.py; v0.9.2 has none)."""
+GRAPHS_OF_TOKENS_SINCE = (0, 14)
+"""From when on graphs are as large as twice the tokens of all sequences, not twice the sequences (v0.14.0 config/vllm.py:1125)."""
+SHORTENED_SINCE = (0, 33)
+"""From when on a draft model's length is the model's too (v0.33.0 config/vllm.py:3025 _limit_max_model_len_to_draft)."""
 OWN_OUTPUT = frozenset({"deepseek_v3", "glm4_moe"})
 OUTPUT_SHARED_SINCE = (0, 16)
 """Families whose layers for further tokens each have an output, which takes the model's since then (v0.16.0 v1/spec_decode/eagle.py

@@ -12,9 +12,9 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.axolotl.names import KNOWN, UNMODELLED, absent
-from memsheet.exchange.axolotl.rows import KEYS, RAISED, VERSION, F
-from memsheet.exchange.trainers import INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED, cannot_offload, inside_moves, renamed
+from memsheet.exchange.axolotl.rows import DEEPSPEED, KEYS, RAISED, VERSION, F
 from memsheet.spec.exchange import Format, Values
+from memsheet.spec.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
 
 LIGER = "axolotl.integrations.liger.LigerPlugin"
 
@@ -22,13 +22,11 @@ LIGER = "axolotl.integrations.liger.LigerPlugin"
 def _fixed(asked: Values) -> dict[str, Any]:
     """What it stops without, and what it would otherwise switch on or round by itself."""
     own: dict[str, Any] = {
-        "learning_rate": 0.0, "datasets": [{"path": "synthetic", "type": "_synthetic"}],  # schemas/training.py:116, validation.py:79
-        "output_dir": "output", "num_epochs": 1, "pad_to_sequence_len": True,
+        "learning_rate": 0.0, "datasets": [{"path": "synthetic", "type": "_synthetic"}],  # schemas/training.py:116, validation.py:83
+        "output_dir": "output", "num_epochs": 1,
     }  # fmt: skip
-    if asked["seq_len"] % 64:
-        own["pad_to_multiple_of"] = 1
     if asked.get("adapter.rank"):
-        kernels = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o", "embedding")}  # schemas/config.py:2001-2020
+        kernels = {f"lora_{part}_kernel": False for part in ("mlp", "qkv", "o", "embedding")}  # schemas/config.py:1981-2002
         own |= {"lora_alpha": asked["adapter.rank"], **kernels}
     if asked.get("loss") == "fused":
         own["plugins"] = [LIGER]
@@ -40,11 +38,16 @@ def _fixed(asked: Values) -> dict[str, Any]:
 _RENAMED = {"fsdp_version": f"{F}.fsdp_version", f"{F}.version": f"{F}.fsdp_version", "sequence_parallel_degree": "context_parallel_size"}
 
 
+_inside = inside_renamed(DEEPSPEED)
+INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
+
+
 def _renamed(at: str) -> str:
-    """Names that are taken for others (schemas/validation.py:1096-1148, 1585)."""
+    """Names that are taken for others (schemas/validation.py:1085-1123, 1637)."""
     if at in _RENAMED:
         return _RENAMED[at]
-    return renamed(at) if at == f"{F}.fsdp_version" else renamed(at).replace(f"{F}.fsdp_", f"{F}.", 1)
+    at = _inside(at)
+    return at if at == f"{F}.fsdp_version" else at.replace(f"{F}.fsdp_", f"{F}.", 1)
 
 
 def _cannot(asked: Values) -> Iterator[Problem]:
@@ -60,7 +63,7 @@ def _cannot(asked: Values) -> Iterator[Problem]:
             hint="attention flash",
         )  # fmt: skip
     eight = (asked.get("optimizer.name"), asked.get("optimizer.implementation")) == ("adamw_8bit", "bnb")
-    if asked["engine"] == "fsdp2" and eight:  # schemas/validation.py:1190
+    if asked["engine"] == "fsdp2" and eight:  # schemas/validation.py:1151
         yield Problem(field="optimizer.implementation", value="bnb", reason="is refused by axolotl with FSDP2", hint="torchao")
 
 
@@ -68,13 +71,13 @@ FORMAT = Format(
     name="axolotl", file="axolotl.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS, fixed=_fixed,
     problems=_cannot, said={"task": "train"}, marks=frozenset({"micro_batch_size", "sequence_len"}), absent=absent, refers=("deepspeed",),
     rename=_renamed,
-    known=KNOWN | INSIDE_KNOWN, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, moves=inside_moves,
+    known=KNOWN | INSIDE_KNOWN, unmodelled={**UNMODELLED, **INSIDE_UNMODELLED}, weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
     differs={"precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
         "engine", "zero", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "allocator.expandable_segments", "precision.parameters",
         "precision.compute", "offload.optimizer", "offload.parameters", "precision.gradients", "precision.reduce", "precision.moments", "precision.master_weights",
     }),
-    removed=frozenset({  # schemas/deprecated.py and validation.py:60: it stops at them
+    removed=frozenset({  # schemas/deprecated.py and validation.py:61: it stops at them
         "max_packed_sequence_len", "rope_scaling", "dpo_use_logits_to_keep", "dpo_generate_during_eval", "dpo_norm_loss", "rpo_alpha",
         "s2_attention", "flash_attn_rms_norm", "unsloth_cross_entropy_loss", "unsloth_lora_mlp", "unsloth_lora_qkv", "unsloth_lora_o",
         "unsloth_rms_norm", "unsloth_rope",

@@ -1,7 +1,7 @@
 """axolotl's other keys: those that change no byte of a step, and those that do and are not accounted (``utils/schemas`` at 067b021).
 
 A batch's size (``batch_size``) is among the first: ``gradient_accumulation_steps`` is 1 where it is not said, whatever that size is
-(``schemas/training.py:71`` fills it in before ``utils/config/__init__.py:202`` looks). So is packing: a row of several sequences has as many tokens
+(``schemas/training.py:71`` fills it in before ``utils/config/__init__.py:203`` looks). So is packing: a row of several sequences has as many tokens
 as the sequences (``core/trainers/base.py:155-165``).
 """
 
@@ -26,7 +26,7 @@ LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_emb
 
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(GROUPS, ()), "device_map": ("auto",), "selective_checkpointing": (False,),
-    **dict.fromkeys(LORA_KERNELS, (False,)),  # fused functions that keep less (schemas/config.py:1994)
+    **dict.fromkeys(LORA_KERNELS, (False,)),  # fused functions that keep less (schemas/config.py:1998)
     **dict.fromkeys((
         "liger_rope", "liger_rms_norm", "liger_rms_norm_gated", "liger_layer_norm", "liger_swiglu", "liger_glu_activation",
         "liger_cross_entropy", "liger_use_token_scaling", "cut_cross_entropy", "chunked_cross_entropy", "flash_attn_cross_entropy", "flash_attn_fuse_mlp",
@@ -37,7 +37,9 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "ddp_find_unused_parameters", "auto_find_batch_size", "dense_mixer", "kd_trainer", "flash_attn_d512", "do_causal_lm_eval", "generate_samples",
         "use_scattermoe", "use_sonicmoe", "use_dsv4_kernels", "use_glm_dsa_kernels", "gemma4_fp8_nonexpert", "gemma4_nf4_nonexpert",
     ), (False,)),
-    WIDE: (False,), "activation_offloading": (False,), "ddp_bucket_cap_mb": (25,), "torch_empty_cache_steps": (), "gc_steps": (-1, 0), "rl": (),
+    WIDE: (False,), "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,),
+    "sdpa_varlen": (True,),  # without it packed rows have a mask of each pair of tokens
+    "activation_offloading": (False,), "ddp_bucket_cap_mb": (25,), "torch_empty_cache_steps": (), "gc_steps": (-1, 0), "rl": (),
     "neftune_noise_alpha": (), "noisy_embedding_alpha": (), "unfrozen_parameters": ([],), "lisa_n_layers": (), "plugins": ([],),
     "large_head_attention": ("sdpa",), "experts_implementation": (), "model_quantization_config": (), "trainer_cls": (),
     "lora_target_parameters": ([],), "lora_model_dir": ("",), "peft_layers_to_transform": ([],), "peft_layer_replication": ([],),
@@ -59,7 +61,7 @@ def _strange(value: Any) -> Any:
 
 
 def _first_fsdp(values: Values) -> bool:
-    """Whether it is FSDP1, which they do not go with (schemas/config.py:1988-1997)."""
+    """Whether it is FSDP1, which they do not go with (schemas/config.py:1975-1983)."""
     return fully_sharded(values) and str(values.get("fsdp_config.fsdp_version", 1)) != "2"
 
 
@@ -79,7 +81,7 @@ def absent(values: Values) -> dict[str, Any]:
     eight = values.get("adapter") == "lora" and truth(values.get("load_in_8bit"))
     barred = any(truth(values.get(at)) for at in ("trust_remote_code", "nvfp4_merge_aware")) or values.get("rl") or eight
     if values.get("adapter") in ("lora", "qlora") and unsaid and not barred and not _first_fsdp(values):
-        found |= dict.fromkeys(LORA_KERNELS, True)  # schemas/config.py:1944-2020
+        found |= dict.fromkeys(LORA_KERNELS, True)  # schemas/config.py:1901-2002
     return found
 
 
@@ -96,7 +98,7 @@ KNOWN = frozenset({
     "pretraining_sample_concatenation", "streaming", "streaming_multipack_buffer_size", "train_on_inputs", "group_by_length", "chat_template",
     "chat_template_jinja", "chat_template_kwargs.*", "chat_template_kwargs", "eot_tokens", "default_system_message", "special_tokens",
     "special_tokens.*", "tokens", "added_tokens_overrides", "added_tokens_overrides.*", "fix_untrained_tokens", "role_boundaries",
-    "image_resize_algorithm", "total_num_tokens", "total_supervised_tokens", "val_set_size", "sdpa_varlen", "flex_attn_compile_kwargs.*",
+    "image_resize_algorithm", "total_num_tokens", "total_supervised_tokens", "val_set_size", "flex_attn_compile_kwargs.*",
     # the model by name, and its tokenizer
     "base_model_config", "cls_model_config", "tokenizer_config", "tokenizer_use_fast", "tokenizer_legacy", "tokenizer_use_mistral_common",
     "tokenizer_type", "processor_type", "processor_kwargs", "processor_kwargs.*", "tokenizer_save_jinja_files", "trust_remote_code",

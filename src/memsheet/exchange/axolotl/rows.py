@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.exchange.trainers import ALL_LINEAR, INSIDE_KEYS, OPTIM, dtypes, inside, optimizer, plain_recompute, truth, with_master, words
+from memsheet.exchange import find_format
 from memsheet.spec.exchange import AUTO, Key, Values
+from memsheet.spec.trainers import ALL_LINEAR, dtypes, inside, inside_rows, plain_recompute, row_of, truth, with_master
 
 VERSION = "axolotl 0.18.0"
+DEEPSPEED = find_format("deepspeed")
+OPTIM = row_of(find_format("transformers"), "optim")
 F = "fsdp_config"
 S, C = "utils/schemas", "utils/schemas/config.py"
 FLAGS = {
     "xformers_attention": "xformers", "sage_attention": "sage", "flex_attention": "flex_attention", "flash_attention": "flash",
     "sdp_attention": "sdpa", "eager_attention": "eager",
 }  # fmt: skip
-"""Older switches, the first that is on wins (schemas/enums.py:110-117)."""
+"""Older switches, the first that is on wins (schemas/enums.py:118-125)."""
 KERNELS = {
     "flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager",
 }  # fmt: skip
@@ -24,7 +27,7 @@ _FLASH = (
 )  # fmt: skip
 
 
-RAISED = ("sdpa", "eager")  # utils/schemas/enums.py:145: "Backends for which embeddings stay in fp32"
+RAISED = ("sdpa", "eager")  # utils/schemas/enums.py:158: "Backends for which embeddings stay in fp32"
 
 
 def fully_sharded(values: Values) -> bool:
@@ -37,7 +40,7 @@ def by_deepspeed(values: Values) -> bool:
 
 
 def width(values: Values) -> str:
-    """What a model is loaded and computed in (utils/config/__init__.py:151-196). Set to nothing, bf16 is off; left out, it is "auto"."""
+    """What a model is loaded and computed in (utils/config/__init__.py:156-196). Set to nothing, bf16 is off; left out, it is "auto"."""
     half = truth(values.get("fp16"))
     told = values.get("bf16", AUTO)
     if (not half if told == AUTO else truth(told) or told == "full") or truth(values.get("bfloat16")):
@@ -69,7 +72,7 @@ def _engine(_: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _version(value: Any, values: Values) -> Mapping[str, Any]:
-    """FSDP1 where no version is said (schemas/validation.py:1142-1147)."""
+    """FSDP1 where no version is said (schemas/validation.py:1119-1122)."""
     return {"engine": "fsdp2" if str(value) == "2" else "fsdp1"} if fully_sharded(values) and not by_deepspeed(values) else {}
 
 
@@ -90,7 +93,7 @@ def _moved(asked: Values) -> bool:
 
 
 def _recompute(value: Any, values: Values) -> Mapping[str, Any]:
-    """TRL's way of moving activations takes recompute's place beside adapters (core/builders/base.py:596-602, loaders/model.py:356)."""
+    """TRL's way of moving activations takes recompute's place beside adapters (core/builders/base.py:592-598, loaders/model.py:358)."""
     moves = values.get("activation_offloading") not in (None, False, "hidden_states") or value in ("offload", "offload_disk")
     if not truth(value) and value not in ("offload", "offload_disk"):
         return {"?recompute.mode": "none"}
@@ -112,7 +115,9 @@ def attention(_: Any, values: Values) -> Mapping[str, Any]:
 def raised(values: Values) -> bool:
     """Whether embeddings, the output layer and norms are left in fp32 beside sixteen bits (loaders/model.py:422-476)."""
     whole = not (values.get("adapter") or fully_sharded(values) or by_deepspeed(values))
-    return whole and width(values) != "fp32" and attention(None, values)["attention"] in RAISED and not truth(values.get("cut_cross_entropy"))
+    return (
+        whole and width(values) != "fp32" and attention(None, values)["attention"] in RAISED and not truth(values.get("cut_cross_entropy"))
+    )
 
 
 def _default_attention(value: Any, values: Values) -> Mapping[str, Any]:
@@ -120,7 +125,7 @@ def _default_attention(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _length(value: Any, values: Values) -> Mapping[str, Any]:
-    """Batches are padded to a multiple of 64 tokens, unless that is switched off (core/builders/causal.py:381-391)."""
+    """Batches are padded to a multiple of 64 tokens, unless that is switched off (core/builders/causal.py:386-395)."""
     pads, multiple = values.get("pad_to_sequence_len"), values.get("pad_to_multiple_of") or 64
     whole = isinstance(value, int) and isinstance(multiple, int) and multiple > 0
     exact = truth(pads) or (pads is None and truth(values.get("sample_packing")))
@@ -144,9 +149,7 @@ def _trained(key: str) -> Any:
 def _targets(value: Any, values: Values) -> Mapping[str, Any]:
     if not values.get("adapter") or truth(values.get("lora_target_linear")):
         return {}
-    return {
-        "adapter.targets": words(value) if isinstance(value, str) and value.isidentifier() else [value] if isinstance(value, str) else value
-    }
+    return {"adapter.targets": [value] if isinstance(value, str) else value}
 
 
 def _all_linear(value: Any, values: Values) -> Mapping[str, Any]:
@@ -154,7 +157,7 @@ def _all_linear(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _quantized(value: Any, values: Values) -> Mapping[str, Any]:
-    """Only beside the adapter that goes with it (loaders/model.py:711-745): NF4 with scales in eight bits, or LLM.int8."""
+    """Only beside the adapter that goes with it (loaders/model.py:712-750): NF4 with scales in eight bits, or LLM.int8."""
     return {"quantization.weights": "nf4", "quantization.double_quant": True} if truth(value) and values.get("adapter") == "qlora" else {}
 
 
@@ -188,7 +191,7 @@ def _degree(at: str, key: str, line: int) -> Key:
     axes = ("mesh.dp_replicate", "mesh.tp")
     return Key(
         at=at, out=_of_fsdp(lambda a: a.get(key, 1) if any(a.get(axis, 1) > 1 for axis in axes) else None), back=lambda v, _: {key: v},
-        source=f"{C}:{line}; utils/distributed.py:318",
+        source=f"{C}:{line}; utils/distributed.py:320",
     )  # fmt: skip
 
 
@@ -203,13 +206,13 @@ KEYS = (
     _used("pad_to_multiple_of", f"{C}:728", lambda a: 1 if a["seq_len"] % 64 else None),
     Key(at="micro_batch_size", says="microbatch", usual=1, source=f"{S}/training.py:77"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source=f"{S}/training.py:71"),
-    Key(at="bf16", out=_in("bf16"), back=_precision, usual=True, auto=True, source=f"{C}:559; utils/config/__init__.py:151"),
+    Key(at="bf16", out=_in("bf16"), back=_precision, usual=True, auto=True, source=f"{C}:559; utils/config/__init__.py:156"),
     _used("fp16", f"{C}:565", _in("fp16")),
     _used("bfloat16", f"{C}:582"),
     _used("float16", f"{C}:588"),
     Key(at="fsdp", out=lambda _: None, back=_engine, usual=False, source=f"{C}:1044"),
     Key(at=f"{F}.fsdp_version", out=lambda _: None, back=_version, usual=1, source=f"{C}:1052; {S}/fsdp.py:15"),
-    Key(at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3), back=_zero, usual=True, source=f"{S}/fsdp.py:73"),
+    Key(at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3), back=_zero, usual=True, source=f"{S}/fsdp.py:75"),
     Key(at=f"{F}.offload_params", out=_of_fsdp(_moved), back=_both, usual=False, source=f"{S}/fsdp.py:24"),
     Key(
         at=f"{F}.activation_checkpointing", out=_of_fsdp(_full),
@@ -231,18 +234,18 @@ KEYS = (
     Key(
         at="attn_implementation", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_default_attention, usual="sdpa", source=f"{C}:839",
     ),
-    *(Key(at=flag, out=lambda _: None, back=attention, source=f"{S}/enums.py:110") for flag in FLAGS),
+    *(Key(at=flag, out=lambda _: None, back=attention, source=f"{S}/enums.py:118") for flag in FLAGS),
     Key(
         at="liger_fused_linear_cross_entropy", out=lambda a: True if a.get("loss") == "fused" else None,
         back=lambda v, _: {"loss": "fused" if truth(v) else "plain"}, usual=False, source="integrations/liger/args.py:55",
     ),
     Key(at="torch_compile", out=lambda a: True if a.get("compile") else None, back=lambda v, _: {"compile": truth(v)}, auto=True, source=f"{C}:1148"),
-    Key(at="optimizer", out=optimizer, back=_optimizer, usual="adamw_torch_fused", source=f"{S}/training.py:122"),
+    Key(at="optimizer", out=OPTIM.write, back=_optimizer, usual="adamw_torch_fused", source=f"{S}/training.py:122"),
     Key(at="adapter", out=_kind, back=_adapter, source=f"{S}/peft.py:41"),
     Key(at="lora_r", out=_lora(lambda a: a["adapter.rank"]), back=_trained("adapter.rank"), source=f"{S}/peft.py:53"),
     Key(at="lora_dropout", out=_lora(lambda a: a.get("adapter.dropout")), back=_trained("adapter.dropout"), source=f"{S}/peft.py:80"),
     Key(at="lora_target_modules", out=_lora(lambda a: a.get("adapter.targets")), back=_targets, source=f"{S}/peft.py:56"),
-    Key(at="lora_target_linear", out=lambda _: None, back=_all_linear, source=f"{S}/peft.py:58; loaders/adapter.py:56"),
+    Key(at="lora_target_linear", out=lambda _: None, back=_all_linear, source=f"{S}/peft.py:58; loaders/adapter.py:54"),
     Key(
         at="lora_modules_to_save", out=_lora(lambda a: a.get("adapter.full_modules")), back=_trained("adapter.full_modules"),
         source=f"{S}/peft.py:62",
@@ -254,5 +257,5 @@ KEYS = (
     ),
     Key(at="load_in_4bit", out=_four, back=_quantized, source=f"{S}/peft.py:37"),
     Key(at="load_in_8bit", out=lambda _: None, back=_eight, source=f"{S}/peft.py:31"),
-    *INSIDE_KEYS,
+    *inside_rows(DEEPSPEED),
 )  # fmt: skip

@@ -12,12 +12,13 @@ from memsheet.exchange.lint.case import Case, Found, Rule, device_bytes
 from memsheet.exchange.lint.files import FILES
 from memsheet.exchange.lint.megatron import MEGATRON
 from memsheet.exchange.lint.plans import PLANS
+from memsheet.exchange.lint.scripts import SCRIPTS
 from memsheet.exchange.lint.serving import SERVING, cache_bytes
 from memsheet.exchange.lint.shape import SHAPE
 from memsheet.exchange.lint.trainer import TRAINER
 from memsheet.exchange.lint.zero import ZERO
 
-TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE)
+TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS)
 RULES = (*TRAINING, *SERVING)
 SERVED = (*FILES, *SERVING)
 """Those for a server's command; the others are of training."""

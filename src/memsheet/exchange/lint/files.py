@@ -76,6 +76,12 @@ def _fixed_scale(case: Case) -> Iterator[Found]:
                 where=f"{name}: fp16.loss_scale", says=f"a fixed scale of {scale}: small gradients vanish, large ones overflow for good",
                 cure="loss_scale 0, which is dynamic; or bf16",
             )  # fmt: skip
+    for name, values in case.values("megatron"):
+        if values.get("--fp16") and values.get("--loss-scale"):
+            yield Found(
+                where=f"{name}: --loss-scale", says=f"a fixed scale of {values['--loss-scale']}: small gradients vanish, large ones overflow for good",
+                cure="leave it out, which is dynamic; or --bf16",
+            )  # fmt: skip
 
 
 def _stage_for_parameters(case: Case) -> Iterator[Found]:
@@ -227,7 +233,7 @@ FILES = (
     Rule(id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:157", looks=_unknown),
     Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed),
     Rule(id="bf16-and-fp16", source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785", looks=_both_widths),
-    Rule(id="fixed-loss-scale", source=f"{_DS}/precision_config.py:115: 0 is dynamic", looks=_fixed_scale),
+    Rule(id="fixed-loss-scale", source=f"{_DS}/precision_config.py:115: 0 is dynamic; NVIDIA/Megatron-LM 23e00ed megatron/training/arguments.py:2281", looks=_fixed_scale),
     Rule(id="offload-param-stage", source=f"{_DS}/zero/config.py:157: valid only with stage 3", looks=_stage_for_parameters),
     Rule(id="partial-offload-stage", source=f"{_DS}/zero/config.py:392", looks=_partial_offload),
     Rule(id="bucket-above-model", source=f"{_DS}/zero/config.py:113: elements, not bytes", looks=_large_bucket),

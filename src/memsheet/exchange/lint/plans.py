@@ -53,23 +53,25 @@ def _eager(case: Case) -> Iterator[Found]:
 
 
 def _kept_whole(case: Case) -> Iterator[Found]:
-    for name, read in case.of("accelerate", "transformers"):
-        if case.request.get("engine") == "fsdp2" and case.request.get("zero") == 2 and not fits(case.answer):
+    for name, read in case.of("accelerate", "transformers", "torchtitan", "torchtitan-toml"):
+        kept = case.request.get("engine") in ("fsdp2", "torchtitan") and case.request.get("zero") == 2 and (case.request.get("mesh.pp") or 1) == 1
+        if kept and case.answer is not None and not fits(case.answer):
             yield Found(
                 where=f"{name}: reshard_after_forward", says="gathered parameters stay whole from forward to backward",
-                cure="reshard_after_forward: true", changes={"zero": 3, "reshard_after_forward": True},
+                cure="reshard_after_forward: true" if read.form.name in ("accelerate", "transformers") else "fsdp_reshard_after_forward: always", changes={"zero": 3, "reshard_after_forward": True},
             )  # fmt: skip
-        del read
+
+
+_LOSSES = {
+    "megatron": ("fused", "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"), "torchtitan": ("chunked", "loss=ChunkedLossWrapper.Config(…)"),
+}  # fmt: skip
+"""By engine, the loss that keeps less, and how one asks for it."""
 
 
 def _whole_logits(case: Case) -> Iterator[Found]:
-    if case.request.get("loss") in (None, "plain") and case.answer is not None:
-        yield Found(
-            where="loss",
-            says="logits of every token are kept in fp32",
-            cure="a fused loss (Liger, cut cross-entropy)",
-            changes={"loss": "fused"},
-        )
+    if case.answer is not None and case.answer.plan.loss.value in ("plain", "vocab_parallel"):
+        loss, cure = _LOSSES.get(case.answer.plan.engine, ("fused", "a fused loss (Liger, cut cross-entropy)"))
+        yield Found(where="loss", says="logits of every token are kept in fp32", cure=cure, changes={"loss": loss})
 
 
 def _fragments(case: Case) -> Iterator[Found]:

@@ -169,10 +169,16 @@ def _without_copies(case: Case, answer: Answer, copies: int) -> tuple[dict[str, 
         ({"mesh.tp": int(mesh.tp) // copies, "mesh.attn_dp": int(mesh.attn_dp), "mesh.dp_replicate": int(mesh.dp_replicate) * copies}, f"{copies} replicas with tp {int(mesh.tp) // copies}"),
     )  # fmt: skip
     tried = [(words, changes, case.ask(changes)) for changes, words in (ways if shared else ways[1:])]
-    found = [(_in_all(other), words, changes) for words, changes, other in tried if other is not None and other.verdict and other.verdict.result is not Result.DOES_NOT_FIT]
+    found = [
+        (_in_all(other), words, changes)
+        for words, changes, other in tried
+        if other is not None and other.verdict and other.verdict.result is not Result.DOES_NOT_FIT
+    ]
     held, words, changes = max(found, key=lambda one: one[0], default=(0, "", {}))
     whole = _in_all(answer)
-    return (changes, f"{words}: room for {format_count(held)} tokens in all in place of {format_count(whole)}") if held > whole else ({}, "")
+    return (
+        (changes, f"{words}: room for {format_count(held)} tokens in all in place of {format_count(whole)}") if held > whole else ({}, "")
+    )
 
 
 def _in_all(answer: Answer) -> int:

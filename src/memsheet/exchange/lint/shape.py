@@ -52,7 +52,7 @@ def _beyond_positions(case: Case) -> Iterator[Found]:
 
 
 def _whole_vocabulary(case: Case) -> Iterator[Found]:
-    for name, values in case.values("torchtitan"):
+    for name, values in case.values("torchtitan", "torchtitan-toml"):
         if values.get("parallelism.disable_loss_parallel") is True and (case.request.get("mesh.tp") or 1) != 1:
             yield Found(
                 where=f"{name}: parallelism.disable_loss_parallel", says="gathers every tensor-parallel rank's part of the logits",
@@ -61,7 +61,7 @@ def _whole_vocabulary(case: Case) -> Iterator[Found]:
 
 
 def _uncompiled(case: Case) -> Iterator[Found]:
-    for name, values in case.values("torchtitan"):
+    for name, values in case.values("torchtitan", "torchtitan-toml"):
         older = values.get("parallelism.enable_async_tensor_parallel") is True and values.get("training.compile") is not True
         newer = values.get("compile.enable_async_tensor_parallel") is True and values.get("compile.enable") is not True
         if older or newer:

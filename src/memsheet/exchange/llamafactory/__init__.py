@@ -1,8 +1,8 @@
 """LLaMA-Factory's YAML: transformers' arguments beside its own. Model and data stand in the file too; how many processes, and FSDP, are
 accelerate's, with which it is launched then.
 
-It differs from transformers itself in that everything that trains is raised to fp32 (``model/adapter.py:371-380``), that layers are recomputed unless
-that is switched off (``model/model_utils/checkpointing.py:181``), and that batches are padded to a multiple of eight tokens.
+It differs from transformers itself in that everything that trains is raised to fp32 (``model/adapter.py:337-349``), that layers are recomputed unless
+that is switched off (``model/model_utils/checkpointing.py:184``), and that batches are padded to a multiple of eight tokens.
 """
 
 from __future__ import annotations
@@ -11,21 +11,25 @@ from collections.abc import Iterator
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.llamafactory.names import KNOWN, UNMODELLED, absent
-from memsheet.exchange.llamafactory.rows import KEYS, VERSION
-from memsheet.exchange.trainers import INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED, cannot_offload, inside_moves, renamed
-from memsheet.exchange.transformers import FORMAT as TRANSFORMERS
+from memsheet.exchange.llamafactory.names import KNOWN, TRANSFORMERS, UNMODELLED, absent
+from memsheet.exchange.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.spec.exchange import Format, Values
+from memsheet.spec.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
 
 
 def _fixed(_: Values) -> dict[str, Any]:
-    """What it stops without (hparams/parser.py:352); names are of its own examples' data."""
+    """What it stops without (hparams/parser.py:478); names are of its own examples' data."""
     own: dict[str, Any] = {"stage": "sft", "do_train": True, "dataset": "identity", "template": "default", "packing": True}
     return {**own, "output_dir": "output"}
 
 
+_inside = inside_renamed(DEEPSPEED)
+INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
+
+
 def _renamed(at: str) -> str:
-    return renamed(TRANSFORMERS.rename(at) if TRANSFORMERS.rename else at)
+    """As the Trainer, and DeepSpeed inside, take one name for another."""
+    return _inside(TRANSFORMERS.rename(at) if TRANSFORMERS.rename else at)
 
 
 def _cannot(asked: Values) -> Iterator[Problem]:
@@ -41,12 +45,12 @@ def _cannot(asked: Values) -> Iterator[Problem]:
 FORMAT = Format(
     name="llamafactory", file="llamafactory.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_fixed, problems=_cannot, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
-    absent=absent, refers=("deepspeed",), strict=("",),  # hparams/parser.py:142: parse_dict without allow_extra_keys
+    absent=absent, refers=("deepspeed",), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
     rename=_renamed, known=(KNOWN | INSIDE_KNOWN) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
-    weighed=INSIDE_WEIGHED, moves=inside_moves,
+    weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
     differs={
         "precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)",
-        "seq_len": "batches are padded to a multiple of 8 tokens (train/sft/workflow.py:62)",
+        "seq_len": "batches are padded to a multiple of 8 tokens (train/sft/workflow.py:65)",
     },
     beside=frozenset({
         "engine", "zero", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "mesh.tp", "allocator.expandable_segments", "offload.optimizer",

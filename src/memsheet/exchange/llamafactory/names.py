@@ -14,7 +14,9 @@ from memsheet.spec.trainers import truth
 TRANSFORMERS = find_format("transformers")
 LIGER = "enable_liger_kernel"
 FUSED = f"{LIGER} (RoPE, norms, SwiGLU)"
-"""What it switches on beside the loss (model/model_utils/liger_kernel.py:98-116)."""
+"""What it switches on beside the loss (model/model_utils/liger_kernel.py:98-110)."""
+MASKED = "neat_packing (a mask of each pair of tokens)"
+"""Kept from packed rows to every layer, but with flash_attention_2 (data/collator.py:535)."""
 PARALLEL = (
     "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
     "virtual_pipeline_model_parallel_size",
@@ -23,7 +25,7 @@ PARALLEL = (
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     **TRANSFORMERS.unmodelled,
     **dict.fromkeys((
-        "upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", FUSED, "shift_attn", "resize_vocab", "use_llama_pro",
+        "upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", FUSED, MASKED, "shift_attn", "resize_vocab", "use_llama_pro",
         "use_kt", "use_v1_kernels", "use_apollo", "use_badam", "galore_layerwise", "use_mca", "use_megatron_bridge", "use_hyper_parallel",
         "fp8", "fp8_enable_fsdp_float8_all_gather", "use_dft_loss", "use_asft_loss", "use_eaft_loss", "freeze_language_model", "sequence_parallel",
     ), (False,)),
@@ -35,16 +37,18 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 
 def absent(values: Values) -> dict[str, Any]:
-    """Nothing trains where it is not said (transformers' do_train is off); and what comes with a fused loss."""
+    """Nothing trains where it is not said (transformers' do_train is off); what comes with a fused loss, and with packed rows."""
     told = values.get("do_train", False)
     found: dict[str, Any] = {"do_train": truth(told)}
+    if truth(values.get("neat_packing")) and values.get("flash_attn") != "fa2":
+        found[MASKED] = True
     return {**found, FUSED: True} if truth(values.get(LIGER)) else found
 
 
 KNOWN = TRANSFORMERS.known | frozenset({
-    # transformers' arguments up to 5.8, which newer ones have not, and those of its Seq2SeqTrainingArguments
+    # transformers' arguments from 4.55 to 5.8, which newer ones have not, and those of its Seq2SeqTrainingArguments
     "logging_dir", "warmup_ratio", "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams",
-    "generation_config", "overwrite_output_dir", "save_safetensors", "include_tokens_per_second", "group_by_length", "evaluation_strategy", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params",
+    "generation_config", "overwrite_output_dir", "save_safetensors", "include_tokens_per_second", "group_by_length", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params",
     # data
     "template", "dataset", "eval_dataset", "dataset_dir", "media_dir", "train_on_prompt", "mask_history", "streaming", "buffer_size",
     "mix_strategy", "interleave_probs", "overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers", "max_samples",
@@ -73,7 +77,7 @@ KNOWN = TRANSFORMERS.known | frozenset({
     *(f"badam_{name}" for name in (
         "mode", "start_block", "switch_mode", "switch_interval", "update_ratio", "mask_mode", "verbose",
     )),
-    "asft_alpha", "eaft_alpha", "fp8_backend", "megatron_bridge_args", "hyper_parallel_args", *(f"pref_{name}" for name in (
+    "asft_alpha", "eaft_alpha", "fp8_backend", "hyper_parallel_args", *(f"pref_{name}" for name in (
         "beta", "ftx", "bco_weight", "loss",
     )),
     "dpo_label_smoothing", "kto_chosen_weight", "kto_rejected_weight", "simpo_gamma", *(f"ppo_{name}" for name in (

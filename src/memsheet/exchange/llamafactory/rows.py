@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.exchange.llamafactory.names import LIGER
-from memsheet.exchange.trainers import ALL_LINEAR, INSIDE_KEYS, dtypes, inside, plain_recompute, truth, with_master, words
-from memsheet.exchange.transformers import KEYS as TRAINER
-from memsheet.exchange.transformers import F
+from memsheet.exchange import find_format
+from memsheet.exchange.llamafactory.names import LIGER, TRANSFORMERS
 from memsheet.spec.exchange import Key, Values
+from memsheet.spec.trainers import ALL_LINEAR, dtypes, inside, inside_rows, plain_recompute, row_of, truth, with_master, words
 
 VERSION = "LLaMA-Factory 0.9.6.dev0"  # of its commit ff6d4d1
+DEEPSPEED = find_format("deepspeed")
+F = "fsdp_config"
 M, T, D = "hparams/model_args.py", "hparams/finetuning_args.py", "hparams/data_args.py"
 KERNELS = {"eager": "disabled", "sdpa": "sdpa", "flash": "fa2"}
 ADAPTED = ("lora", "oft")
@@ -32,9 +33,9 @@ def _width(values: Values) -> str:
 
 
 def _precision(_: Any, values: Values) -> Mapping[str, Any]:
-    """What trains is raised to fp32 and computed with under autocast, unless ``pure_bf16`` leaves it as it was loaded (model/adapter.py:371-380).
+    """What trains is raised to fp32 and computed with under autocast, unless ``pure_bf16`` leaves it as it was loaded (model/adapter.py:337-349).
 
-    The model is loaded in its checkpoint's dtype (model/loader.py:162), which is taken for bf16.
+    The model is loaded in its checkpoint's dtype (model/loader.py:154), which is taken for bf16.
     """
     own, sharded = _width(values), bool(values.get("fsdp"))
     if by_deepspeed(values):
@@ -42,7 +43,7 @@ def _precision(_: Any, values: Values) -> Mapping[str, Any]:
     reduced: dict[str, Any] = {"precision.reduce": own} if sharded and own != "fp32" else {"?precision.reduce": "fp32"}
     if adapted(values):
         return {"precision.compute": "bf16" if own == "fp32" else own, "precision.parameters": "bf16", **(reduced if sharded else {})}
-    if truth(values.get("pure_bf16")):
+    if truth(values.get("pure_bf16")) or truth(values.get("use_badam")):
         return {**dtypes("bf16"), **({"precision.compute": own} if own == "fp16" else {})}
     if own == "fp32":
         return {**{f"precision.{name}": "fp32" for name in ("parameters", "compute", "gradients", "moments")}, "?precision.reduce": "fp32"}
@@ -72,11 +73,11 @@ def _engine(value: Any, values: Values) -> Mapping[str, Any]:
         return {"engine": "deepspeed"} if inside(values) else {}
     if value in (False, None, "", []):
         return {"?engine": "transformers", "?zero": 0}
-    return dict(next(key for key in TRAINER if key.at == "fsdp").read(value, values))
+    return row_of(TRANSFORMERS, "fsdp").read(value, values)
 
 
 def _recompute(_: Any, values: Values) -> Mapping[str, Any]:
-    """Both switches: its own, which is on, and the Trainer's, which switches on again (model/model_utils/checkpointing.py:181)."""
+    """Both switches: its own, which is on, and the Trainer's, which switches on again (model/model_utils/checkpointing.py:184)."""
     on = not truth(values.get("disable_gradient_checkpointing")) or truth(values.get("gradient_checkpointing"))
     return {"recompute.mode": "full"} if on else {"?recompute.mode": "none"}
 
@@ -92,8 +93,8 @@ def _unlike(asked: Values) -> Any:
 
 
 def _length(value: Any, values: Values) -> Mapping[str, Any]:
-    """Padded to eight (train/sft/workflow.py:62). Packed rows are as long as was said: one less, and one more for padding
-    (hparams/data_args.py:186, data/processor/supervised.py:218).
+    """Padded to eight (train/sft/workflow.py:65). Packed rows are as long as was said: one less, and one more for padding
+    (hparams/data_args.py:189, data/processor/supervised.py:218).
     """
     packs = (
         truth(values.get("packing")) or truth(values.get("neat_packing")) or (values.get("packing") is None and values.get("stage") == "pt")
@@ -103,7 +104,7 @@ def _length(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _attention(value: Any, _: Values) -> Mapping[str, Any]:
-    """Left to transformers it is sdpa (model/model_utils/attention.py:62)."""
+    """Left to transformers it is sdpa (model/model_utils/attention.py:65)."""
     return {"attention": {"auto": "sdpa", "disabled": "eager", "fa2": "flash", "fa3": "flash"}.get(value, value)}
 
 
@@ -134,7 +135,7 @@ def _lora(make: Any) -> Any:
 
 
 def _quantized(value: Any, values: Values) -> Mapping[str, Any]:
-    """Formats of bitsandbytes, scales quantized again (model/model_utils/quantization.py:160-172). Other ways are told by their name."""
+    """Formats of bitsandbytes, scales quantized again (model/model_utils/quantization.py:177-192). Other ways are told by their name."""
     if values.get("quantization_method", "bnb") != "bnb" or value is None:
         return {}
     double = values.get("double_quantization", True)
@@ -156,13 +157,13 @@ def _optimizer_of(at: str, name: str, line: int) -> Key:
         ranked = {"optimizer.rank": values.get("galore_rank", 16)} if name == "galore" else {}
         return {"optimizer.name": name, "optimizer.implementation": None, **ranked}
 
-    return Key(at=at, out=lambda _: None, back=back, source=f"{T}:{line}; train/trainer_utils.py:200-560")
+    return Key(at=at, out=lambda _: None, back=back, source=f"{T}:{line}; train/trainer_utils.py:527")
 
 
 def _optim(value: Any, values: Values) -> Mapping[str, Any]:
     """Nothing where another key names the optimizer."""
     own = ("use_galore", "use_adam_mini", "use_muon")
-    return {} if any(truth(values.get(at)) for at in own) else next(key for key in TRAINER if key.at == "optim").read(value, values)
+    return {} if any(truth(values.get(at)) for at in own) else row_of(TRANSFORMERS, "optim").read(value, values)
 
 
 def _nothing(*_: Any) -> Mapping[str, Any]:
@@ -176,7 +177,7 @@ def _used(at: str, source: str, out: Any = lambda _: None) -> Key:
 
 def _trainer(at: str, **changes: Any) -> Key:
     """A row of transformers' own arguments."""
-    return replace(next(key for key in TRAINER if key.at == at), **changes)
+    return replace(row_of(TRANSFORMERS, at), **changes)
 
 
 KEYS = (
@@ -201,7 +202,7 @@ KEYS = (
     _optimizer_of("use_adam_mini", "adam_mini", 472),
     _optimizer_of("use_muon", "muon", 522),
     Key(
-        at=LIGER, out=lambda _: None, usual=False, source=f"{M}:137; model/model_utils/liger_kernel.py:103",
+        at=LIGER, out=lambda _: None, usual=False, source=f"{M}:137; model/model_utils/liger_kernel.py:97",
         back=lambda v, values: {"loss": "fused" if truth(v) and values.get("stage", "sft") in ("sft", "pt") else "plain"},
     ),
     Key(at="finetuning_type", out=lambda a: "lora" if a.get("adapter.rank") else "full", back=_method, usual="lora", source=f"{T}:464"),
@@ -216,5 +217,5 @@ KEYS = (
     Key(at="quantization_bit", out=_bits, back=_quantized, source=f"{M}:283"),
     _used("quantization_type", f"{M}:287", lambda a: a["quantization.weights"] if _bits(a) else None),
     _used("double_quantization", f"{M}:291", lambda a: bool(a.get("quantization.double_quant")) if _bits(a) else None),
-    *INSIDE_KEYS,
+    *inside_rows(DEEPSPEED),
 )  # fmt: skip

@@ -11,8 +11,8 @@ from typing import Any
 
 from memsheet.engines.torchtitan import layers_of_stages
 from memsheet.errors import Problem
-from memsheet.exchange.torchtitan.script import BASE, CLASS, FUNCTION, NONE, config_of
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.script import BASE, CLASS, CONFIG, flattened, read_module, returned
 
 COMMIT = "b5bcd76"  # every line below is of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, under torchtitan
 VERSION = f"torchtitan {COMMIT}"
@@ -50,6 +50,7 @@ MODELS = {"llama-3.1-8b": ("llama3_8b", "8B"), "llama-3.1-70b": ("llama3_70b", "
 """Models that torchtitan ships, the function's name and the flavor (models/llama3/__init__.py:359-365). That of 405B converts to fp8, on whatever
 card it is made (config_registry.py:305-320), so that its sizes are put into another."""
 YOURS = "base_config"
+FUNCTION, NONE = "function", "None"
 _AC = {"selective": "SelectiveAC", "full": "FullAC"}
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
 STEPS = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
@@ -189,7 +190,15 @@ def _compose(values: Values, asked: Values) -> str:
 
 
 def _parse(text: str) -> Mapping[str, Any]:
-    return config_of(text, "torchtitan", BASES)
+    """The configuration that the last function returns that no other one calls; nothing where there is none."""
+    if "torchtitan" not in text:
+        return {}
+    made = {name: found for name, found in returned(read_module(text, BASES)) if isinstance(found, dict) and found.get(CLASS) == CONFIG}
+    if not made:
+        return {}
+    name, found = list(made.items())[-1]
+    told = {FUNCTION: name if len(made) == 1 else f"{name} (the last of {len(made)})"}
+    return {**told, **{key: flattened(value) if value is not None else {CLASS: NONE} for key, value in found.items() if key != CLASS}}
 
 
 def _switch(at: str, key: str, line: int) -> Key:
@@ -252,7 +261,8 @@ FORMAT = Format(
     },
     unmodelled={
         f"{T}.disable_cuda_graphs": (True,), f"{T}.enable_cpu_offload": (False,), f"{T}.dtype": ("float32",), f"{T}.mixed_precision_reduce": ("float32",),
-        f"{MODEL}.converters": ([],), f"{MODEL}.tp_gemm_backend": ("default",), f"{P}.module_fqns_per_model_part": (), f"{P}.pipeline_parallel_layers_per_stage": (),
+        f"{MODEL}.converters": ([],), f"{MODEL}.tp_gemm_backend": ("default",), f"{MODEL}.num_mtp_layers": (),
+        f"{MODEL}.moe_comm_backend": (), f"{MODEL}.non_blocking_capacity_factor": (), f"{P}.module_fqns_per_model_part": (), f"{P}.pipeline_parallel_layers_per_stage": (),
         f"{P}.pipeline_parallel_first_stage_less_layers": (1,), f"{P}.pipeline_parallel_last_stage_less_layers": (1,),
         f"{P}.pipeline_parallel_schedule_csv": ("",), f"{P}.expert_parallel_degree": (1,), f"{P}.enable_fsdp_symm_mem": (False,),
         f"optimizer.{CLASS}": ("default_adamw",), "optimizer.param_groups": (), "compile.components": (["model", "loss"],), "override.imports": ([],),

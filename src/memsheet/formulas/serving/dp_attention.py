@@ -11,9 +11,9 @@ from dataclasses import replace
 from functools import reduce
 
 from memsheet.arith import Count, ceil_div, maximum
-from memsheet.engines.sglang import MOST_REQUESTS, group_graphs_mib
+from memsheet.engines.sglang import group_graphs_mib
 from memsheet.formulas.serving.loaded import loaded_tensors
-from memsheet.formulas.serving.profiled import block_bytes
+from memsheet.formulas.serving.profiled import SENT, block_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.params import tensors
@@ -40,21 +40,43 @@ def group_plan(plan: Plan) -> Plan:
     mesh = replace(plan.mesh, dp_replicate=plan.mesh.dp_replicate * groups, tp=plan.mesh.attention_tp, attn_dp=1)
     if plan.engine != "sglang" or plan.max_sequences is None or plan.max_batched_tokens is None:
         return replace(plan, mesh=mesh)
-    asked = plan.max_sequences if plan.max_sequences == MOST_REQUESTS else max(1, int(plan.max_sequences) // groups)
+    asked = max(1, int(plan.max_sequences) // groups)
     slots = None if plan.state_slots is None else max(1, plan.state_slots // groups)
-    return replace(plan, mesh=mesh, state_slots=slots, max_sequences=asked, max_batched_tokens=max(1, int(plan.max_batched_tokens) // groups))
+    return replace(
+        plan, mesh=mesh, state_slots=slots, max_sequences=asked, max_batched_tokens=max(1, int(plan.max_batched_tokens) // groups)
+    )
 
 
 def grouped_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
     """SGLang's parameters of a stage on a rank: attention and the embedding cut over a group's ranks, feed-forward layers over all, the output
     matrix over all unless each group has its own.
     """
-    if plan.mesh.attn_dp == 1:
+    if not parts_ways(plan):
         return loaded_tensors(part, plan)
-    inside, of_all = loaded_tensors(part, group_plan(plan)), loaded_tensors(part, plan)
-    shared = _shared(part, plan)
-    weights = (weight for _, weight, _ in tensors(part))
-    return tuple(whole if shared(weight) else own for weight, own, whole in zip(weights, inside, of_all, strict=True))
+    inside, of_all, uncut = (loaded_tensors(part, one) for one in (group_plan(plan), plan, alone_plan(plan)))
+    shared, whole = _shared(part, plan), _whole(part, plan)
+    rows = zip((weight for _, weight, _ in tensors(part)), inside, of_all, uncut, strict=True)
+    return tuple(one if weight.path in whole else together if shared(weight) else own for weight, own, together, one in rows)
+
+
+def parts_ways(plan: Plan) -> bool:
+    """Whether a layer's parts are cut over other ranks than one another."""
+    return bool(plan.mesh.attn_dp > 1) or plan.dispatch == SENT or plan.dp_dense
+
+
+def alone_plan(plan: Plan) -> Plan:
+    """The plan of a rank by itself, but for its share of the experts."""
+    return replace(plan, mesh=replace(plan.mesh, tp=1, attn_dp=1))
+
+
+def _whole(part: ModelSpec, plan: Plan) -> frozenset[str]:
+    """Paths of what every rank has whole: a shared expert beside tokens that are sent (v0.5.23 models/deepseek_v2.py:873, qwen2_moe.py:369), and
+    layers without experts where that is asked for (deepseek_v2.py:2667).
+    """
+    layers = [b.feed_forward for s in part.stacks for r in s.runs for b in r.pattern if b.feed_forward]
+    shared = (w.path for layer in layers if isinstance(layer, Moe) and layer.shared and plan.dispatch == SENT for w in layer.shared.weights)
+    dense = (w.path for layer in layers if not isinstance(layer, Moe) and plan.dp_dense for w in layer.weights)
+    return frozenset((*shared, *dense))
 
 
 def _shared(part: ModelSpec, plan: Plan) -> Callable[[Weight], bool]:
@@ -81,10 +103,11 @@ def gathers_all(plan: Plan) -> bool:
 )
 def grouped_layer_bytes(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
     """The widest of attention over a group's own tokens and of a feed-forward layer over those of all groups, with its buffers."""
-    group, sizes = group_plan(plan), list[Bytes]()
+    group, sizes, own = group_plan(plan), list[Bytes](), ceil_div(tokens, plan.mesh.attention_tp)
     for block in dict.fromkeys(block for stack in part.stacks for run in stack.runs for block in run.pattern):
         sizes += block_bytes(replace(block, feed_forward=None), group, tokens)
-        sizes += block_bytes(_forward(block), plan, tokens * plan.mesh.attn_dp)
+        by_itself = plan.dispatch == SENT if isinstance(block.feed_forward, Moe) else plan.dp_dense
+        sizes += block_bytes(_forward(block), *((alone_plan(plan), own) if by_itself else (plan, tokens * plan.mesh.attn_dp)))
     return reduce(_larger, sizes, Bytes.exact(0))
 
 

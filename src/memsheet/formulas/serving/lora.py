@@ -5,7 +5,7 @@ It is allocated with the model (v0.33.0 v1/worker/gpu_model_runner.py:5005), fil
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, total
-from memsheet.spec.dtypes import FP32, INT32, INT64, MXFP4
+from memsheet.spec.dtypes import INT32, INT64, MXFP4
 from memsheet.spec.model import ModelSpec, Moe, Role, Weight
 from memsheet.spec.plan import Mesh, Plan, ServedAdapters
 
@@ -29,7 +29,6 @@ LINEAR = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/base_linear.
 EXPERTS = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/fused_moe.py", 172)
 ENDS = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/logits_processor.py", 86)
 PLACES = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/punica_wrapper/punica_base.py", 133)
-BUFFER = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/punica_wrapper/punica_gpu.py", 251)
 LORA_PADDING = 256
 """What the vocabulary beside adapters was padded to while they could add words (v0.11.0 platforms/interface.py get_lora_vocab_padding_size)."""
 
@@ -205,28 +204,6 @@ def places_bytes(plan: Plan, served: ServedAdapters, tables: int) -> Count:
     sequences: Count = plan.max_sequences or 0
     counted = 2 * INT32.nbytes(2 * tokens + 3 * served.slots + 4)
     return INT64.nbytes(tables * tokens + 3 * sequences) + counted
-
-
-@formula(
-    cites=VLLM,
-    at="v0.33.0 lora/punica_wrapper/punica_gpu.py:251: fp32 of (pieces, tokens, rank) between both products, also in the profiling run",
-)
-def buffer_bytes(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Bytes:
-    """What stands beside a layer's output while its adapter runs: at the high end, for at the peak of a run it is gone."""
-    served, facts = plan.served_adapters, facts_of(release.since)
-    if served is None or facts is None:
-        return Bytes.exact(0)
-    parts = max((pair.parts for pair in pairs_of(part, plan, facts)), default=0)
-    copies = 2 if served.sharded else 1  # a rank's own share, and all of them gathered (column_parallel_linear.py:64)
-    return Bytes(0, 0, copies * FP32.nbytes(parts * tokens * served.rank))
-
-
-def buffer_item(part: ModelSpec, plan: Plan, release: Release, tokens: Mapping[Instant, Count]) -> list[Item]:
-    """That buffer at each instant, where there are adapters."""
-    if plan.served_adapters is None:
-        return []
-    at = {when: buffer_bytes(part, plan, release, count) for when, count in tokens.items()}
-    return [Item(Component.TEMPORARIES, "lora_buffer", at, BUFFER)]
 
 
 TWICE = FromCode("vllm-project/vllm", "v0.33.0", "vllm/v1/worker/gpu/lora_utils.py", 35)

@@ -5,11 +5,11 @@ It is made after the weights and before the cache is sized (v0.5.23 model_execut
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from memsheet.arith import Count, ceil_div, round_up
+from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.engines.served_lora import SGLANG_JOINED, SGLANG_PARTS
 from memsheet.formulas.runtime import ALLOCATOR, loading_slack
 from memsheet.formulas.states.held import module_of
@@ -23,6 +23,7 @@ from memsheet.spec.model import ModelSpec, Moe, Role, Weight
 from memsheet.spec.plan import Mesh, Plan, ServedAdapters
 
 POOL = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/lora/mem_pool.py", 600)
+BRANCH = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/kernels/ops/lora/moe/fused_moe_lora_kernel.py", 477)
 GRAPHS = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/lora/backend/base_backend.py", 285)
 BLOCK = 64
 """Tokens of a block of routed ones (v0.5.23 lora/backend/base_backend.py:312)."""
@@ -143,6 +144,32 @@ def routed_places_bytes(part: ModelSpec, served: ServedAdapters, captured: Count
     routed = captured * moe.experts_per_token
     padded = round_up(routed + moe.experts * (BLOCK - 1), BLOCK)
     return INT32.nbytes(served.slots * (padded + padded // BLOCK + 3 + moe.experts + 1 + routed) + captured)
+
+
+def lora_branch_items(part: ModelSpec, plan: Plan, tokens: Mapping[Instant, Count]) -> list[Item]:
+    """What adapters' products take beside a layer while so many tokens pass: those of routed experts beside its widest moment, others at most."""
+    served = plan.served_adapters
+    if served is None:
+        return []
+    parts = max((SGLANG_PARTS[name] for name in targets_of(served) if name in SGLANG_PARTS), default=1)
+    at = {}
+    for when, count in tokens.items():
+        routed, dense = routed_bytes(part, plan, served, count), plan.precision.compute.nbytes(parts * count * served.rank)
+        at[when] = Bytes(0, routed, maximum(routed, dense))
+    return [Item(Component.TEMPORARIES, "lora_buffer", at, BRANCH)]
+
+
+@formula(
+    cites=SGLANG,
+    at="v0.5.23 kernels/ops/lora/moe/fused_moe_lora_kernel.py:477: (pieces, tokens, experts a token, rank), and the result by its side",
+)
+def routed_bytes(part: ModelSpec, plan: Plan, served: ServedAdapters, tokens: Count) -> Count:
+    """Bytes beside the widest layer of routed experts; none where they are no targets."""
+    moe = next((b.feed_forward for stack in part.stacks for b, _ in blocks(stack) if isinstance(b.feed_forward, Moe)), None)
+    if moe is None or not targets_of(served).issuperset((GATES, DOWN)):
+        return 0
+    widest = maximum(2 * ceil_div(moe.intermediate, plan.mesh.etp), part.hidden)
+    return plan.precision.compute.nbytes(tokens * moe.experts_per_token * (2 * served.rank + widest))
 
 
 @formula(cites=SGLANG, at="v0.5.23 lora/lora_manager.py:919 load_lora_weights: every adapter that is loaded stays in host memory")

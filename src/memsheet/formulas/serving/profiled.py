@@ -11,7 +11,7 @@ from memsheet.formulas.serving.pictures import kept_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes, sampler_bytes
 from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.frozen import dataclass
-from memsheet.references import VLLM, formula
+from memsheet.references import DEEPEP, VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.spec.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import Mesh, Plan
@@ -103,12 +103,13 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
     """Each part of a layer with the residual and its own input; compiled code may free the input early (low) or keep one more (high)."""
     dtype, hidden = plan.precision.compute, block.hidden
     above = [dtype.nbytes(tokens * width) for mixer in block.mixers for width in _mixer_widths(mixer, plan)]
-    above += [unpacked_bytes(mixer, plan) for mixer in block.mixers if isinstance(mixer, LatentAttention)]
+    above += [unpacked_bytes(mixer, plan) for mixer in block.mixers if isinstance(mixer, LatentAttention) and plan.engine != "sglang"]
     if block.feed_forward:
         routed = isinstance(block.feed_forward, Moe)
-        every = tokens * sharing(plan) if routed else tokens
+        every = tokens * gathered_groups(plan) if routed else tokens
         at_once = minimum(every, CHUNK_TOKENS) if routed else tokens
         gathered = dtype.nbytes((2 * every - at_once) * hidden) if every is not tokens else 0
+        gathered = received_bytes(block, plan, tokens) if routed and plan.dispatch == SENT else gathered
         above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)) + gathered)
     row = dtype.nbytes(tokens * hidden)
     return [Bytes(size + row, size + 2 * row, size + 3 * row) for size in above]
@@ -121,6 +122,25 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
 def sharing(plan: Plan) -> Count:
     """Groups of tensor-parallel ranks whose tokens go to the same experts: one, unless experts are cut or dealt over several (dp_attention)."""
     return maximum(1, maximum(plan.mesh.ep, plan.mesh.etp) // maximum(1, plan.mesh.tp))
+
+
+SENT = "deepep"
+"""The way on which a token goes to the ranks of its experts alone, and not to all."""
+
+
+@formula(cites=DEEPEP, at="deep_ep/buffers/legacy.py dispatch: a token goes to the ranks of its experts alone")
+def gathered_groups(plan: Plan) -> Count:
+    """Groups whose tokens come together on every rank: all that share experts, unless tokens are sent."""
+    return 1 if plan.dispatch == SENT else sharing(plan)
+
+
+@formula(cites=DEEPEP, at="deep_ep/buffers/legacy.py dispatch: a rank receives a token once, whichever of its experts it goes to")
+def received_bytes(block: Block, plan: Plan, tokens: Count) -> Count:
+    """Bytes of the tokens that a rank receives of an even routing, where every rank has ``tokens`` of its own."""
+    layer = block.feed_forward
+    if not isinstance(layer, Moe):
+        return 0
+    return plan.precision.compute.nbytes(minimum(layer.experts_per_token, plan.mesh.ep) * tokens * block.hidden)
 
 
 @formula(cites=VLLM, at="v0.11.0 models/llama.py:211: queries, keys and values joined, then rotated, then the output of all heads")

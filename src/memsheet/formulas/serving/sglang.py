@@ -12,20 +12,23 @@ from memsheet.errors import refuse
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import check_shared, held, lengths_of
+from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import (
     group_plan,
     grouped_graphs,
     grouped_layer_bytes,
     grouped_logits_bytes,
     grouped_tensors,
+    parts_ways,
 )
 from memsheet.formulas.serving.drafts import draft_of, named, verified, with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import bytes_per_token, caching_layers, kv_elements_per_token
 from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items
-from memsheet.formulas.serving.lora_pool import lora_pool_facts, lora_pool_host_bytes, lora_pool_items
+from memsheet.formulas.serving.lora_pool import lora_branch_items, lora_pool_facts, lora_pool_host_bytes, lora_pool_items
 from memsheet.formulas.serving.profiled import layer_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.sglang_prefix import prefixed_layer
 from memsheet.formulas.serving.sglang_speculative import (
     ahead_tokens,
     counted_layers,
@@ -132,20 +135,21 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     loaded = loaded_items(part, group, grouped_tensors(part, plan), EVERY, SGLANG_WAYS)
     largest = minimum(graph_sequences(release, cluster.device if cluster else None, int(plan.mesh.tp)), group.max_sequences)
     working = {
-        Instant.PREFILL: _working(part, plan, group.max_batched_tokens, largest),
+        Instant.PREFILL: _larger(_working(part, plan, group.max_batched_tokens, largest), prefixed_layer(part, group, release)),
         Instant.DECODE: _working(part, plan, largest * verified(plan), largest * verified(plan)),
     }
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: size.value for when, size in working.items()}})
     weights = total(item.at[Instant.LOAD] for item in loaded)
     adapters = lora_pool_items(part, plan, largest, EVERY)
+    branches = lora_branch_items(part, plan, {Instant.PREFILL: group.max_batched_tokens, Instant.DECODE: largest})
     free = _free(cluster, outside) if cluster else NOTHING
     drafts = draft_worker_items(part, plan, largest)
     first = loaded_first(plan, drafts)
     room = _room(plan, free, weights + first + total(item.at[Instant.LOAD] for item in adapters)) if cluster else None
     states = states_of(slot_bytes(part, group, release), room, keeping_of(part, group, release))
-    graphs = (*graph_items(plan, largest), *grouped_graphs(plan, largest))
+    graphs = (*graph_items(plan, largest), *grouped_graphs(plan, largest), *deepep_items(part, plan))
     return Stage(
-        items=(*loaded, *adapters, *drafts, Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN), *graphs, *outside),
+        items=(*loaded, *adapters, *branches, *drafts, Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN), *graphs, *outside),
         cell=_counting(part, group, release), weights=weights, free=free, states=states, room=_left(room, states),
         draft=_draft_cell(part, group, release), largest=largest,
     )  # fmt: skip
@@ -176,7 +180,7 @@ def _left(room: Bytes | None, states: States) -> Bytes | None:
 
 def _working(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> Bytes:
     """The widest layer over a chunk, or the logits of a batch: nothing is sorted, and only the last position of a prompt has logits."""
-    if plan.mesh.attn_dp > 1:
+    if parts_ways(plan):
         return _larger(grouped_layer_bytes(part, plan, tokens), grouped_logits_bytes(part, plan, sequences))
     layer = _larger(layer_bytes(part, plan, tokens), drafted_layer(part, plan, tokens))
     if part.head.kind == "none":

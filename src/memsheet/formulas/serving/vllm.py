@@ -10,12 +10,14 @@ from memsheet.engines.vllm import Release, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import Pool, capacity, check_shared, shared_blocks, start_up
+from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.loaded import VLLM_WAYS, loaded_items, loaded_tensors
-from memsheet.formulas.serving.lora import buffer_item, lora_facts, lora_host_bytes, lora_items, recorded_twice
+from memsheet.formulas.serving.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
+from memsheet.formulas.serving.lora_buffers import buffer_item
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.formulas.serving.profiled import Peak, profiled, unpacked_tokens
 from memsheet.formulas.serving.sampling import sampler_state_bytes
@@ -86,11 +88,11 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     peaks = dict(drafted_peaks(part, plan, release, peaks))
     working = (*states, *_working(peaks))
     outside = outside_tensors(plan, cluster, {Instant.LOAD: 0, **{when: peak.total.value for when, peak in peaks.items()}})
-    largest = minimum(verified_rows(plan), LARGEST_GRAPH)
+    largest = minimum(verified_rows(plan, release), LARGEST_GRAPH)
     graphs = recorded_twice(graph_items(plan, largest), plan, release)
     most = {Instant.PREFILL: plan.max_batched_tokens, Instant.DECODE: minimum(plan.max_batched_tokens, plan.max_sequences)}
-    working = (*working, *buffer_item(part, plan, release, most))
-    tensors = [*loaded, *working, *graphs, *draft_graphs(part, plan, largest), *outside, attention_item(part, plan)]
+    working = (*working, *buffer_item(part, plan, release, {when: (most[when], peak) for when, peak in peaks.items()}, cluster))
+    tensors = [*loaded, *working, *deepep_items(part, plan), *graphs, *draft_graphs(part, plan, largest), *outside, attention_item(part, plan)]
     weights = total(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
     workspace = total(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(

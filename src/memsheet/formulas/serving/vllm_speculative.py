@@ -18,7 +18,7 @@ from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 from memsheet.spec.dtypes import FP32, INT32, INT64, DType
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan, SpeculativeMethod
-from memsheet.spec.speculative import CHUNK_BYTES, COUNTING_RUNNER, EMBEDS_SINCE
+from memsheet.spec.speculative import CHUNK_BYTES, COUNTING_RUNNER, EMBEDS_SINCE, GRAPHS_OF_TOKENS_SINCE
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)
@@ -124,9 +124,10 @@ def chunk_rows(width: int) -> int:
 
 
 @formula(cites=VLLM, at="v0.33.0 config/vllm.py:2466: twice the tokens that sequences verify in a step, up to the limit of a graph")
-def verified_rows(plan: Plan) -> Count:
-    """Tokens of the largest CUDA graph, as far as its own limit allows."""
-    return 2 * (plan.max_sequences or 1) * verified(plan)
+def verified_rows(plan: Plan, release: Release) -> Count:
+    """Tokens of the largest CUDA graph, as far as its own limit allows; sequences in older releases."""
+    rows = 2 * (plan.max_sequences or 1)
+    return rows * verified(plan) if release.since >= GRAPHS_OF_TOKENS_SINCE else rows
 
 
 def draft_graphs(part: ModelSpec, plan: Plan, largest: Count) -> list[Item]:

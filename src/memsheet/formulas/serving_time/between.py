@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from memsheet.formulas.serving.profiled import sharing
+from memsheet.formulas.serving.profiled import SENT, sharing
 from memsheet.formulas.serving_time.operators import Shop
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
@@ -64,19 +64,32 @@ def exchanged_s(spec: ModelSpec, shop: Shop) -> float:
         total += (2 * _layers(spec) + 1) * all_reduce_s(shop, payload, tp)
         total += float(collective_s("all_gather", work.sequences * size * spec.head.width, tp, 1, shop.speeds.rates))
     if groups > 1:
-        total += _gathering(spec, shop) * gathered_s(shop, payload, groups)
+        sends = shop.plan.dispatch == SENT
+        total += _sent_s(spec, shop, payload) if sends else _gathering(spec, shop) * gathered_s(shop, payload, groups)
     if pp > 1:
         near = tp * groups
         total += pp * float(send_s(payload, near, shop.speeds.rates))
     return total
 
 
-@formula(cites=VLLM, at="v0.33.0 distributed/device_communicators/all2all.py:116, 151: all-gather of the tokens, reduce-scatter of the sums")
+@formula(
+    cites=VLLM, at="v0.33.0 distributed/device_communicators/all2all.py:116, 151: all-gather of the tokens, reduce-scatter of the sums"
+)
 def gathered_s(shop: Shop, payload: float, groups: int) -> float:
     """Seconds in which every group is given the tokens of all, ``payload`` bytes each, and takes its own sums back."""
     rates, tp = shop.speeds.rates, int(shop.plan.mesh.tp)
     found = (float(collective_s(name, payload * groups, groups, tp, rates)) for name in ("all_gather", "reduce_scatter"))
     return sum(seconds if captured(shop) else max(seconds, shop.speeds.started_s) for seconds in found)
+
+
+def _sent_s(spec: ModelSpec, shop: Shop, payload: float) -> float:
+    """Seconds in which tokens go to the ranks of their experts and back."""
+    ep, tp, total = int(shop.plan.mesh.ep), int(shop.plan.mesh.tp), 0.0
+    for block, count in ((block, run.count) for stack in spec.stacks for run in stack.runs for block in run.pattern):
+        if isinstance(block.feed_forward, Moe):
+            copies = min(block.feed_forward.experts_per_token, ep)
+            total += 2 * count * float(collective_s("all_to_all", payload * copies / tp, ep, 1, shop.speeds.rates))
+    return total
 
 
 def _gathering(spec: ModelSpec, shop: Shop) -> int:

@@ -1,4 +1,4 @@
-"""A function that returns torchtitan's configuration, read from its text: nothing of a file is imported or run.
+"""Configurations that are Python, read from their text: nothing of a file is imported or run.
 
 What is read are plain values: literals, sums of whole numbers, names and arguments that were given such, calls of functions of the same file, and
 the constructors of configurations. Anything else is ``UNSET``: the engine gets something that the text does not say.
@@ -7,7 +7,7 @@ the constructors of configurations. Anything else is ``UNSET``: the engine gets 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -15,8 +15,8 @@ from memsheet.frozen import dataclass
 from memsheet.spec.exchange import UNSET
 
 Tree = dict[str, Any]
-CLASS, BASE, FUNCTION = "class", "base", "function"  # no argument can be called class
-NONE = "None"
+CLASS, BASE, LINE, WHOLE, SCOPE = "class", "base", "lambda", "import", "def"  # no argument can be called by a word of the language
+CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
 DEEPEST, MOST_STEPS, LARGEST = 24, 4000, 2**62
@@ -29,6 +29,7 @@ _SUMS: Mapping[type, Callable[[int, int], int]] = {
 class Module:
     """A file's functions, its own plain values, and what it imports from elsewhere."""
 
+    tree: ast.Module
     functions: Mapping[str, ast.FunctionDef]
     names: dict[str, Any]
     imported: dict[str, str]
@@ -40,32 +41,40 @@ class TooMuchError(ValueError):
     """A text that asks for more than a configuration does."""
 
 
-def config_of(text: str, mark: str, bases: Mapping[str, Tree]) -> Tree:
-    """The configuration that the last function of a file returns that no other one calls; nothing where there is none.
+def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
+    """A file's own values and functions. ``bases``: what imported functions return, by their whole names.
 
-    ``bases``: what imported functions return, by their whole names. Raises ValueError for text that is no Python.
+    Raises ValueError for text that is no Python.
     """
-    if mark not in text:
-        return {}
     try:
         parsed = ast.parse(text)
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         raise ValueError(f"is no Python: {type(error).__name__}") from None
-    module = Module(
-        functions={held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}, names={}, imported={}, bases=bases
-    )
+    functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
+    module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases)
     _statements(module, parsed.body, module.names)
+    return module
+
+
+def returned(module: Module) -> Iterator[tuple[str, Any]]:
+    """What each function that no other one calls returns, in the order of the file."""
     called = {name for held in module.functions.values() for name in _called(held)}
-    made = {name: found for name in module.functions if name not in called and isinstance(found := _result(module, name, 0), dict)}
-    whole = {name: found for name, found in made.items() if found.get(CLASS) == "Trainer.Config"}
-    if not whole:
-        return {}
-    name, found = list(whole.items())[-1]
-    told = {FUNCTION: name if len(whole) == 1 else f"{name} (the last of {len(whole)})"}
-    return {**told, **{key: _flattened(value) if value is not None else {CLASS: NONE} for key, value in found.items() if key != CLASS}}
+    yield from ((name, _result(module, name, 0)) for name in module.functions if name not in called)
 
 
-def _flattened(value: Any) -> Any:
+def calls(module: Module, names: Iterable[str]) -> Iterator[Tree]:
+    """Every call of some names, wherever it stands: its arguments, and under words that no argument has its name, its whole name, its line and the
+    line of the function around it (0 outside of any). Of the names around it only the file's own are known.
+    """
+    wanted = frozenset(names)
+    inside = {id(node): held.lineno for held in ast.walk(module.tree) if isinstance(held, ast.FunctionDef) for node in ast.walk(held)}
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Call) and (path := _path(node.func)) and path[-1] in wanted:
+            told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: inside.get(id(node), 0)}
+            yield {**_given(module, node, module.names, 0), **told}
+
+
+def flattened(value: Any) -> Any:
     """A constructor's arguments with its class beside them; deeper ones are their class alone."""
     return {key: _word(held) for key, held in value.items()} if isinstance(value, dict) else _word(value)
 
@@ -157,11 +166,20 @@ def _value(module: Module, node: ast.expr | None, given: Mapping[str, Any], dept
             return _sum(op, _value(module, left, given, depth + 1), _value(module, right, given, depth + 1))
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [_value(module, one, given, depth + 1) for one in held]
+        case ast.Dict(keys=keys, values=held):
+            return _dictionary(module, keys, held, given, depth + 1)
         case ast.Name() | ast.Attribute():
             return _looked_up(_path(node), given)
         case ast.Call(func=function):
             return _call(module, node, ".".join(_path(function)), given, depth + 1)
     return UNSET
+
+
+def _dictionary(module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int) -> Any:
+    words = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+    if not all(isinstance(word, str) for word in words):
+        return UNSET
+    return {word: _value(module, one, given, depth) for word, one in zip(words, held, strict=True)}
 
 
 def _sum(op: ast.operator, left: Any, right: Any) -> Any:
@@ -173,6 +191,8 @@ def _sum(op: ast.operator, left: Any, right: Any) -> Any:
 
 def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
     held: Any = given
+    if len(path) == 2 and path[0] == "torch" and "torch" not in given:  # a dtype's name
+        return ".".join(path)
     for name in path:
         if not isinstance(held, Mapping) or name not in held:
             return UNSET
@@ -186,20 +206,32 @@ def _call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], d
         return _copied(_result(module, name, depth))
     whole = module.imported.get(name, "")
     if whole in module.bases:
-        return _copied({CLASS: "Trainer.Config", BASE: whole, **module.bases[whole]})
+        return _copied({CLASS: CONFIG, BASE: whole, **module.bases[whole]})
     if whole and not node.args and not node.keywords:
-        return {CLASS: "Trainer.Config", BASE: whole}
+        return {CLASS: CONFIG, BASE: whole}
     if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES):
         return UNSET
-    places = PLACES.get(name, ())
-    made: Tree = {
-        places[number] if number < len(places) else str(number): _value(module, held, given, depth)
-        for number, held in enumerate(node.args) if not isinstance(held, ast.Starred)
-    }  # fmt: skip
-    made |= {held.arg: _value(module, held.value, given, depth) for held in node.keywords if held.arg}
-    if any(held.arg is None for held in node.keywords) or any(isinstance(held, ast.Starred) for held in node.args):
-        made["**"] = UNSET
-    return {CLASS: name, **made}
+    return {**_given(module, node, given, depth), CLASS: name}
+
+
+def _given(module: Module, node: ast.Call, given: Mapping[str, Any], depth: int) -> Tree:
+    """Arguments of a call by name; those without one by their place, and what is not known to be given as ``**``."""
+    places = PLACES.get(".".join(_path(node.func)), ())
+    made: Tree = {}
+    for number, held in enumerate(node.args):
+        if isinstance(held, ast.Starred):
+            made["**"] = UNSET
+        else:
+            made[places[number] if number < len(places) else str(number)] = _value(module, held, given, depth)
+    for keyword in node.keywords:
+        value = _value(module, keyword.value, given, depth)
+        if keyword.arg is not None:
+            made[keyword.arg] = value
+        elif isinstance(value, dict) and CLASS not in value:
+            made |= value
+        else:
+            made["**"] = UNSET
+    return made
 
 
 def _copied(value: Any) -> Any:

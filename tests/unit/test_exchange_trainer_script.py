@@ -1,0 +1,153 @@
+"""A training script's ``TrainingArguments``, read from its text, and mistakes of its order."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.cli.check import checking
+from memsheet.errors import InputError
+from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange.lint.scripts import SCRIPTS
+from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.report.checked import Checked
+from memsheet.spec.exchange import UNSET, Read
+
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}
+ARGS = 'args = TrainingArguments("out", per_device_train_batch_size=2, gradient_accumulation_steps=4 * 2, bf16=True, optim="adamw_torch")\n'
+
+
+def reading(text: str) -> Read:
+    return read_text("train.py", text, PARSERS)
+
+
+def checked(folder: Path, text: str) -> Checked:
+    (folder / "train.py").write_text(text)
+    return checking((str(folder / "train.py"),), "llama-3.2-1b", WHERE, {"seq_len": 512})
+
+
+def test_arguments_of_a_script() -> None:
+    found = reading(f"BATCH = 2\n\ndef main():\n    {ARGS.replace('=2,', '=BATCH,')}    Trainer(model, args).train()\n\nmain()\n")
+    assert (found.form.name, found.unknown, found.unmodelled) == ("transformers", (), ())
+    wanted = {"microbatch": 2, "@accumulation": 8, "precision.compute": "bf16", "optimizer.implementation": "foreach"}
+    assert {key: found.request.get(key) for key in wanted} == wanted
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("model.gradient_checkpointing_enable()", "recompute.mode", "full"), ("config = LoraConfig(r=16, lora_alpha=32)", "adapter.rank", 16),
+        ("config = LoraConfig(target_modules=['q_proj', 'v_proj'])", "adapter.targets", ["q_proj", "v_proj"]), ("config = LoraConfig()", "adapter.rank", 8),
+        ("q = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')", "quantization.weights", "nf4"),
+        ("q = BitsAndBytesConfig(load_in_8bit=True)", "quantization.weights", "int8"),
+        ("m = AutoModelForCausalLM.from_pretrained(x, attn_implementation='flash_attention_2')", "attention", "flash"),
+        ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=torch.bfloat16)", "precision.moments", "bf16"),
+    ],
+)  # fmt: skip
+def test_what_a_script_says_beside_its_arguments(line: str, key: str, value: Any) -> None:
+    found = reading(f"import torch\n{line}\n{ARGS}")
+    assert found.request[key] == value
+    assert (found.unknown, found.unmodelled) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("line", "at"),
+    [
+        ("config = LoraConfig(r=8, use_dora=True)", "script.LoraConfig"), ("config = LoraConfig(target_modules='all-linear')", "script.LoraConfig"),
+        ("q = BitsAndBytesConfig(load_in_4bit=flag)", "script.BitsAndBytesConfig"), ("apply_liger_kernel_to_llama()", "script.apply_liger_kernel_to_llama"),
+        ("config = LoraConfig(r=rank)", "script.lora_rank"),
+    ],
+)  # fmt: skip
+def test_what_is_not_accounted_is_told(line: str, at: str) -> None:
+    assert at in dict(reading(f"{line}\n{ARGS}").unmodelled)
+
+
+def test_a_value_that_is_not_in_the_text_is_not_sure() -> None:
+    found = reading(ARGS.replace("bf16=True", "bf16=is_supported()").replace("optim=", "**more, optim="))
+    assert dict(found.unmodelled) == {"bf16": UNSET, "**": UNSET}
+
+
+def test_the_last_arguments_are_taken() -> None:
+    found = reading(ARGS + ARGS.replace("=2,", "=3,"))
+    assert found.request["microbatch"] == 3
+    assert "the last of 2" in str(found.values["script.reads"])
+
+
+def test_what_is_written_reads_back() -> None:
+    asked = {
+        "task": "train", "engine": "fsdp2", "zero": 3, "microbatch": 4, "optimizer.name": "adamw", "optimizer.implementation": "fused", "precision.compute": "bf16",
+        "precision.parameters": "fp32", "precision.gradients": "fp32", "precision.reduce": "bf16", "precision.moments": "fp32", "recompute.mode": "full",
+        "attention": "sdpa", "@gpus": 8, "@nodes": 1, "@per_node": 8, "@accumulation": 2, "@model": "m", "seq_len": 512,
+    }  # fmt: skip
+    files = write(find_format("transformers"), asked)
+    plain, script = (read_text(name, files[name], PARSERS) for name in ("training_args.yaml", "training_args.py"))
+    assert plain.request == script.request
+    assert script.unmodelled == ()
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "ran"
+    assert reading(f"open({str(mark)!r}, 'w')\n{ARGS}").request["microbatch"] == 2
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["TrainingArguments = 3\n", "TrainingArguments(" * 900, "TrainingArguments(\x00", "# TrainingArguments\nx: [\n"]
+)
+def test_a_text_without_arguments_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        reading(text)
+
+
+ORDER = {
+    "late-recompute": (
+        f"def main():\n    model = torch.compile(model)\n    model.gradient_checkpointing_enable()\n    {ARGS}",
+        f"def main():\n    model.gradient_checkpointing_enable()\n    model = torch.compile(model)\n    {ARGS}",
+    ),
+    "optimizer-before-sharding": (
+        f"def main():\n    step = torch.optim.AdamW(model.parameters())\n    fully_shard(model)\n    {ARGS}",
+        f"def main():\n    fully_shard(model)\n    step = torch.optim.AdamW(model.parameters())\n    {ARGS}",
+    ),
+    "recomputes-twice": (
+        ARGS.replace("bf16=", "fsdp=True, gradient_checkpointing=True, fsdp_config={'activation_checkpointing': True}, bf16="),
+        ARGS.replace("bf16=", "fsdp=True, fsdp_config={'activation_checkpointing': True}, bf16="),
+    ),
+}  # fmt: skip
+
+
+def test_every_rule_has_a_case() -> None:
+    assert set(ORDER) == {rule.id for rule in SCRIPTS}
+
+
+@pytest.mark.parametrize("rule", ORDER)
+def test_a_rule_finds_its_mistake_and_no_other(rule: str, tmp_path: Path) -> None:
+    wrong, right = ORDER[rule]
+    assert rule in {held.id for held, _ in checked(tmp_path, wrong).mistakes}
+    assert rule not in {held.id for held, _ in checked(tmp_path, right).mistakes}
+
+
+def test_other_functions_and_other_modules_are_no_order(tmp_path: Path) -> None:
+    text = f"import re\nWORD = re.compile('a')\n\ndef made(model):\n    return torch.optim.AdamW(model.parameters())\n\ndef main():\n    fully_shard(model)\n    re.compile('b')\n    model.gradient_checkpointing_enable()\n    {ARGS}"
+    found = {held.id: one for held, one in checked(tmp_path, text).mistakes}
+    assert "optimizer-before-sharding" not in found
+    assert "fully_shard" in found["late-recompute"].says
+    assert "late-recompute" not in {held.id for held, _ in checked(tmp_path, text.replace("    fully_shard(model)\n", "")).mistakes}
+
+
+def test_recompute_twice_stops(tmp_path: Path) -> None:
+    assert checked(tmp_path, ORDER["recomputes-twice"][0]).stops
+
+
+def test_the_defaults_of_supervised_fine_tuning_are_its_own() -> None:
+    found = reading('args = SFTConfig("out", per_device_train_batch_size=2, packing=True, loss_type="nll", dataset_text_field="text")\n')
+    wanted = {"microbatch": 2, "recompute.mode": "full", "precision.compute": "bf16", "seq_len": 1024}
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert (found.unknown, found.unmodelled) == ((), ())
+    assert reading('args = SFTConfig("out", max_length=4096, fp16=True)\n').request["seq_len"] == 4096
+    assert "script.loss_type" in dict(reading('args = SFTConfig("out")\n').unmodelled), "logits that are made in pieces are not in the sheet"
+
+
+def test_a_job_with_a_second_model_is_not_read() -> None:
+    with pytest.raises(InputError):
+        reading('args = DPOConfig("out", per_device_train_batch_size=2)\n')
