@@ -13,7 +13,7 @@ from memsheet.formulas.serving.deepep import far_bytes, fast_bytes, near_bytes
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.report.serve_words import cut
-from memsheet.sheet import Component
+from memsheet.sheet import Bytes, Component, Instant
 
 LAYERS, HIDDEN, VOCAB, HEADS, LATENT = 61, 7168, 129_280, 128, 512
 """Of DeepSeek-V3 (its config.json): one latent of 512 and a rotary key of 64 a token, heads of 128 + 64 and 128."""
@@ -153,6 +153,25 @@ def test_a_model_without_experts_is_a_server_on_each_of_vllms_ranks() -> None:
 def test_what_there_is_not_is_refused_by_name(engine: str, options: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
         served(engine, **options)
+
+
+# ---- what a prompt's earlier tokens take -------------------------------------------------------------------------------------
+
+
+def prefilling(answer: memsheet.Answer) -> Bytes:
+    return next(item.at[Instant.PREFILL] for item in answer.sheets[0].items if item.path == "widest_layer")
+
+
+@pytest.mark.parametrize(("groups", "heads"), [(1, 16), (8, 128)])
+def test_earlier_tokens_are_unpacked_for_all_of_a_ranks_heads(groups: int, heads: int) -> None:
+    """v0.5.23 forward_mha.py:540: keys without position and values of 128 each in one, and keys of 192 beside; 128k tokens of a batch at most."""
+    short, long = served(attn_dp=groups), served(attn_dp=groups, max_model_len=163_840)
+    token = heads * (128 + 128 + 192) * 2
+    beside = 8192 // groups * (3 * HIDDEN + 3 * heads * 192) * 2 + 2**28
+    for size in (prefilling(short).high, prefilling(long).value):
+        assert 131_072 * token <= size <= 131_072 * token + beside
+    assert prefilling(short).value >= (8192 - 8192 // groups) * token
+    assert prefilling(served(attn_dp=groups, engine_version="0.5.12")).high >= 131_072 * token
 
 
 # ---- commands ----------------------------------------------------------------------------------------------------------------

@@ -239,3 +239,47 @@ def test_torchtitan_that_keeps_gathered_parameters(tmp_path: Path) -> None:
     found = {rule.id: one for rule, one in checked(tmp_path / "a", files, {"model": "llama-3-70b"}).mistakes}
     assert "always" in found["no-reshard"].cure
     assert "no-reshard" not in rules(checked(tmp_path / "b", titan(parallelism__tensor_parallel_degree=1), {"model": "llama-3-70b"}))
+
+
+@pytest.mark.parametrize(("synchronised", "loads"), [(False, None), (True, None), (False, False), ("false", None)])
+def test_the_launcher_itself_refuses_weights_that_are_not_sent_on(synchronised: Any, loads: Any, tmp_path: Path) -> None:
+    launch = pytest.importorskip("accelerate.commands.launch")
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    flags_of = launch.launch_command_parser().parse_args(
+        ["--use_fsdp", "--num_processes", "2", "--mixed_precision", "bf16", "--num_machines", "1", "x.py"]
+    )
+    told = {"fsdp_sync_module_states": synchronised, **({"fsdp_cpu_ram_efficient_loading": loads} if loads is not None else {})}
+    for name, value in {**told, "dynamo_backend": "no"}.items():
+        setattr(flags_of, name, value)
+    if checked(tmp_path / "a", fsdp(**told), {}).stops:
+        with pytest.raises(ValueError, match="fsdp_sync_module_states"):
+            prepare_multi_gpu_env(flags_of)
+    else:
+        prepare_multi_gpu_env(flags_of)
+
+
+DEFAULTS = {
+    "per_device_eval_batch_size": 8, "eval_accumulation_steps": None, "prediction_loss_only": False, "batch_eval_metrics": False, "use_cache": False,
+    "torch_empty_cache_steps": None, "auto_find_batch_size": False, "average_tokens_across_devices": True, "label_smoothing_factor": 0.0,
+    "eval_strategy": "no",
+}  # fmt: skip
+
+
+def test_what_the_rules_take_for_a_default_is_one() -> None:
+    arguments = pytest.importorskip("transformers.training_args").TrainingArguments
+    import dataclasses
+
+    own = {held.name: held.default for held in dataclasses.fields(arguments)}
+    assert {name: getattr(own[name], "value", own[name]) for name in DEFAULTS} == DEFAULTS
+
+
+def test_an_evaluation_that_may_not_fit_leaves_no_sure_verdict(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"gpus": "1xA100-40GB", "seq_len": 4096}
+    large = args(gradient_checkpointing=True, eval_strategy="steps", per_device_eval_batch_size=16)
+    small = args(gradient_checkpointing=True, eval_strategy="steps", per_device_eval_batch_size=1)
+    sure, unsure = checked(tmp_path / "small", small, own), checked(tmp_path / "large", large, own)
+    assert sure.result is not None
+    assert unsure.result is not None
+    assert (sure.result.value, unsure.result.value) == ("fits", "uncertain")
+    assert "per_device_eval_batch_size" in unsure.doubt

@@ -91,7 +91,7 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
 def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
     written, refused, form = [], [], find_format(engine)
 
-    @settings(max_examples=150, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(plans(engine))
     def holds(drawn: tuple[Plan, Any, str]) -> None:
         plan, machines, name = drawn
@@ -114,7 +114,7 @@ def test_what_is_written_reads_back_as_the_plan(engine: str) -> None:
         assert resolve(whole.request, model(name), machines).plan == plan
 
     holds()
-    assert len(written) > 60, "the law was tried on next to nothing"
+    assert len(written) >= 200, "the law was tried on too little"
     assert {field for fields in refused for field in fields} <= {"serving.kv_dtype", "mesh.dp_replicate"}
 
 

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
+from memsheet.api import infer
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.gguf import read_header, stored_bytes
@@ -157,6 +158,14 @@ def test_one_value_for_all_layers_may_be_a_list(tmp_path: Path):
 def test_layers_that_predict_ahead_are_not_counted(tmp_path: Path):
     write(tmp_path / "a.gguf", "llama", {**GROUPED, "block_count": 4, "nextn_predict_layers": 1}, llama_shapes(3))
     assert model_from_gguf(tmp_path / "a.gguf").stacks[0].layers == 3
+
+
+def test_layers_that_predict_ahead_are_not_loaded_where_a_file_has_them(tmp_path: Path):
+    """llama.cpp skips the tensors of the last layers that nextn_predict_layers counts."""
+    write(tmp_path / "a.gguf", "llama", {**GROUPED, "block_count": 4, "nextn_predict_layers": 1}, llama_shapes(4))
+    write(tmp_path / "b.gguf", "llama", {**GROUPED, "block_count": 3}, llama_shapes(3))
+    ahead, without = (infer(str(tmp_path / name), engine="llama.cpp", gpus="1xRTX4090", max_model_len=64) for name in ("a.gguf", "b.gguf"))
+    assert ahead.sheets == without.sheets
 
 
 def test_an_unknown_architecture_names_the_nearest(tmp_path: Path):

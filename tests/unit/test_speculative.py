@@ -20,7 +20,7 @@ from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.draft import with_draft
 from memsheet.readers.model import read_model
 from memsheet.report.json import plan_document
-from memsheet.resolve import reread
+from memsheet.resolve import reread, resolve
 from memsheet.sheet import Component, Instant
 from memsheet.spec.exchange import read
 from memsheet.spec.model import ModelSpec
@@ -375,7 +375,17 @@ def test_what_is_not_modelled_is_refused_by_name(asked: dict[str, Any], field: s
 
 def test_other_refusals() -> None:
     with pytest.raises(InputError, match="is not run"):
-        resolve({"task": "infer", "engine": "transformers", "serving.max_model_len": 64, **NGRAM}, model("llama-3.1-8b"), real=True)
+        resolve(
+            {
+                "task": "infer",
+                "engine": "transformers",
+                "serving.max_model_len": 64,
+                "speculative.method": "ngram",
+                "speculative.tokens": 3,
+            },
+            model("llama-3.1-8b"),
+            real=True,
+        )
     for name, gpus, asked in (("qwen3-next-80b-a3b", "4xH100-80GB", {"engine": "sglang", "speculative": "mtp"}),
                               ("deepseek-v3", "16xH200", {"engine": "sglang", "speculative": "mtp", "tp": 8, "pp": 2})):  # fmt: skip
         with pytest.raises(InputError):
@@ -400,6 +410,17 @@ def test_graphs_are_of_tokens_or_of_sequences(version: str, rows: int, tmp_path:
     assert captured.at[Instant.DECODE].value == rows * 2 * MIB
     own = next(i for i in items if i.path == "draft.captured")
     assert (own.at[Instant.DECODE].low, own.at[Instant.DECODE].high) == (0, rows * 2 * MIB)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"draft_vocab_size": -1}, {"num_aux_hidden_states": "x"}, {"target_hidden_size": 2**40}, {"num_hidden_layers": 10**7}]
+)
+def test_a_strangers_head_is_read_with_limits(wrong: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**HEAD, **wrong}))
+    with pytest.raises(InputError) as caught:
+        served(speculative="eagle3", draft_model=str(file), speculative_tokens=3)
+    assert {problem.field for problem in caught.value.problems} == set(wrong)
 
 
 def test_tables_are_in_order() -> None:

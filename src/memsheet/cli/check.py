@@ -17,7 +17,7 @@ from memsheet.cli.export import PLAN, SHEET, picked
 from memsheet.cli.flags import JobFlags, OutputFlags, PlanFlags, values
 from memsheet.errors import InputError, refuse, require
 from memsheet.exchange import read_text
-from memsheet.exchange.lint import Case, lint
+from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together
 from memsheet.readers.guard import MAX_JSON_BYTES, is_folder, parse_json, parse_yaml, read_bytes, read_json
 from memsheet.report.checked import Checked, checked_document, render_checked
@@ -78,12 +78,13 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     case = Case(
         reads=reads, texts=texts, together=whole, answer=answer, model=spec, ask=lambda changes: _changed(ask, whole.request, changes)
     )
-    moved = _moved(reads, answer)
+    mistakes = lint(case)
+    moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
     unnamed = () if name else (_unnamed(reads),)
     doubt = _doubt(reads, answer, moved)
     return Checked(
-        reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed, *unnamed), mistakes=lint(case), moved=moved,
+        reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed, *unnamed), mistakes=mistakes, moved=moved,
         doubt=doubt,
     )  # fmt: skip
 
@@ -213,6 +214,11 @@ def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...
         return ()
     asked = {"@hidden": answer.model.hidden, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
+
+
+def _beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
+    """Bytes of mistakes that come on top of the sheet."""
+    return tuple(Moved(at=found.where, why=rule.id, low_bytes=0, high_bytes=found.saves_bytes) for rule, found in mistakes if found.beyond and found.saves_bytes)
 
 
 def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:

@@ -21,6 +21,7 @@ NAMES = (
     "llamafactory",
     "transformers",
     "skypilot",
+    "trainjob",
     "kubernetes",
     "megatron",
     "torchtitan",
@@ -160,7 +161,7 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
         if kind not in held:
             held[kind] = _tried(form, name, text, parsers)
         for found in (held[kind], *((_scripted(form, text),) if form.also else ())):
-            if isinstance(found, Mapping) and form.marks & {str(key) for key in found}:
+            if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and form.needs.items() <= found.items():
                 return read(form, dict(flat(found, whole=form.whole)))
     why = held["json" if name.endswith(".json") else "yaml"]
     reason = str(why).splitlines()[0] if isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml")) else ""

@@ -107,6 +107,7 @@ _WORDS: dict[str, tuple[str, Reference | None]] = {
     "pp": ("Pipeline parallelism: each stage has some of the layers; early stages hold activations of several microbatches.", r.PIPELINE_1F1B),
     "cp": ("Context parallelism: ranks share one sequence.", None),
     "ep": ("Expert parallelism: ranks share the experts of a mixture-of-experts layer.", None),
+    "attn_dp": ("Data-parallel attention of a server: groups of its tp ranks have requests and caches of their own, and share the experts.", r.SGLANG),
     "vpp": ("Chunks of the model a pipeline rank has, for an interleaved schedule.", r.PIPELINE_1F1B),
     "sequence_parallel": ("Megatron's: the regions outside tensor parallelism are split along the sequence over the tp ranks.", r.MEGATRON_SP),
     "lora": ("Small trained matrices beside frozen ones: gradients and optimizer states exist for the small ones only.", r.LORA),

@@ -101,6 +101,7 @@ class Format:
     differs: Mapping[str, str] = field(default_factory=dict)  # keys of a plan that the engine runs otherwise, and where that is told
     problems: Callable[[Values], Iterable[Problem]] = _nothing  # what the engine cannot do, beyond what the keys show
     whole: frozenset[str] = frozenset()  # places of objects that are one value each, however their keys are called
+    needs: Mapping[str, Any] = field(default_factory=dict)  # values that stand at its top in each of its files
     older: Mapping[str, str] = field(default_factory=dict)  # by the engine's version, the format that it had then
     strict: tuple[str, ...] = ()  # groups in which the engine stops at an unknown key ("" is the top); elsewhere it ignores it
     rename: Callable[[str], str] | None = None  # how the engine reads a key by another of its names

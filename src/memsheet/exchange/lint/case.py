@@ -36,7 +36,9 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's."""
+    """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's; ``beyond``: the bytes that the cure
+    frees are not in the sheet, so that they may keep a job from fitting that the sheet says fits.
+    """
 
     where: str
     says: str
@@ -44,6 +46,7 @@ class Found:
     changes: Mapping[str, Any] = field(default_factory=dict)
     saves_bytes: int | None = None
     gains_bytes: int | None = None
+    beyond: bool = False
     stops: bool = False
 
 

@@ -53,7 +53,7 @@ def _large_evaluation(case: Case) -> Iterator[Found]:
         if _evaluates(values) and not fused and isinstance(micro, int) and batch > micro and case.answer is not None and more > 0:
             told = "8 by default" if "per_device_eval_batch_size" not in values else str(batch)
             yield Found(
-                where=f"{name}: per_device_eval_batch_size", saves_bytes=more,
+                where=f"{name}: per_device_eval_batch_size", saves_bytes=more, beyond=True,
                 says=f"{told}: its logits alone take {format_bytes(_logits_bytes(case, batch))}, more than training's activations",
                 cure=f"per_device_eval_batch_size: {micro}",
             )  # fmt: skip

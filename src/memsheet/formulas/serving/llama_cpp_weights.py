@@ -64,7 +64,7 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
     named = plan.quantization.weights.name if plan.quantization else None
     own = spec.quantization.weights if spec.quantization else None
     if spec.source.tensors and named == own:
-        return split_latents(spec, plan, tuple(_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors))
+        return split_latents(spec, plan, loaded_of(spec, (_in_file(name, kind, dims) for name, kind, dims in spec.source.tensors)))
     if named is not None and not named.startswith("gguf:") and named not in CONVERTED:
         raise refuse("quantization.weights", named, "is no type of a GGUF file", "for example --quantize gguf:Q4_K_M, or gguf:Q8_0")
     kind = (
@@ -74,6 +74,14 @@ def stored_tensors(spec: ModelSpec, plan: Plan) -> tuple[Stored, ...]:
     )
     fork = is_fork(plan.engine_version)
     return split_latents(spec, plan, (*_ends(spec, kind, fork=fork), *_layers(spec, kind, fork=fork)))
+
+
+def loaded_of(spec: ModelSpec, tensors: Iterable[Stored]) -> tuple[Stored, ...]:
+    """Without the layers that predict further tokens, which stand after the model's own and are skipped unless they draft (load_tensors,
+    TENSOR_SKIP; ggml-org/llama.cpp pull request 26296 for families that loaded them for a while).
+    """
+    layers = sum(stack.layers for stack in spec.stacks)
+    return tuple(tensor for tensor in tensors if tensor.layer < layers)
 
 
 WHOLE_LATENT = ("attn_kv_b", "kv_b_proj")

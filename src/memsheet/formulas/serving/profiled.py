@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import reduce
 
-from memsheet.arith import Count, ceil_div, maximum, minimum
+from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
 from memsheet.engines.vllm import Release
 from memsheet.formulas.serving.pictures import kept_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes, sampler_bytes
@@ -106,9 +106,10 @@ def block_bytes(block: Block, plan: Plan, tokens: Count) -> list[Bytes]:
     above += [unpacked_bytes(mixer, plan) for mixer in block.mixers if isinstance(mixer, LatentAttention) and plan.engine != "sglang"]
     if block.feed_forward:
         routed = isinstance(block.feed_forward, Moe)
-        every = tokens * gathered_groups(plan) if routed else tokens
+        groups = gathered_groups(plan) if routed else 1
+        every = tokens * groups
         at_once = minimum(every, CHUNK_TOKENS) if routed else tokens
-        gathered = dtype.nbytes((2 * every - at_once) * hidden) if every is not tokens else 0
+        gathered = where(at_least(groups, 2), dtype.nbytes((2 * every - at_once) * hidden), 0)
         gathered = received_bytes(block, plan, tokens) if routed and plan.dispatch == SENT else gathered
         above.append(dtype.nbytes(at_once * _feed_forward_width(block.feed_forward, plan)) + gathered)
     row = dtype.nbytes(tokens * hidden)

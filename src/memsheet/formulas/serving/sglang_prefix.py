@@ -26,6 +26,7 @@ def prefix_bytes(mixer: LatentAttention, plan: Plan, tokens: Count) -> Count:
     return plan.precision.compute.nbytes(tokens * ceil_div(mixer.heads, plan.mesh.tp) * width)
 
 
+@formula(cites=SGLANG, at="v0.5.23 model_executor/forward_batch_deepseek_mha_mixin.py:203: a batch's earlier tokens in chunks of so many")
 def prefixed_layer(part: ModelSpec, plan: Plan, release: Release) -> Bytes:
     """A layer of latent attention over a chunk of a prompt. Low: prompts that nobody read before, or kernels that read the latents; value: one
     prompt's earlier tokens; high: as many of all prompts of a batch as are unpacked at once.
