@@ -79,3 +79,23 @@ def test_what_does_not_come_out_even_is_no_plan(flags: str) -> None:
     text = f"torchrun pretrain_gpt.py --pipeline-model-parallel-size 4 --micro-batch-size 1 --seq-length 512 {flags}\n"
     held = read_text("a.sh", text, PARSERS).request["layers_per_stage"]
     assert isinstance(held, str)
+
+
+@pytest.mark.parametrize(("length", "cp"), [(512, 2), (510, 2), (508, 2), (512, 1), (511, 1), (516, 4), (520, 4)])
+def test_a_length_that_context_parallel_ranks_do_not_divide_is_refused(length: int, cp: int) -> None:
+    """training/arguments.py of 23e00ed, validate_args: twice the ranks."""
+    question = {
+        **ASKED,
+        "mesh.pp": 1,
+        "mesh.cp": cp,
+        "seq_len": length,
+        "schedule": None,
+        **({"context_parallel_comm": "ring"} if cp > 1 else {}),
+    }
+    question = {key: value for key, value in question.items() if value is not None}
+    if cp == 1 or length % (2 * cp) == 0:
+        write(FORM, question)
+        return
+    with pytest.raises(InputError) as refused:
+        write(FORM, question)
+    assert {problem.field for problem in refused.value.problems} == {"seq_len"}

@@ -77,6 +77,7 @@ def plans(draw: st.DrawFn, engine: str) -> tuple[Plan, Any, str]:
         **draw(st.sampled_from(({}, {}, {"allocator.expandable_segments": True}))),
         **draw(st.sampled_from(({}, {"serving.cuda_graphs": False}, {"serving.cuda_graphs": True}))),
         **draw(st.sampled_from(({}, {}, {}, {"serving.dp_lm_head": True}))),
+        **draw(st.sampled_from(({}, {}, {}, {"serving.dispatch": "deepep"}))), **draw(st.sampled_from(({}, {}, {}, {"serving.dp_dense": True}))),
     }  # fmt: skip
     machines = cluster("H100-80GB", count)
     try:

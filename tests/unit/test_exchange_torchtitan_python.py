@@ -67,7 +67,7 @@ def test_what_is_written_says_the_plan(changes: dict[str, Any]) -> None:
         ({"recompute.modules": ["layer"], "recompute.every": 2}, "recompute.modules"), ({"mesh.ep": 2}, "mesh.ep"), ({"attention": "eager"}, "attention"),
         ({"precision.moments": "bf16"}, "precision.moments"), ({"optimizer_in_backward": True}, "optimizer_in_backward"),
         ({"mesh.pp": 2, "layers_per_stage": [12, 20]}, "layers_per_stage"), ({"fp8.recipe": "tensorwise"}, "fp8.recipe"),
-        ({"engine_version": "9dec370"}, "engine_version"),
+        ({"engine_version": "9dec370"}, "engine_version"), ({"seq_len": 511, "microbatch": 1}, "seq_len"),
     ],
 )  # fmt: skip
 def test_what_it_cannot_do_is_refused_by_name(changes: dict[str, Any], field: str) -> None:

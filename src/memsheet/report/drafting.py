@@ -15,13 +15,15 @@ WHO = {
 }  # fmt: skip
 
 
-def drafting_lines(found: Mapping[str, Any], look: Look) -> Iterator[str]:
-    """One sentence of who drafts and what that takes, and one of what is verified."""
+def drafting_lines(found: Mapping[str, Any], look: Look, *, several: bool) -> Iterator[str]:
+    """One sentence of who drafts and what that takes, and one of what is verified. ``several``: GPUs that each have a share."""
     tokens, model = int(found["tokens"]), found.get("model")
     who = WHO[found["method"]] + (f", {model}" if model else "")
     counted = f"{tokens} token{'s' if tokens > 1 else ''}"
+    where = " on a GPU" if several else ""
     parts = [
-        (found["weights_bytes"], "of weights"), (found["kv_bytes_per_token"], "of each token's cache"), (found["other_bytes"], "of buffers"),
+        (found["weights_bytes"], f"of weights{where}"), (found["other_bytes"], f"of buffers{where}"),
+        (found["kv_bytes_per_token"], "of each token's cache"),
     ]  # fmt: skip
     takes = ", ".join(f"{look.need(int(size), 2)} {words}" for size, words in parts if size)
     yield flow((f"It drafts {counted} at a time by {who}:", f"{takes}." if takes else "no weights and no cache."), look.width, between=" ")

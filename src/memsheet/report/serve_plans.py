@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
+from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.report.bars import Look
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.plan_story import plain_table
@@ -273,6 +274,7 @@ def _notes(found: Deployment) -> Iterator[str]:
         yield f"the first token is that of a prompt that is alone; {waits}; {_beginnings(best)}"
     if best.plan.served_adapters is not None:
         yield "adapters have their room, and their own products are not in the latencies"
-    room, limit = int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)), int(best.plan.max_sequences or 0)
+    room, limit = int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)), int(group_plan(best.plan).max_sequences or 0)
     if best.plan.engine in POOLED and room > limit:
-        yield f"a replica has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s own limit, and --sequences raises it"
+        who = "group" if best.plan.mesh.attn_dp > 1 else "replica"
+        yield f"a {who} has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s own limit, and --sequences raises it"

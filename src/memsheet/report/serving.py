@@ -26,7 +26,8 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield from _token(answer, int(per_token), look)
         yield from _prompts(answer, serving, look)
     if found := serving.get("speculative"):
-        yield from drafting_lines(found, look)
+        mesh = answer.plan.mesh
+        yield from drafting_lines(found, look, several=answer.plan.engine != "llama.cpp" and mesh.tp * mesh.pp > 1)
     if room := serving.get("lora"):
         yield from _adapters(answer, room, look)
     short = serving.get("short_bytes")

@@ -123,6 +123,10 @@ def _sharing(value: Any, _: Values) -> Mapping[str, Any]:
 
 def _cannot(asked: Values) -> Iterator[Problem]:
     yield from unlike(asked)
+    pieces, length = 2 * (asked.get("mesh.cp") or 1), asked.get("seq_len") or 0
+    if pieces > 2 and length % pieces:  # training/arguments.py:757
+        reason = f"is not a multiple of {pieces}, two pieces for each context-parallel rank"
+        yield Problem(field="seq_len", value=length, reason=reason, hint=f"{-(-length // pieces) * pieces}")
     if asked.get("recompute.layers") and asked.get("mesh.pp", 1) > 1:
         reason = "counts layers of the whole model, and Megatron-LM's block those of each stage"
         yield Problem(field="recompute.layers", value=asked["recompute.layers"], reason=reason, hint="recompute full, or every")

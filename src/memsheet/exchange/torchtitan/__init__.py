@@ -144,6 +144,12 @@ def _backend(asked: Values) -> Any:
 
 
 def _cannot(asked: Values) -> Iterator[Problem]:
+    pieces = (asked.get("mesh.tp", 1) if asked.get("sequence_parallel") else 1) * (
+        2 * asked["mesh.cp"] if asked.get("mesh.cp", 1) > 1 else 1
+    )
+    if (_tokens(asked) or 0) % pieces:  # trainer.py:299
+        reason = f"makes {_tokens(asked)} tokens of a micro-batch, which are not a multiple of {pieces}"
+        yield Problem(field="seq_len", value=asked["seq_len"], reason=reason, hint="a length that tp and twice cp divide")
     pp, layers = asked.get("mesh.pp", 1), asked.get("layers_per_stage")
     if pp > 1 and layers and tuple(layers) != layers_of_stages(sum(layers), len(layers), COMMIT):
         yield Problem(field="layers_per_stage", value=list(layers), reason="is not how torchtitan cuts by itself", hint="leave it out")

@@ -8,7 +8,6 @@ from typing import Any
 
 from memsheet.arith import Count, maximum, minimum
 from memsheet.engines.sglang import MOST_REQUESTS, REQUESTS, WINDOW_SHARE, Release, graph_sequences, release_of
-from memsheet.errors import refuse
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import check_shared, held, lengths_of
@@ -21,17 +20,16 @@ from memsheet.formulas.serving.dp_attention import (
     grouped_tensors,
     parts_ways,
 )
-from memsheet.formulas.serving.drafts import draft_of, named, verified, with_draft
+from memsheet.formulas.serving.drafts import named, verified, with_draft
 from memsheet.formulas.serving.graphs import graph_items
-from memsheet.formulas.serving.kv_cache import bytes_per_token, caching_layers, kv_elements_per_token
+from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items
 from memsheet.formulas.serving.lora_pool import lora_branch_items, lora_pool_facts, lora_pool_host_bytes, lora_pool_items
-from memsheet.formulas.serving.profiled import layer_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.sglang_pool import NO_CELL, Cell, counting, draft_cell, pool_bytes, table_bytes
 from memsheet.formulas.serving.sglang_prefix import prefixed_layer
 from memsheet.formulas.serving.sglang_speculative import (
     ahead_tokens,
-    counted_layers,
     draft_worker_items,
     drafted_layer,
     loaded_first,
@@ -43,9 +41,8 @@ from memsheet.frozen import dataclass
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import INT32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
+from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 from memsheet.units import GIB
 
@@ -54,24 +51,6 @@ EVERY = (Instant.LOAD, *RUNNING)
 AT_POOL = Cited(SGLANG, "v0.5.23 mem_cache/kv_cache_configurator.py:2990, model_executor/pool_configurator.py:637")
 AT_RUN = Cited(SGLANG, "v0.5.23 arg_groups/memory_hook.py:61: activations live in what the fraction leaves")
 AT_TABLE = Cited(SGLANG, "v0.4.3.post4 mem_cache/memory_pool.py:65 ReqToTokenPool")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """Bytes of a token on one rank: in layers that keep every token, and in those with a pool for their window."""
-
-    whole: Count
-    window: Count
-    reach: int  # tokens of the window
-    beside: Count = 0  # that the engine counts of a draft's layers
-
-    @property
-    def counted(self) -> float:
-        """What the engine divides the room by: a token of the first and its share of the second."""
-        return self.beside + (self.whole + WINDOW_SHARE * self.window if self.whole else self.window)
-
-
-NO_CELL = Cell(whole=0, window=0, reach=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,26 +129,9 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     graphs = (*graph_items(plan, largest), *grouped_graphs(plan, largest), *deepep_items(part, plan))
     return Stage(
         items=(*loaded, *adapters, *branches, *drafts, Item(Component.TEMPORARIES, "widest_layer", working, AT_RUN), *graphs, *outside),
-        cell=_counting(part, group, release), weights=weights, free=free, states=states, room=_left(room, states),
-        draft=_draft_cell(part, group, release), largest=largest,
+        cell=counting(part, group, release), weights=weights, free=free, states=states, room=_left(room, states),
+        draft=draft_cell(part, group, release), largest=largest,
     )  # fmt: skip
-
-
-def _draft_cell(part: ModelSpec, plan: Plan, release: Release) -> Cell:
-    """Bytes of a token in the layers of who drafts."""
-    draft = draft_of(part, plan)
-    return NO_CELL if draft is None else cell_of(draft.whole, draft.plan, release)
-
-
-def _counting(part: ModelSpec, plan: Plan, release: Release) -> Cell:
-    """The cell of a stage's own layers, with what the engine counts of a draft's."""
-    own = cell_of(part, plan, release)
-    layers = sum(
-        count
-        for _, mixer, count in caching_layers(part)
-        if isinstance(mixer, Attention | LatentAttention) and not _cut(part, mixer, release)
-    )
-    return replace(own, beside=counted_layers(part, plan, own.whole // max(1, layers)))
 
 
 def _left(room: Bytes | None, states: States) -> Bytes | None:
@@ -182,7 +144,7 @@ def _working(part: ModelSpec, plan: Plan, tokens: Count, sequences: Count) -> By
     """The widest layer over a chunk, or the logits of a batch: nothing is sorted, and only the last position of a prompt has logits."""
     if parts_ways(plan):
         return _larger(grouped_layer_bytes(part, plan, tokens), grouped_logits_bytes(part, plan, sequences))
-    layer = _larger(layer_bytes(part, plan, tokens), drafted_layer(part, plan, tokens))
+    layer = drafted_layer(part, plan, tokens)
     if part.head.kind == "none":
         return layer
     drawn = masked_sampler_bytes(sequences, part.head.width, plan.precision.compute)
@@ -218,35 +180,6 @@ def _room(plan: Plan, free: Bytes, weights: Bytes) -> Bytes:
     return Bytes(low - weights.high, value - weights.value, high - weights.low)
 
 
-@formula(
-    cites=SGLANG, at="v0.5.23 model_executor/pool_configurator.py:490 keys and values, :656 windows by a pool of their own; latents once"
-)
-def cell_of(part: ModelSpec, plan: Plan, release: Release) -> Cell:
-    """Bytes of a token in a stage's layers. Raises InputError for what has other pools."""
-    assert plan.kv_dtype is not None
-    whole, window, reach = 0, 0, 0
-    if any(stack.role == "encoder" for stack in part.stacks):
-        raise refuse("model", part.name, "has an encoder, whose cache is not modelled for sglang yet", "--engine transformers")
-    for _, mixer, layers in caching_layers(part):
-        if isinstance(mixer, CrossAttention):
-            raise refuse("model", part.name, "reads another sequence, whose cache is not modelled for sglang yet", "--engine transformers")
-        if isinstance(mixer, Recurrent):
-            raise refuse("model", part.name, "is of a family that sglang does not serve", "--engine transformers")
-        if not isinstance(mixer, Attention | LatentAttention):
-            continue  # states, which have a pool of their own
-        size = layers * plan.kv_dtype.nbytes(kv_elements_per_token(mixer, plan.mesh.tp))
-        cut = _cut(part, mixer, release)
-        whole, window = (whole, window + size) if cut else (whole + size, window)
-        reach = max(reach, cut or 0)
-    return Cell(whole=whole, window=window, reach=reach)
-
-
-def _cut(part: ModelSpec, mixer: Mixer, release: Release) -> int | None:
-    """The window of a layer whose family has a pool for windows."""
-    kinds = {block.kind for stack in part.stacks for run in stack.runs for block in run.pattern}
-    return (mixer.window or mixer.chunk) if kinds & release.windowed and isinstance(mixer, Attention) else None
-
-
 def _tokens(stages: list[Stage], plan: Plan) -> Bytes:
     """Tokens of the pool, whole pages of them: of the stage with the fewest; without a card those that are asked for."""
     page, asked = plan.page_tokens or 1, (plan.max_sequences or 1) * (plan.max_model_len or 1)
@@ -262,21 +195,6 @@ def _tokens(stages: list[Stage], plan: Plan) -> Bytes:
         if room is not None
     ]
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
-
-
-@formula(cites=SGLANG, at="v0.4.3.post4 mem_cache/memory_pool.py:225: a slot more than there are tokens (a page in later releases)")
-def pool_bytes(cell: Cell, tokens: Count, page: int) -> Count:
-    """Bytes of the pools of so many tokens."""
-    if not cell.whole:
-        return cell.window * (tokens + page)
-    windows = int(tokens * WINDOW_SHARE) // page * page + page if cell.window else 0
-    return cell.whole * (tokens + page) + cell.window * windows
-
-
-@formula(cites=SGLANG, at="v0.4.3.post4 model_executor/model_runner.py:727: a row a request and one more, a place for each token and four")
-def table_bytes(requests: Count, length: Count) -> Count:
-    """Bytes of the table that says where each token of a request is."""
-    return INT32.nbytes((requests + 1) * (length + 4))
 
 
 def _requests(plan: Plan, tokens: int, stages: list[Stage]) -> int:

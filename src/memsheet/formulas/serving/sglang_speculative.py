@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.arith import Count
+from memsheet.arith import Count, maximum
 from memsheet.formulas.serving.drafts import PREFIX, draft_facts, draft_layers, draft_of, draft_weights, drafted_bytes, verified
 from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
@@ -14,7 +14,7 @@ from memsheet.formulas.serving.profiled import layer_bytes
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, total
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
+from memsheet.spec.plan import Plan, SpeculativeMethod
 from memsheet.spec.speculative import Kept, kept_of
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
@@ -93,11 +93,26 @@ def table_tokens(plan: Plan) -> Count:
     return (plan.max_model_len or 1) + (verified(plan) if plan.speculative is not None and kept.table else 0)
 
 
-@formula(cites=SGLANG, at="v0.5.23 speculative/eagle_worker_v2.py: the draft reads the batch after the model")
+LAYERS_READ = 3
+"""Layers whose hidden states EAGLE-3 reads, one beside another (v0.5.23 models/llama.py set_eagle3_layers_to_capture)."""
+
+
+@formula(
+    cites=SGLANG,
+    at="v0.5.23 speculative/eagle_worker_v2.py: the draft reads the batch after the model, whose hidden states stay; EAGLE-3 those of three layers, joined",
+)
 def drafted_layer(part: ModelSpec, plan: Plan, tokens: Count) -> Bytes:
-    """The draft's widest layer over a batch."""
-    draft = draft_of(part, plan)
-    return NOTHING if draft is None else layer_bytes(draft.whole, draft.plan, tokens)
+    """The widest layer of the model and of the draft over a batch, with what the one hands to the other."""
+    draft, own = draft_of(part, plan), layer_bytes(part, plan, tokens)
+    if draft is None or plan.speculative is None:
+        return own
+    row = plan.precision.compute.nbytes(tokens * part.hidden)
+    read = LAYERS_READ * row if plan.speculative.method is SpeculativeMethod.EAGLE3 else 0
+    handed = (2 * read or row) if plan.speculative.method.headed else 0
+    beside = layer_bytes(draft.whole, draft.plan, tokens)
+    return Bytes(
+        maximum(own.low, beside.low), maximum(own.value + read, beside.value + handed), maximum(own.high + read, beside.high + handed)
+    )  # fmt: skip
 
 
 def worker_facts(items: list[Item], part: ModelSpec, plan: Plan, largest: Count) -> Mapping[str, Any]:
