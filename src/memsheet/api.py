@@ -92,7 +92,9 @@ def plan_serving(
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
     if request.get("speculative.method"):
         reason = "makes as many tokens a step as are accepted, which nobody knows beforehand: its memory is modelled, its speed is not"
-        raise refuse("speculative.method", request["speculative.method"], reason, "leave it out; `memsheet infer` tells what drafting takes")
+        raise refuse(
+            "speculative.method", request["speculative.method"], reason, "leave it out; `memsheet infer` tells what drafting takes"
+        )
     spec = read_model(name, catalog=catalogued, names=model_names())
     return asked_serving(
         spec, cluster, request, {"context": context, "users": users, "ttft": ttft, "tpot": tpot}, any_precision=any_precision

@@ -12,7 +12,15 @@ from memsheet.exchange.lint import Case, lint
 from memsheet.exchange.together import together
 
 EACH = 40
-CHOSEN = {"eager-attention", "no-sixteen-bits", "no-reshard", "files-disagree", "no-sequence-parallel", "gathered-logits", "states-on-every-rank"}
+CHOSEN = {
+    "eager-attention",
+    "no-sixteen-bits",
+    "no-reshard",
+    "files-disagree",
+    "no-sequence-parallel",
+    "gathered-logits",
+    "states-on-every-rank",
+}
 """What a plan may have chosen: said, and no reason not to start."""
 
 

@@ -11,7 +11,9 @@ from memsheet.report.checked import checked_document
 from memsheet.report.json import dumps
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
-DS = json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "reduce_bucket_size": 10**9}})
+DS = json.dumps(
+    {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "reduce_bucket_size": 10**9}}
+)
 FILES: dict[str, tuple[str, dict[str, Any]]] = {
     "ds_config.json": (DS, {}),
     "accelerate.yaml": ("distributed_type: FSDP\nmixed_precision: bf16\nnum_processes: 8\nfsdp_config: {fsdp_version: 2}\n", {}),

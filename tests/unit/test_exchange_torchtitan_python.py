@@ -211,7 +211,7 @@ def draw(rng: random.Random) -> dict[str, Any]:
 
 
 def test_random_legal_plans_read_back() -> None:
-    rng, kept = random.Random(5), 0
+    rng, kept, refused = random.Random(5), 0, set[str]()
     tiny = read_model("llama-tiny", catalog=catalog.find_model, names=catalog.model_names())
     for _ in range(900):
         request, count = draw(rng), rng.choice([1, 2, 4, 8, 16])
@@ -227,7 +227,7 @@ def test_random_legal_plans_read_back() -> None:
         try:
             text = write(FORM, wanted)[FORM.file]
         except InputError as error:
-            assert {p.field for p in error.problems} <= {"mesh.pp", "layers_per_stage", "global_batch", "@accumulation"}, error
+            refused |= {problem.field for problem in error.problems}
             continue
         kept += 1
         found = reading(text)
@@ -237,3 +237,4 @@ def test_random_legal_plans_read_back() -> None:
         assert not whole.disagree
         assert resolve(whole.request, tiny, machines).plan == plan
     assert kept >= 200
+    assert refused <= {"mesh.pp", "layers_per_stage", "global_batch", "@accumulation"}

@@ -145,7 +145,9 @@ def test_the_defaults_of_supervised_fine_tuning_are_its_own() -> None:
     assert {key: found.request.get(key) for key in wanted} == wanted
     assert (found.unknown, found.unmodelled) == ((), ())
     assert reading('args = SFTConfig("out", max_length=4096, fp16=True)\n').request["seq_len"] == 4096
-    assert "script.loss_type" in dict(reading('args = SFTConfig("out")\n').unmodelled), "logits that are made in pieces are not in the sheet"
+    assert "script.loss_type" in dict(reading('args = SFTConfig("out")\n').unmodelled), (
+        "logits that are made in pieces are not in the sheet"
+    )
 
 
 def test_a_job_with_a_second_model_is_not_read() -> None:

@@ -218,7 +218,11 @@ def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...
 
 def _beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
     """Bytes of mistakes that come on top of the sheet."""
-    return tuple(Moved(at=found.where, why=rule.id, low_bytes=0, high_bytes=found.saves_bytes) for rule, found in mistakes if found.beyond and found.saves_bytes)
+    return tuple(
+        Moved(at=found.where, why=rule.id, low_bytes=0, high_bytes=found.saves_bytes)
+        for rule, found in mistakes
+        if found.beyond and found.saves_bytes
+    )
 
 
 def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:

@@ -37,7 +37,11 @@ def export(
     /,
     *,
     to: Annotated[
-        str, _option("Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, skypilot, kubernetes, trainjob, megatron, torchtitan.", "NAME,…")
+        str,
+        _option(
+            "Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, skypilot, kubernetes, trainjob, megatron, torchtitan.",
+            "NAME,…",
+        ),
     ],
     out: Annotated[str | None, _option("The folder that the files are written into, made if it is not there.", "DIR")] = None,
     pick: Annotated[str | None, _option("Which plan of several (1).", "N")] = None,

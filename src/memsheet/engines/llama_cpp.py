@@ -17,7 +17,17 @@ UBATCH = 512
 MAX_SEQUENCES = 256
 """Sequences of one context at most (src/llama-cparams.h, LLAMA_MAX_SEQ; llama-context.cpp throws above); the fork of 2025 has no such bound."""
 
-OWN = ("max_batched_tokens", "k_dtype", "gpu_layers", "host_experts", "logical_batch", "mla_mode", "attn_max_batch", "fused_moe", "page_tokens")
+OWN = (
+    "max_batched_tokens",
+    "k_dtype",
+    "gpu_layers",
+    "host_experts",
+    "logical_batch",
+    "mla_mode",
+    "attn_max_batch",
+    "fused_moe",
+    "page_tokens",
+)
 """Keys of serving that it reads, or refuses by a reason of its own; the logical batch only sizes what the host holds."""
 
 

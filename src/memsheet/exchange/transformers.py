@@ -72,7 +72,11 @@ def _both(value: Any, values: Values) -> Mapping[str, Any]:
 def _loaded(value: Any, values: Values) -> Mapping[str, Any]:
     """Parameters in sixteen bits have gradients and moments of sixteen; sharding with mixed precision makes them fp32 (accelerate fsdp_utils.py:814)."""
     word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value))
-    if values.get("deepspeed") or values.get(f"{SCRIPT}.lora_rank") or (_sharded(values) and (values.get("bf16") is True or values.get("fp16") is True)):
+    if (
+        values.get("deepspeed")
+        or values.get(f"{SCRIPT}.lora_rank")
+        or (_sharded(values) and (values.get("bf16") is True or values.get("fp16") is True))
+    ):
         return {}
     return {f"precision.{name}": word for name in ("parameters", "gradients", "moments")} if word else {"precision.parameters": str(value)}
 

@@ -97,7 +97,13 @@ def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
         size = found.saves_bytes or 0
         frees = f" · frees {look.room(size)} a GPU" if size > 0 else f" · takes {look.need(-size)} a GPU" if size else ""
         gives = found.gains_bytes or 0
-        frees += f" · gives its cache {look.room(gives)} a GPU" if gives > 0 else f" · takes {look.need(-gives)} a GPU of its cache" if gives else ""
+        frees += (
+            f" · gives its cache {look.room(gives)} a GPU"
+            if gives > 0
+            else f" · takes {look.need(-gives)} a GPU of its cache"
+            if gives
+            else ""
+        )
         yield from _wrapped(f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  ")
         yield from _wrapped(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
 

@@ -57,5 +57,7 @@ def command(found: Deployment, one: Served) -> str:
     flags = set(SHORT.values())
     values = {key: value for key, value in one.request.items() if key in flags and key not in DROPPED and value not in (None, False)}
     apart = found.engine == "vllm" and values.get("mesh.dp_replicate", 1) > 1  # servers, not ranks of one that share experts
-    kept = {key: value for key, value in values.items() if not (key.startswith("mesh.") and value == 1) or (key == "mesh.attn_dp" and apart)}
+    kept = {
+        key: value for key, value in values.items() if not (key.startswith("mesh.") and value == 1) or (key == "mesh.attn_dp" and apart)
+    }
     return f"memsheet infer {found.model.name} {machine_flags(found.cluster)} {flags_for(kept)}"

@@ -93,7 +93,11 @@ def _adapters(answer: Answer, room: Mapping[str, Any], look: Look) -> Iterator[s
     each = f"{look.need(size // slots)} each, " if slots > 1 else ""
     yield flow((f"{said}:", f"{each}whether loaded or not; copies on the host {look.need(host)} a rank."), look.width, between=" ")
     if cut := room.get("fully_sharded_bytes"):
-        yield flow(("Tensor parallelism cuts one matrix of each pair;", f"with --fully-sharded-loras both, which take {look.need(int(cut))}."), look.width, between=" ")
+        yield flow(
+            ("Tensor parallelism cuts one matrix of each pair;", f"with --fully-sharded-loras both, which take {look.need(int(cut))}."),
+            look.width,
+            between=" ",
+        )
 
 
 def _beside(serving: Mapping[str, Any]) -> str:

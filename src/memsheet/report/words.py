@@ -88,7 +88,11 @@ def mostly(component: Component, sheet: Sheet) -> str:
 
 def _room_for_adapters(sheet: Sheet) -> str:
     """Said where the rows of all layers together are most of a server's buffers."""
-    sizes = [(item.path, item.at[sheet.peak_instant].value) for item in sheet.items if item.component is Component.BUFFERS and sheet.peak_instant in item.at]
+    sizes = [
+        (item.path, item.at[sheet.peak_instant].value)
+        for item in sheet.items
+        if item.component is Component.BUFFERS and sheet.peak_instant in item.at
+    ]
     room = sum(size for path, size in sizes if ".lora_" in path)
     return "mostly room for adapters" if room >= MOSTLY * sum(size for _, size in sizes) else ""
 

@@ -141,7 +141,13 @@ def compose(how: Command, values: Values) -> str:
     model, launch = str(values[how.model]), how.launches[0]
     named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR, how.partition) if name in values]
     flags = [
-        at if value is True else f"--no-{at[2:]}" if value is False else f"{at} {shlex.join(value)}" if isinstance(value, list) else f"{at}={shlex.quote(str(value))}"
+        at
+        if value is True
+        else f"--no-{at[2:]}"
+        if value is False
+        else f"{at} {shlex.join(value)}"
+        if isinstance(value, list)
+        else f"{at}={shlex.quote(str(value))}"
         for at, value in values.items()
         if at.startswith("--") and at != how.model
     ]

@@ -233,7 +233,11 @@ FILES = (
     Rule(id="unknown-key", source=f"{_DS}/config_utils.py:110; accelerate 1.15 commands/config/config_args.py:157", looks=_unknown),
     Rule(id="removed-key", source=f"{_DS}/config.py:133 of the release", looks=_removed),
     Rule(id="bf16-and-fp16", source=f"{_DS}/config.py:828; transformers 5.23 training_args.py:1785", looks=_both_widths),
-    Rule(id="fixed-loss-scale", source=f"{_DS}/precision_config.py:115: 0 is dynamic; NVIDIA/Megatron-LM 23e00ed megatron/training/arguments.py:2281", looks=_fixed_scale),
+    Rule(
+        id="fixed-loss-scale",
+        source=f"{_DS}/precision_config.py:115: 0 is dynamic; NVIDIA/Megatron-LM 23e00ed megatron/training/arguments.py:2281",
+        looks=_fixed_scale,
+    ),
     Rule(id="offload-param-stage", source=f"{_DS}/zero/config.py:157: valid only with stage 3", looks=_stage_for_parameters),
     Rule(id="partial-offload-stage", source=f"{_DS}/zero/config.py:392", looks=_partial_offload),
     Rule(id="bucket-above-model", source=f"{_DS}/zero/config.py:113: elements, not bytes", looks=_large_bucket),

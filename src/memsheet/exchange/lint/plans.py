@@ -54,7 +54,11 @@ def _eager(case: Case) -> Iterator[Found]:
 
 def _kept_whole(case: Case) -> Iterator[Found]:
     for name, read in case.of("accelerate", "transformers", "torchtitan", "torchtitan-toml"):
-        kept = case.request.get("engine") in ("fsdp2", "torchtitan") and case.request.get("zero") == 2 and (case.request.get("mesh.pp") or 1) == 1
+        kept = (
+            case.request.get("engine") in ("fsdp2", "torchtitan")
+            and case.request.get("zero") == 2
+            and (case.request.get("mesh.pp") or 1) == 1
+        )
         if kept and case.answer is not None and not fits(case.answer):
             yield Found(
                 where=f"{name}: reshard_after_forward", says="gathered parameters stay whole from forward to backward",

@@ -48,7 +48,10 @@ def _listed(_: Any, values: Values) -> Mapping[str, Any]:
     stages, parts = values.get(PP, 1), values.get(PARTS, 1)
     ends = [count for count in (first, last) if count is not None]
     wrong = {"layers_per_stage": f"{first} first and {last} last of {layers} layers in {stages} stages"}
-    if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in (*ends, layers, stages, parts)) or stages < 2:
+    if (
+        not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in (*ends, layers, stages, parts))
+        or stages < 2
+    ):
         return wrong
     middle, rest = stages - len(ends), layers - sum(ends)
     if rest < 0 or (rest % middle if middle else rest) or any(count % parts for count in (*ends, rest // middle if middle else 0)):

@@ -92,7 +92,15 @@ def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | Non
     graphs = recorded_twice(graph_items(plan, largest), plan, release)
     most = {Instant.PREFILL: plan.max_batched_tokens, Instant.DECODE: minimum(plan.max_batched_tokens, plan.max_sequences)}
     working = (*working, *buffer_item(part, plan, release, {when: (most[when], peak) for when, peak in peaks.items()}, cluster))
-    tensors = [*loaded, *working, *deepep_items(part, plan), *graphs, *draft_graphs(part, plan, largest), *outside, attention_item(part, plan)]
+    tensors = [
+        *loaded,
+        *working,
+        *deepep_items(part, plan),
+        *graphs,
+        *draft_graphs(part, plan, largest),
+        *outside,
+        attention_item(part, plan),
+    ]
     weights = total(item.at[Instant.LOAD] for item in loaded if item.component is not Component.ALLOCATOR_SLACK)
     workspace = total(item.largest for item in outside if item.component is Component.WORKSPACES)
     return Stage(
