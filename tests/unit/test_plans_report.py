@@ -136,3 +136,15 @@ def test_a_budget_of_tokens_is_refused_where_it_is_none(capsys):
     asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
     assert main([*asked, "--tokens", "many"]) == 2
     assert "tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_command_can_be_copied_at_any_width(width: int) -> None:
+    """Lines end in a backslash, and none ends between a flag and its value."""
+    screen = render_plans(advised("strained"), Look(width=width), tokens=None)
+    lines = screen.split("Run  ")[1].split("\n\n")[0].splitlines()
+    copied = " ".join(line.strip().removesuffix("\\").strip() for line in lines)
+    assert copied == command(advised("strained").ranking, advised("strained").ranking.plans[0])
+    assert all(line.endswith(" \\") for line in lines[:-1])
+    assert not lines[-1].endswith("\\")
+    assert max(map(len, lines)) <= width

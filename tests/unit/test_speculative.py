@@ -530,3 +530,9 @@ def test_the_screen_says_what_drafting_costs(tmp_path: Path, capsys: pytest.Capt
     assert "4.00 KiB of each token's cache" in shown
     assert "Up to 256 tokens are verified in a step, whose logits take 62.63 MiB." in shown
     assert "draft.fc" in shown
+
+
+def test_a_server_that_cannot_start_is_told_to_leave_drafting_out(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--speculative", "draft", "--draft-model", "llama-3.2-1b", "--speculative-tokens", "3", "--max-model-len", "131072"]
+    main(["infer", "llama-3.1-8b", "--gpus", "1xRTX4090", "--engine", "vllm", *flags])
+    assert "no --speculative" in " ".join(capsys.readouterr().out.split())

@@ -59,6 +59,12 @@ def row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: s
     return grid
 
 
+def command_row(word: str, command: str, look: Look) -> RenderableType:
+    """A command beside a word, wrapped between its flags so that it can be copied as it stands."""
+    lines = flow(command.replace(" --", "\n--").split("\n"), look.width - len(word) - 4, between=" ").split("\n")
+    return row(word, "bold", (" \\\n".join(line.rstrip() for line in lines),), look)
+
+
 def one_line(text: str) -> str:
     """``text`` without control characters; a sentence may be longer than the names that ``printable`` shortens."""
     return "".join(c if c.isprintable() else "�" for c in text[:LONGEST_NOTE])

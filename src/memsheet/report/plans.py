@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Result
 from memsheet.formulas.step_time import CONVENTION
 from memsheet.report.bars import Look
-from memsheet.report.layout import flow, one_line, printed, row
+from memsheet.report.layout import command_row, flow, one_line, printed, row
 from memsheet.report.plan_story import choices_table, copies_lines, next_lines, plain_table, reason, story_table
 from memsheet.report.plan_words import choice_words, command, interval, seconds, words
 from memsheet.report.table import asked, billions, capacity, headroom, spread
@@ -40,7 +40,7 @@ def _parts(advice: Advice, look: Look, tokens: int | None) -> Iterator[Renderabl
     look = look.fitted(int(best.verdict.device.high))
     yield _headline(ranking, best, look)
     yield asked(best.tried.answer, look)
-    yield row("Run", "bold", (command(ranking, best),), look)
+    yield command_row("Run", command(ranking, best), look)
     if ranking.plans:
         yield _table(ranking, look)
     if best.time is not None and ranking.plans:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Result
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.report.bars import Look
-from memsheet.report.layout import flow, one_line, printed, row
+from memsheet.report.layout import command_row, flow, one_line, printed, row
 from memsheet.report.plan_story import plain_table
 from memsheet.report.serve_words import command, cut, formats, short, spread
 from memsheet.search.pooled import POOLED
@@ -40,7 +40,7 @@ def _parts(found: Deployment, look: Look) -> Iterator[RenderableType]:
     best = found.plans[0]
     yield row(*HEADLINE[best.holds], _verdict(found, best, look), look)
     yield _asked(found, look)
-    yield row("Run" if best.in_all else "Nearest", "bold", (command(found, best),), look)
+    yield command_row("Run" if best.in_all else "Nearest", command(found, best), look)
     if found.ways:
         yield row("Would hold", "bold", ("\n".join(_ways(found)),), look)
     yield _table(found, look)
