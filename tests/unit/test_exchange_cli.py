@@ -89,6 +89,20 @@ def test_plans_and_sheets_hold_plans(capsys: Any, monkeypatch: Any, wrapped: dic
     assert json.loads(out)["zero_optimization"]["stage"] == 2
 
 
+def test_another_engine_than_the_best_one_is_told(capsys: Any, monkeypatch: Any) -> None:
+    best = {"plan": {**PLAN, "engine": "megatron", "zero": 1}, "step_time_s": {"value": 15.0}}
+    own = {"plan": PLAN, "step_time_s": {"value": 16.6}}
+    for document, word in (
+        ({"plans": [best], "by_engine": {"deepspeed": own}}, "15 s"),
+        ({"plans": [own], "by_engine": {"megatron": best}}, ""),
+    ):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(json.dumps(document).encode())))
+        code, out, err = ask(capsys, "export", "-", "--to", "deepspeed")
+        assert (code, json.loads(out)["zero_optimization"]["stage"]) == (0, 2)
+        assert word in err
+        assert ("megatron does not run" in err) == bool(word)
+
+
 @pytest.mark.parametrize(
     ("document", "more", "word"),
     [

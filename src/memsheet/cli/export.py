@@ -18,6 +18,7 @@ from memsheet.errors import Problem, refuse, require
 from memsheet.exchange import Files, find_format, of_version, told, write
 from memsheet.exchange.together import asked_of
 from memsheet.report.json import dumps, plan_document, sheet_document
+from memsheet.report.plan_words import seconds
 from memsheet.resolve_attention import has_experts
 from memsheet.spec.exchange import Format
 from memsheet.units import format_bytes
@@ -117,6 +118,8 @@ def picked(document: Mapping[str, Any], number: int | None, engines: Sequence[st
     if "plans" in document:
         plans = document["plans"]
         if number is None and (fitting := _runs(document, engines)) is not None:
+            if line := _another(plans, fitting):
+                print(f"note: {line}", file=sys.stderr)
             plans, number = [fitting], 1
         count = len(plans) if isinstance(plans, list) else 0
         if not 1 <= (number or 1) <= count:
@@ -136,6 +139,23 @@ def _runs(document: Mapping[str, Any], engines: Sequence[str]) -> Any:
     others = [best[engine] for engine in engines if engine in best] if isinstance(best, Mapping) else []
     every = [*document["plans"], *others] if isinstance(document["plans"], list) else []
     return next((one for one in every if isinstance(one, Mapping) and _engine(one) in engines), None)
+
+
+def _another(plans: Any, taken: Mapping[str, Any]) -> str:
+    """What is said where the best plan is of an engine that these files are not for: another was taken, and what that costs."""
+    best = plans[0] if isinstance(plans, list) and plans and isinstance(plans[0], Mapping) else taken
+    if _engine(best) == _engine(taken):
+        return ""
+    times = [f"{_engine(one)}'s takes {seconds(float(time))} a step" for one in (best, taken) if (time := _step(one)) is not None]
+    return f"the best plan of {_engine(taken)} is taken, as {_engine(best)} does not run these files" + (
+        f"; {', '.join(times)}" if len(times) == 2 else ""
+    )
+
+
+def _step(one: Mapping[str, Any]) -> Any:
+    times = one.get("step_time_s")
+    value = times.get("value") if isinstance(times, Mapping) else None
+    return value if isinstance(value, int | float) else None
 
 
 def _engine(one: Mapping[str, Any]) -> Any:
