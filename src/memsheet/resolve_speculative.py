@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memsheet.gaps import Gaps
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import LinearAttention, ModelSpec, Recurrent, StateSpace
+from memsheet.spec.model import Attention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.spec.plan import Mesh, Speculative, SpeculativeMethod
 from memsheet.spec.speculative import HEADS, SHORTENED_SINCE, STEPS, methods_of, version_of
 
@@ -33,6 +33,7 @@ def speculative_of(
     else:
         _check_engine(gaps, engine, mesh, method, sequences)
         _check_model(gaps, engine, method, model)
+        _check_heads_cut(gaps, mesh, method, model)
     return Speculative(method=method, tokens=_tokens(gaps, engine, method, model), model=gaps.request.get("speculative.model"))
 
 
@@ -103,6 +104,16 @@ def _check_model(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: M
         gaps.wrong(
             METHOD, method.value, f"keeps recurrent states of every drafted token, which is not modelled for {engine.name}", "--engine vllm"
         )
+
+
+def _check_heads_cut(gaps: Gaps, mesh: Mesh, method: SpeculativeMethod, model: ModelSpec | None) -> None:
+    """A draft is cut over the ranks that cut the model, and so are its heads."""
+    draft = model.draft if model is not None and method not in WITHOUT_MODEL else None
+    blocks = [block for stack in draft.stacks for run in stack.runs for block in run.pattern] if draft else []
+    for heads in sorted({m.heads for block in blocks for m in block.mixers if isinstance(m, Attention | LatentAttention)}):
+        if heads % int(mesh.tp):
+            reason = f"has {heads} attention heads, which {mesh.tp} tensor-parallel ranks do not divide"
+            gaps.wrong("speculative.model", gaps.request.get("speculative.model"), reason, "another draft, or fewer ranks")
 
 
 def _check_length(gaps: Gaps, model: ModelSpec, draft: ModelSpec) -> None:

@@ -44,6 +44,16 @@ QUESTIONS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "serve-deepseek-v2-latent": ("infer", "deepseek-v2", {"gpus": "8xH200-141GB", "max_model_len": 32768, "sequences": 64}),
     "serve-jamba-v0.1-hybrid": ("infer", "jamba-v0.1", {"gpus": "2xH100-80GB", "pp": 2, "max_model_len": 32768, "sequences": 4}),
     "serve-gpt-oss-20b-as-released": ("infer", "gpt-oss-20b", {"gpus": "1xH100-80GB", "max_model_len": 16384, "sequences": 16}),
+    "serve-llama-3.1-8b-adapters": (
+        "infer", "llama-3.1-8b", {"gpus": "2xH100-80GB", "engine": "vllm", "max_model_len": 8192, "lora_rank": 16, "max_loras": 4},
+    ),
+    "serve-llama-3.1-70b-draft": (
+        "infer", "llama-3.1-70b",
+        {"gpus": "4xH100-80GB", "engine": "vllm", "max_model_len": 8192, "speculative": "draft", "draft_model": "llama-3.2-1b", "speculative_tokens": 4},
+    ),
+    "serve-deepseek-v3-groups": (
+        "infer", "deepseek-v3", {"gpus": "8xH200-141GB", "engine": "sglang", "max_model_len": 8192, "attn_dp": 4, "memory_fraction": 0.85},
+    ),
     "load-mixtral-8x7b": ("infer", "mixtral-8x7b", {"gpus": "2xH100-80GB", "phase": "load"}),
 }  # fmt: skip
 

@@ -142,8 +142,8 @@ def _refused(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator
         yield flow((words, f"{missing} are missing."), look.width, between="; ")
     shorter = ("a shorter --max-model-len", "fewer --sequences (a smaller sampler)") if length > 1 else ()
     fewer = ("fewer --max-loras, a smaller --lora-rank",) if plan.served_adapters is not None else ()
-    fewer += ("no --speculative",) if plan.speculative is not None else ()
-    options = (*shorter, *fewer, "a larger --memory-fraction", "a larger --tp", "--quantize fp8")
+    drafts = ("no --speculative",) if plan.speculative is not None else ()
+    options = (*shorter, *fewer, *drafts, "a larger --memory-fraction", "a larger --tp", "--quantize fp8")
     yield flow(("What makes room:", *options), look.width, between="  ")
 
 
