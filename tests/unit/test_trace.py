@@ -59,24 +59,44 @@ def test_a_step_of_ones_own_is_traced_to_the_byte():
     assert answer.trace["peak"]["line"].startswith("custom_step.py:")
 
 
+NOTEBOOK = """
+import json, torch
+from memsheet import trace_step
+from memsheet.sheet import Instant
+
+def build():
+    weight = torch.zeros(1000, 500, requires_grad=True)
+    def step():
+        (weight.square()).sum().backward()
+        weight.grad = None
+    return step
+
+BEFORE
+answer = trace_step(build)
+print(json.dumps([answer.sheets[0].at(Instant.LOAD).value, answer.sheets[0].at(Instant.FORWARD).value, answer.parameters]))
+"""
+
+
+def notebook(before=""):
+    """A fresh interpreter, as a notebook's kernel is: a trace there is a fork of it."""
+    pytest.importorskip("torch")
+    return subprocess.run(
+        [sys.executable, "-c", NOTEBOOK.replace("BEFORE", before)], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
 def test_a_step_from_a_notebook():
-    torch = pytest.importorskip("torch")
-
-    def build():
-        weight = torch.zeros(1000, 500, requires_grad=True)
-
-        def step():
-            (weight.square()).sum().backward()
-            weight.grad = None
-
-        return step
-
-    answer = trace_step(build)
+    load, forward, parameters = json.loads(notebook().stdout)
     matrix = 4 * 500_000
     # weight, its square is let go by the sum; backward: 2 * weight, then times the incoming gradient
-    assert answer.sheets[0].at(Instant.LOAD).value == matrix
-    assert answer.sheets[0].at(Instant.FORWARD).value >= 2 * matrix
-    assert answer.parameters == 0
+    assert load == matrix
+    assert forward >= 2 * matrix
+    assert parameters == 0
+
+
+def test_a_notebook_that_ran_a_backward_pass_is_told_what_to_do():
+    told = notebook("torch.zeros(1, requires_grad=True).sum().backward()").stderr
+    assert "backward pass ran in this process before" in told
 
 
 def test_values_are_refused_with_the_persons_own_line(tmp_path):

@@ -21,6 +21,8 @@ CURES = {
 }  # fmt: skip
 """Kinds of errors that torch raises on fake tensors (torch/_subclasses/fake_tensor.py), in words, with the usual cure."""
 
+FORKED, FRESH = "autograd's threading", "a backward pass ran in this process before; trace in a fresh interpreter or notebook kernel, first of all"
+"""Of an error of torch in a forked process (torch/csrc/autograd/engine.cpp, in_bad_autograd_fork), and its cure."""
 VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
 """Those for which the author of the code alone can do something."""
 
@@ -56,6 +58,8 @@ def explained(error: BaseException, name: str) -> dict[str, str]:
         if not frames and kind in VALUES:
             hint = "a model whose own code does so cannot be traced; `memsheet train` answers from formulas where it knows the family"
         return {"where": where, "reason": f"{reason}{line} ({type(error).__name__}: {_first_line(error)})", "hint": hint}
+    if FORKED in str(error):
+        return {"where": where, "reason": f"raised {type(error).__name__}: {_first_line(error)}", "hint": FRESH}
     return {
         "where": where, "reason": f"raised {type(error).__name__}: {_first_line(error)}{line}",
         "hint": f"does it run by itself, outside memsheet? --debug shows where (Python {sys.version_info[0]}.{sys.version_info[1]})",
