@@ -15,6 +15,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import events_document, sheet_of, timeline_from
+from memsheet.trace.cures import explained
 from memsheet.trace.parent import trace_in_child
 from memsheet.tracing import Options, trace, trace_file, trace_step
 
@@ -71,7 +72,6 @@ def build():
         weight.grad = None
     return step
 
-BEFORE
 answer = trace_step(build)
 print(json.dumps([answer.sheets[0].at(Instant.LOAD).value, answer.sheets[0].at(Instant.FORWARD).value, answer.parameters]))
 """
@@ -95,8 +95,9 @@ def test_a_step_from_a_notebook():
 
 
 def test_a_notebook_that_ran_a_backward_pass_is_told_what_to_do():
-    told = notebook("torch.zeros(1, requires_grad=True).sum().backward()").stderr
-    assert "backward pass ran in this process before" in told
+    error = RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing. See a page.")
+    assert "fresh interpreter" in explained(error, "step.py")["hint"]
+    assert "fresh interpreter" not in explained(RuntimeError("other"), "step.py")["hint"]
 
 
 def test_values_are_refused_with_the_persons_own_line(tmp_path):
