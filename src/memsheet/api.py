@@ -15,10 +15,12 @@ from memsheet.errors import Problem, refuse, require
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
+from memsheet.resolve_length import length_notes
+from memsheet.resolve_version import version_notes
 from memsheet.sheet import Sheet
 from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
-from memsheet.spec.hardware import unsupported
+from memsheet.spec.hardware import eight_bit_cache, unsupported
 from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
@@ -127,9 +129,11 @@ def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[
 
 def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True) -> Answer:
     """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit."""
+    request, said = with_method(request)
     spec = drafted(spec, request)
     resolved = resolve(request, spec, cluster)
-    require(unsupported(resolved.plan, cluster) if cluster else ())
+    resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
+    require(unsupported(resolved.plan, cluster, spec) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
     serving = _serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
     verdict = judge_on(sheets, cluster) if cluster else None
@@ -143,7 +147,13 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
         from memsheet.search.prompts import prompts_that_fit
 
         serving = {**(serving or {}), **prompts_that_fit(spec, request, cluster)}
-    return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=(*spec.source.notes, *_notes(resolved)), serving=serving)
+    if fix and cluster and serving and verdict and "short_bytes" in serving and serving["short_bytes"].high > 0:
+        from memsheet.search.rooms import makes_room
+
+        serving = {**serving, **makes_room(spec, request, cluster, serving["short_bytes"])}
+    notes = (*spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
+    notes += _caution(resolved.plan, cluster, spec)
+    return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=notes, serving=serving)
 
 
 def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:
@@ -156,6 +166,11 @@ def _notes(resolved: Resolved) -> tuple[str, ...]:
     if _prompts_unknown(resolved.plan):
         return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
     return ()
+
+
+def _caution(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> tuple[str, ...]:
+    words = eight_bit_cache(plan, cluster.device, spec) if cluster else ""
+    return (words,) if words else ()
 
 
 def _prompts_unknown(plan: Plan) -> bool:
@@ -182,6 +197,13 @@ def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster |
         model=nothing, parameters=parameters, active_parameters=parameters, plan=resolved.plan, assumed=resolved.assumed, cluster=cluster,
         sheets=(sheet,), verdict=verdict, notes=("states only: activations, gathered layers and buffers need a model's config",),
     )  # fmt: skip
+
+
+def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """The request with a method of drafting where it names a model that drafts and no method, and what was taken for granted."""
+    if request.get("task") != "infer" or request.get("speculative.model") is None or request.get("speculative.method") is not None:
+        return request, ()
+    return {**request, "speculative.method": "draft"}, ("speculative.method = draft (a model that drafts is named)",)
 
 
 def drafted(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:

@@ -67,16 +67,32 @@ def lines(answer: Answer) -> Iterator[str]:
     room = format_bytes(cluster.device.framework_bytes, headroom=True)
     yield f"{printable(answer.model.name)} {WORDS[verdict.result]} on {cluster.count}x{cluster.device.name}"
     yield (
-        f"  needs {format_bytes(int(verdict.device.value))} ({format_bytes(low)} to {format_bytes(high)}) of {room} a GPU, "
+        f"  needs {format_bytes(int(verdict.device.value))} ({format_bytes(low, headroom=True)} to {format_bytes(high)}) of {room} a GPU, "
         f"rank {verdict.rank} in {verdict.instant.value}"
     )
-    if verdict.headroom_bytes < 0:
+    if lacking := pool_words(answer):
+        yield f"  {lacking}"
+    elif verdict.headroom_bytes < 0:
         yield f"  {format_bytes(-verdict.headroom_bytes)} too much"
     if verdict.host_short_bytes:
         yield f"  a node lacks {format_bytes(verdict.host_short_bytes)} of host memory"
     largest = ", ".join(f"{component.value.replace('_', ' ')} {format_bytes(int(held.value))}" for component, held in verdict.largest)
     yield f"  largest: {largest}"
     yield from _cure(verdict, tried=answer.plan.task == "train" and bool(answer.model.model_type))
+
+
+def pool_words(answer: Answer) -> str:
+    """What a server's pool lacks, which a card with room left does not help; nothing where it is large enough."""
+    facts, plan = answer.serving or {}, answer.plan
+    short = facts.get("short_bytes")
+    if short is None or short.high <= 0:
+        return ""
+    tokens = int(facts["budget"].get("needs_tokens") or plan.max_model_len or 0)
+    sure = "lacks" if short.low > 0 else "may lack"
+    missing = format_bytes(int(short.value if short.value > 0 else short.high))
+    whom = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
+    share = f"{plan.memory_fraction:g} of the card" if plan.memory_fraction else "the card"
+    return f"the cache {sure} {missing}{whom}: {plan.engine} may take {share}, beside which room is of no use (max_model_len, memory_fraction)"
 
 
 def _cure(verdict: Verdict, *, tried: bool) -> Iterator[str]:

@@ -11,6 +11,9 @@ from memsheet.errors import require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
 from memsheet.resolve_attention import MESH, attention_groups, check_groups
+from memsheet.resolve_cache import kv_dtype_of
+from memsheet.resolve_cut import cut_hint, rest_over
+from memsheet.resolve_length import too_long
 from memsheet.resolve_lora import BY_ENGINE, served_adapters_of
 from memsheet.resolve_options import switches
 from memsheet.resolve_serving import (
@@ -23,7 +26,8 @@ from memsheet.resolve_serving import (
     usual_options,
 )
 from memsheet.resolve_speculative import speculative_of
-from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, kv_dtype_of, llama_options, precision_of, quantization_of
+from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, llama_options, precision_of, quantization_of
+from memsheet.resolve_version import check_version
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
@@ -72,7 +76,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         )  # fmt: skip
     for key, harmless in UNMODELLED.items():
         value = request.get(key)
-        if value is not None and value not in harmless and key not in engine.models:
+        if value is not None and value not in harmless and key not in engine.models and key not in OTHER_TASK[task]:
             gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
     for key, harmless in OTHER_TASK[task].items():
         value = request.get(key)
@@ -81,12 +85,13 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
             unread = f"is not modelled for adapters that {engine.name} serves" if beside else f"has no meaning in {task}"
             hint = f"merged, an adapter costs nothing; beside a model: {', '.join(BY_ENGINE)}" if beside else "leave it out"
             gaps.wrong(key, value, unread, hint)
+    check_version(gaps, engine)
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
     adapter = None if task == "infer" and engine.name in BY_ENGINE else adapter_of(gaps, model, engine)
     card = cluster if engine.server == "transformers" else None  # whose capability decides whether transformers dequantizes
     quantization = quantization_of(gaps, model, engine, task, adapter, card)
-    precision = precision_of(gaps, engine, task, adapter, model)
+    precision = precision_of(gaps, engine, task, adapter, model, cluster.device if cluster else None)
     served_adapters = served_adapters_of(gaps, engine, model, mesh, precision)
     usual = usual_options(gaps, engine, mesh, model, cluster)
     sequences = _sequences(gaps, task, usual.get("serving.max_sequences"))
@@ -98,15 +103,15 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         seq_len=_seq_len(gaps, task, model), vocab_multiple=_vocab_multiple(gaps, engine, mesh), precision=precision, served_adapters=served_adapters,
         optimizer=_optimizer(gaps, engine) if task == "train" else None,
         recompute=_recompute(gaps, engine, model),
-        attention=attention_of(gaps, engine, model),
+        attention=attention_of(gaps, engine, model, cluster),
         loss=gaps.choice("loss", _usual_loss(gaps, engine, mesh), engine.losses, engine.name) if task == "train" else Loss.PLAIN,
         dropout=float(gaps.get("dropout", 0.0, silent=True)), adapter=adapter, quantization=quantization,
         offload=_offload(gaps, engine), expandable_segments=gaps.get("allocator.expandable_segments", False, silent=True),
-        kv_dtype=kv_dtype_of(gaps, precision, engine),
-        max_model_len=_max_model_len(gaps, task, model, served=bool(usual) or engine.server == "llama_cpp"),
+        kv_dtype=kv_dtype_of(gaps, precision, engine, model),
+        max_model_len=_max_model_len(gaps, task, model, engine, served=bool(usual) or engine.server == "llama_cpp"),
         max_sequences=sequences,
         prompt_tokens=gaps.get("serving.prompt_tokens", silent=True), phase=gaps.get("phase", silent=True),
-        **{**server_options(gaps, usual), **llama_options(gaps, engine, task)},
+        **{**server_options(gaps, usual, engine, model), **llama_options(gaps, engine, task)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
@@ -179,8 +184,7 @@ def _mesh(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, mo
         rest = ("dp_shard" if zero else "dp_replicate") if task == "train" else "tp" if "tp" in engine.serving_axes else "pp"
         if given[rest] is not None:
             gaps.wrong("gpus", gpus, f"is not the mesh's product {product}", f"leave {rest} out and it takes the rest")
-        degrees[rest] *= gpus // product
-        gaps.assumed.append(f"mesh.{rest} = {degrees[rest]}")
+        rest_over(gaps, degrees, rest, gpus // product, engine, model)
     if task == "infer" and engine.experts_whole:
         attention_groups(gaps, degrees, engine, model)
     axes = engine.serving_axes if task == "infer" else engine.axes if model is not None else (*engine.axes, *engine.bare_axes)
@@ -228,10 +232,12 @@ def _divisibility(gaps: Gaps, mesh: Mesh, model: ModelSpec) -> None:
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     for heads in sorted({m.heads for b in blocks for m in b.mixers if isinstance(m, Attention | LatentAttention)}):
         if heads % max(1, mesh.attention_tp):
-            gaps.wrong("mesh.tp", mesh.tp, f"does not divide the {heads} attention heads of {model.name}")
+            hint = cut_hint(model, {"tp": mesh.tp, "attn_dp": mesh.attn_dp}, gaps.request.get("task", "train"))
+            gaps.wrong("mesh.tp", mesh.tp, f"does not divide the {heads} attention heads of {model.name}", hint)
     for kv in sorted({m.kv_heads for b in blocks for m in b.mixers if isinstance(m, Attention)}):
         if kv % (own := max(1, mesh.attention_tp)) and own % kv:
-            gaps.wrong("mesh.tp", mesh.tp, f"neither divides the {kv} key/value heads of {model.name} nor is a multiple of them")
+            hint = cut_hint(model, {"tp": mesh.tp, "attn_dp": mesh.attn_dp}, gaps.request.get("task", "train"))
+            gaps.wrong("mesh.tp", mesh.tp, f"neither divides the {kv} key/value heads of {model.name} nor is a multiple of them", hint)
     for experts in sorted({b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)}):
         if experts % mesh.ep:
             gaps.wrong("mesh.ep", mesh.ep, f"does not divide the {experts} experts of {model.name}")
@@ -303,7 +309,7 @@ def _seq_len(gaps: Gaps, task: str, model: ModelSpec | None) -> int:
     return seq_len or 0
 
 
-def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, *, served: bool) -> int | None:
+def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, engine: Engine, *, served: bool) -> int | None:
     given: int | None = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
     if given is None and prompt is not None and output is not None:
@@ -317,6 +323,9 @@ def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, *, served: bo
         gaps.wrong("serving.max_model_len", None, "is missing; the cache depends on it", "for example --max-model-len 8192")
     if task == "infer" and given != gaps.request.get("seq_len"):
         check_positions(gaps, "serving.max_model_len", given, model)
+    if task == "infer":
+        key = "serving.max_model_len" if gaps.request.get("serving.max_model_len") or not gaps.request.get("seq_len") else "seq_len"
+        gaps.problems += [problem for problem in too_long(engine.name, gaps.request.get("engine_version"), model, key, given) if not any(p.field == key for p in gaps.problems)]
     return given
 
 

@@ -23,8 +23,9 @@ def attention_groups(gaps: Gaps, degrees: dict[str, int], engine: Engine, model:
     """
     replicas, tp, groups = degrees["dp_replicate"], degrees["tp"], degrees["attn_dp"]
     told = gaps.request.get("mesh.attn_dp") is not None
-    if groups > 1 and engine.name == "vllm" and model is not None and not has_experts(model):
-        degrees.update(dp_replicate=replicas * groups, tp=max(1, tp // groups), attn_dp=1)
+    whole = tp % groups == 0  # else ``check_groups`` refuses them: nobody has that many GPUs
+    if groups > 1 and whole and engine.name == "vllm" and model is not None and not has_experts(model):
+        degrees.update(dp_replicate=replicas * groups, tp=tp // groups, attn_dp=1)
         gaps.assumed.append(
             f"mesh.dp_replicate = {replicas * groups} (vllm's data-parallel ranks share experts, of which {model.name} has none)"
         )
@@ -56,12 +57,18 @@ def check_groups(gaps: Gaps, mesh: Mesh, engine: Engine, model: ModelSpec | None
         return
     if int(mesh.tp) % groups:
         gaps.wrong(
-            "mesh.attn_dp", groups, f"does not divide the {mesh.tp} tensor-parallel ranks that are its groups", f"a divisor of {mesh.tp}"
+            "mesh.attn_dp", groups, f"does not divide the {mesh.tp} tensor-parallel ranks that are its groups", _ranks_for(groups, int(mesh.tp))
         )
     elif engine.name == "sglang":
         _of_sglang(gaps, mesh, model)
     elif engine.name == "vllm" and version_of(gaps.request.get("engine_version"))[:2] < VLLM_GROUPS_SINCE:
         gaps.wrong("mesh.attn_dp", groups, "does not exist in that release of vllm", "0.8 or newer")
+
+
+def _ranks_for(groups: int, ranks: int) -> str:
+    """What to ask for where the ranks are no multiple of the groups."""
+    more = f"a multiple of {groups} GPUs (--gpus {groups}x…)"
+    return f"{more}, or a divisor of {ranks}" if ranks > 1 else more
 
 
 def _check_dispatch(gaps: Gaps, mesh: Mesh, engine: Engine) -> None:

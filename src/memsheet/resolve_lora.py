@@ -38,6 +38,8 @@ def served_adapters_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, mesh
             gaps.wrong(key, gaps.request[key], "has no meaning in train", "leave it out")
         return None
     if engine.name not in BY_ENGINE or asked == [None, None] or asked[1] == 0:
+        for key in (key for key in ROOM[1:] if gaps.request.get(key) and key in engine.models and engine.name in BY_ENGINE):
+            gaps.wrong(key, gaps.request[key], "is of adapters, and there is room for none", "add --lora-rank 16")
         return None
     kind = gaps.request.get("adapter.kind")
     if kind not in (None, "lora"):

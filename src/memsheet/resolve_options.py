@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memsheet.gaps import Gaps
@@ -16,12 +17,35 @@ def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) ->
         "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
         "context_parallel": _context_parallel(gaps, mesh),
         "image_tokens": _image_tokens(gaps, model),
-        "compile": bool(gaps.get("compile", False, silent=True)),
+        "compile": _compile(gaps, engine),
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
         "routing": _routing(gaps, model),
         "fp8": _fp8(gaps),
         "cuda_graphs": _graphs(gaps),
     }
+
+
+def _compile(gaps: Gaps, engine: Engine) -> bool:
+    """Whether steps run through torch.compile. A server's passes are accounted as it runs them where nobody says: vLLM's V1 compiles
+    (CompilationConfig's level, whose default V1 sets), V0 does not, nor does SGLang (ServerArgs.enable_torch_compile, false).
+    """
+    given: bool | None = gaps.request.get("compile")
+    if engine.name not in SERVED_AS_USUAL or given is None:
+        return bool(given)
+    usual = SERVED_AS_USUAL[engine.name](gaps.request.get("engine_version"))
+    if given != usual:
+        does = "compiles by itself, and passes that are not compiled are" if usual else "does not compile by itself, and compiled passes are"
+        gaps.wrong("compile", given, f"is not modelled for {engine.name}: it {does} not accounted", "leave it out")
+    return given
+
+
+def _of_vllm(version: str | None) -> bool:
+    from memsheet.engines.vllm import release_of
+
+    return release_of(version).lines != "v0"
+
+
+SERVED_AS_USUAL: dict[str, Callable[[str | None], bool]] = {"vllm": _of_vllm, "sglang": lambda _: False}
 
 
 def _sequence_parallel(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> bool:
@@ -43,6 +67,8 @@ def _image_tokens(gaps: Gaps, model: ModelSpec | None) -> int:
     """Of each sequence. Pictures need a tower and room among the words."""
     given: int = gaps.get("image_tokens", 0, silent=True)
     length = gaps.request.get("seq_len")
+    if any(problem.field == "image_tokens" for problem in gaps.problems):
+        return given
     if given and model is not None and not model.towers:
         gaps.wrong("image_tokens", given, f"is for models that take pictures, and {model.name} takes none", "leave it out")
     if length is not None and given > length:

@@ -7,8 +7,10 @@ from typing import Any
 
 from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import Gaps
+from memsheet.resolve_blocks import check_blocks
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Code, Engine
+from memsheet.spec.hardware import FLASH_UNITS, OWN_KERNELS, below
 from memsheet.spec.model import CrossAttention, LatentAttention, ModelSpec
 from memsheet.spec.plan import AttentionKind, Mesh
 
@@ -25,12 +27,17 @@ LIBRARY = frozenset({"transformers", "autotp", "autoawq"})
 """Servers that run the library's own modules."""
 
 
-def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> AttentionKind:
-    """The engine's first; eager where its code is the library's and the family has no sdpa."""
+def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, cluster: Cluster | None = None) -> AttentionKind:
+    """The engine's first; eager where its code is the library's and the family has no sdpa; on cards without FlashAttention what else the engine
+    has, none of which makes a matrix of scores: FlashInfer's or Triton's kernels in vLLM (platforms/cuda.py at 002db49, _get_backend_priorities).
+    """
     serves = gaps.request.get("task") == "infer" and engine.server not in LIBRARY
     library = engine.code is Code.TRANSFORMERS and not serves
     without = sorted(kinds_of(model) & NO_SDPA) if library else []
     default = AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
+    old = cluster is not None and engine.name not in OWN_KERNELS and below(cluster.device, FLASH_UNITS)
+    if old and default is AttentionKind.FLASH and AttentionKind.SDPA in engine.attention:
+        default = AttentionKind.SDPA
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
     if without and kind is AttentionKind.SDPA:
         gaps.wrong("attention", kind.value, f"does not exist for {without[0]} in transformers, which raises", "give --attention eager")
@@ -99,7 +106,7 @@ def usual_options(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | Non
     return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 
-def server_options(gaps: Gaps, usual: Mapping[str, Any]) -> dict[str, Any]:
+def server_options(gaps: Gaps, usual: Mapping[str, Any], engine: Engine, model: ModelSpec | None) -> dict[str, Any]:
     """The fields of a plan that size a server's pool and its batches."""
     found: dict[str, Any] = {"output_tokens": gaps.get("serving.output_tokens", silent=True)}
     if not usual:
@@ -108,6 +115,8 @@ def server_options(gaps: Gaps, usual: Mapping[str, Any]) -> dict[str, Any]:
     found["shared_prefix_tokens"] = int(gaps.request.get("serving.shared_prefix_tokens") or 0)
     for field in ("max_batched_tokens", "page_tokens", "memory_fraction"):
         found[field] = gaps.get(f"serving.{field}", usual[f"serving.{field}"], silent=loading)
+    if engine.name == "vllm":
+        check_blocks(gaps, found["page_tokens"], model)
     if found["memory_fraction"] == 0:
         gaps.wrong("serving.memory_fraction", 0, "leaves the engine nothing", "for example 0.9")
     given = (gaps.request.get(key) for key in ("serving.cuda_graphs", "cuda_graphs"))

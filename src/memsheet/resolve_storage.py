@@ -23,10 +23,11 @@ from memsheet.spec.defaults import (
     TRAINABLE_QUANTIZED,
     UNPACKED,
 )
-from memsheet.spec.device import Cluster
+from memsheet.spec.device import Cluster, Device
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.spec.engine import Code, Engine, Sharding
 from memsheet.spec.gguf_mixes import gguf_named
+from memsheet.spec.hardware import HALF_SINCE, not_served_in, version_of
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision, Quantization
 
@@ -37,7 +38,9 @@ ALL_LINEAR = "all-linear"
 # ---- precision ---------------------------------------------------------------------------------------------------------------
 
 
-def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None) -> Precision:
+def precision_of(
+    gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None, device: Device | None = None
+) -> Precision:
     """The declared dtypes: named, or one by one, or the engine's."""
     name = gaps.request.get("precision.name")
     fields = {k.split(".")[1]: v for k, v in gaps.request.items() if k.startswith("precision.") and k != "precision.name"}
@@ -45,7 +48,8 @@ def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None,
         _check_name(gaps, name, engine, task)
         base = NAMED_PRECISIONS[name]
     elif task == "infer":
-        base = _only(_kept(gaps, model, silent=bool(fields), lowers=engine.served is not None))
+        refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
+        base = _only(_kept(gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused))
     elif adapter is not None:
         base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
         gaps.assumed += [] if fields else [f"precision = bf16 frozen base, {engine.adapter_dtype} adapters"]
@@ -54,6 +58,7 @@ def precision_of(gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None,
         gaps.assumed += [] if fields else [f"precision = {engine.default_precision}"]
     found = _with_fields(base, fields)
     if task == "infer":
+        _check_served_in(gaps, found, engine, model, device)
         return _served(gaps, found)
     if adapter is not None and engine.sharding not in (
         Sharding.DEEPSPEED,
@@ -75,12 +80,27 @@ def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
         gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
 
 
-def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = False) -> DType:
+def _check_served_in(gaps: Gaps, found: Precision, engine: Engine, model: ModelSpec | None, device: Device | None) -> None:
+    """A dtype that the server refuses for the card or the family."""
+    refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
+    if (reason := refused.get(found.compute)) is not None:
+        asked = any(key.startswith("precision.") for key in gaps.request)
+        left = ", ".join(dtype.name for dtype in (BF16, FP16, FP32) if dtype not in refused)
+        gaps.wrong("precision.compute", found.compute.name, reason, f"leave the precision out, and it takes {left.split(', ')[0]}" if asked else left)
+
+
+def _kept(
+    gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None
+) -> DType:
     """What weights are served in: the file's dtype where it is one of the three that are computed in. ``lowers``: a server makes 16 bits of
     fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang v0.5.23 configs/model_config.py _get_and_verify_dtype).
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None
     kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
+    if refused and kept in refused and version_of(gaps.request.get("engine_version")) >= HALF_SINCE:
+        other = next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
+        gaps.assumed += [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})".replace(" in vllm, which stops at its start", "")]
+        return other
     odd = (
         f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)"
         if model and model.dtype and stored is not kept
@@ -191,15 +211,6 @@ def _with_fields(base: Precision, fields: Mapping[str, Any]) -> Precision:
         master_weights=master if "master_weights" in fields else base.master_weights if not fields else None,
         moments=pick("moments", base.moments),
     )  # fmt: skip
-
-
-def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None) -> DType:
-    """The cache's format: as the plan says, else what is computed in; llama.cpp's is fp16 whatever the file stores."""
-    given = gaps.request.get("serving.kv_dtype")
-    usual = FP16 if engine is not None and engine.server == "llama_cpp" else precision.compute
-    found = dtype_named(given) if given else usual
-    assert found is not None
-    return found
 
 
 MODES = ("serving.mla_mode", "serving.fused_moe")

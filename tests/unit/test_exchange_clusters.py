@@ -226,5 +226,7 @@ def test_a_job_agrees_with_the_schema_of_its_kind(nodes: int, switched: bool | N
 
 
 def test_another_kind_of_object_is_not_taken_for_a_job() -> None:
-    found = reading("apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n")
-    assert dict(found.unmodelled) == {"kind": "Deployment"}
+    with pytest.raises(InputError, match="no server's command"):
+        reading("apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n")
+    found = reading("apiVersion: kubeflow.org/v1\nkind: MPIJob\nmetadata:\n  name: a\n")
+    assert dict(found.unmodelled) == {"kind": "MPIJob"}

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "length-without-room": (f"{V} -tp 2 --max-num-seqs 64", {"model": "llama-3.1-70b", "gpus": "2xH100-80GB"}),
     "length-beyond-model": (f"{V} --max-model-len 262144", {}),
     "copied-cache": (f"{S} --tp 8 --context-length 8192", {"model": "deepseek-v3", "gpus": "8xH200"}),
-    "preempted-sequences": (f"{V} --max-model-len 32768 --max-num-seqs 1024", {}),
+    "preempted-sequences": (f"{V} --max-model-len 32768 --max-num-seqs 2048", {}),
     "no-graphs": (f"{V} {SMALL} --enforce-eager", {}),
     "fp8-without-units": (f"{V} {SMALL} --kv-cache-dtype fp8", {"gpus": "1xA100-80GB"}),
     "batch-below-length": (f"{V} {SMALL} --no-enable-chunked-prefill --max-num-batched-tokens 4096", {}),

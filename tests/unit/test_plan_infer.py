@@ -222,8 +222,13 @@ def test_latencies_read_and_said() -> None:
 
 
 def test_most() -> None:
-    assert [most(limit, lambda n: n <= 7) for limit in (0, 1, 7, 8, 1000)] == [0, 1, 7, 7, 7]
-    assert most(10, lambda _: False) == 0
+    assert [most(limit, float, 7.0) for limit in (0, 1, 7, 8, 1000)] == [0, 1, 7, 7, 7]
+    assert most(10, lambda _: 2.0, 1.0) == 0
+    stairs = (lambda n: float(n // 16), lambda n: n**3.0, lambda n: n**0.25, lambda n: 0.0 if n < 77 else 9.0 + n)
+    for seconds in stairs:  # whatever the line between two counts is like, the edge is the one that looking at each of them finds
+        for asked in (0.0, 1.0, 2.5, 3.0, 500.0):
+            kept = [n for n in range(1, 200) if seconds(n) <= asked]
+            assert most(199, seconds, asked) == max(kept, default=0)
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -49,7 +49,7 @@ def test_columns_of_a_small_job_are_in_a_unit_that_shows_it():
 
 def test_the_verdict_comes_first_in_words_with_its_headroom():
     first = " ".join(screen(answers.answer(), width=80).split("\n\n")[0].split())
-    assert first.startswith("DOES NOT FIT needs 303.4 GiB of 79.2 GiB per GPU")
+    assert first.startswith("DOES NOT FIT needs 303.37 GiB of 79.25 GiB per GPU")
     assert "too much" in first
     assert "all 8 ranks alike" in first
     assert "peak in backward" in first
@@ -59,8 +59,9 @@ def test_the_verdict_comes_first_in_words_with_its_headroom():
 
 def test_a_need_is_rounded_up_and_a_headroom_down():
     text = screen(answers.answer(activations=2, gpus="8xB200"), width=120)
-    assert "needs 145.4 GiB of 178.3 GiB" in text  # 145.37 and 178.34
-    assert "32.9 GiB free" in text  # 32.97
+    assert "needs 145.37 GiB of 178.34 GiB" in text  # 145.366 and 178.349
+    assert "32.98 GiB free" in text  # 32.983
+    assert text.count("145.37") == 2  # as in the table
 
 
 def test_the_three_totals_are_all_there_and_differ():
@@ -81,7 +82,7 @@ def test_without_gpus_there_is_no_verdict():
 
 def test_decimal_units_are_used_throughout():
     text = screen(answers.answer(), width=120, decimal=True)
-    assert "needs 325.8 GB of 85.0 GB per GPU" in text
+    assert "needs 325.74 GB of 85.09 GB per GPU" in text
     lines = [line for line in text.splitlines() if "GiB" in line]
     assert len(lines) == 1  # the sentence that says both
     assert lines[0].startswith("Model states")

@@ -78,11 +78,11 @@ def test_no_line_is_wider_than_the_screen(case, width):
 
 def test_the_verdict_comes_first_with_its_headroom():
     first = " ".join(screen("seq-len").split("\n\n", maxsplit=1)[0].split())
-    assert first.startswith("FITS sequences of up to 32,768 tokens · needs 173.4 GiB of 178.3 GiB per GPU")
+    assert first.startswith("FITS sequences of up to 32,768 tokens · needs 173.37 GiB of 178.34 GiB per GPU")
     assert "rank 0 of 8, peak in backward" in first
     assert " free · " in first
     least = " ".join(screen("nothing").split("\n\n", maxsplit=1)[0].split())
-    assert least.startswith("NOTHING FITS the least, 64 tokens, needs 303.4 GiB")
+    assert least.startswith("NOTHING FITS the least, 64 tokens, needs 303.37 GiB")
     assert "too much" in least
 
 
@@ -95,7 +95,7 @@ def test_what_lies_between_is_said_to_be_uncertain():
 
 def test_what_only_may_fit_is_uncertain():
     first = " ".join(screen("unsure").split())
-    assert first.startswith("UNCERTAIN sequences of up to 34,176 tokens may fit, none is sure to · needs 178.3 GiB")
+    assert first.startswith("UNCERTAIN sequences of up to 34,176 tokens may fit, none is sure to · needs 178.27 GiB")
     assert "the least" in first
 
 

@@ -81,7 +81,7 @@ def test_a_plan_without_it_says_nothing_of_it() -> None:
 @pytest.mark.parametrize(
     ("asked", "field"),
     [
-        ({"speculative_tokens": 3}, "speculative.tokens"), ({"draft_model": "llama-3.2-1b"}, "speculative.model"),
+        ({"speculative_tokens": 3}, "speculative.tokens"), ({"draft_model": "llama-3.2-1b"}, "speculative.tokens"),
         ({"speculative": "draft", "speculative_tokens": 3}, "speculative.model"), ({**DRAFT, "draft_tp": 2}, "speculative.tp"),
         ({**DRAFT, "draft_model": "qwen3-0.6b"}, "speculative.model"), ({"speculative": "mtp", "speculative_tokens": 1}, "speculative.method"),
         ({"speculative": "ngram"}, "speculative.tokens"), ({**DRAFT, "engine_version": "0.11.0"}, "speculative.method"),

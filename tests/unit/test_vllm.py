@@ -59,7 +59,7 @@ PER_TOKEN = {  # layers · (2 · key/value heads · head size, or latent and rot
 
 @pytest.mark.parametrize(("name", "per_token"), PER_TOKEN.items())
 def test_cache_bytes_a_token(name: str, per_token: int) -> None:
-    assert facts(name, gpus="4xH200")["kv_bytes_per_token"] == per_token
+    assert facts(name, gpus="4xH200", max_model_len=2048)["kv_bytes_per_token"] == per_token
 
 
 def test_a_block_of_a_uniform_model_has_a_page_of_every_layer() -> None:

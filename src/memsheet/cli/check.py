@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,14 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.export import PLAN, SHEET, picked
 from memsheet.cli.flags import JobFlags, OutputFlags, PlanFlags, values
+from memsheet.cli.recognised import of_folders, recognised, unasked
 from memsheet.errors import InputError, refuse, require
-from memsheet.exchange import read_text
+from memsheet.exchange import as_released
+from memsheet.exchange.doubts import another_model, left_open
 from memsheet.exchange.lint import Case, Found, Rule, lint
+from memsheet.spec.of_the_script import of_the_script
 from memsheet.exchange.together import together
-from memsheet.readers.guard import MAX_JSON_BYTES, is_folder, parse_json, parse_yaml, read_bytes, read_json
+from memsheet.readers.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
 from memsheet.report.checked import Checked, checked_document, render_checked
 from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus
@@ -32,7 +35,6 @@ ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 NAMED = ("torchtitan_config.py",)  # other code of a folder is no configuration
 NO_START = 2
 DRAFT = "speculative.model"
-PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NOT_MODELLED = "the files set what the sheet does not hold"
 
 
@@ -56,6 +58,8 @@ def check(
         screen.write(render_checked(checked, look))
     if checked.stops or (checked.answer is None and checked.why_not):
         return NO_START
+    if checked.no_model and checked.on_cards:
+        return jobs.EXIT[Result.UNCERTAIN]
     return jobs.EXIT[checked.result] if checked.result else 0
 
 
@@ -64,9 +68,11 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     if question["parameters"] is not None:
         raise refuse("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
     texts, document = gathered(files, question.pop("plan", None))
-    reads = {name: _bundled(read_text(name, text, PARSERS)) for name, text in texts.items()}
+    reads, skipped = recognised(texts, of_folders(files, texts))
+    reads = {name: _bundled(read) for name, read in reads.items()}
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
+    reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
     gpus = question["gpus"] or _cards(document.get("gpus"), reads)
     whole = together(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
     require(whole.problems)
@@ -76,16 +82,18 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)
     spec = answer.model if answer else _model(name)
     case = Case(
-        reads=reads, texts=texts, together=whole, answer=answer, model=spec, ask=lambda changes: _changed(ask, whole.request, changes)
+        reads=reads, texts=texts, together=whole, answer=answer, model=spec, ask=_once(lambda changes: _changed(ask, whole.request, changes)),
+        bundled=_bundled_name,
     )
     mistakes = lint(case)
     moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
-    unnamed = () if name else (_unnamed(reads),)
-    doubt = _doubt(reads, answer, moved)
+    doubt = _doubt(reads, answer, moved, flags)
+    if answer and answer.verdict and answer.verdict.result is Result.FITS:  # with more than the sheet is of, what does not fit still does not
+        doubt = "; ".join((*filter(None, (doubt,)), *of_the_script(reads, whole.request, (request, flags))))
     return Checked(
-        reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed, *unnamed), mistakes=mistakes, moved=moved,
-        doubt=doubt,
+        reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
+        doubt=doubt, not_read=skipped, no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
     )  # fmt: skip
 
 
@@ -144,6 +152,13 @@ def _bundled(read: Read) -> Read:
     return replace(read, request={**read.request, DRAFT: found["name"]}) if found else read
 
 
+def _bundled_name(served: str) -> str | None:
+    from memsheet.catalog import find_model
+
+    found = find_model(served) if served else None
+    return str(found["name"]) if found else None
+
+
 def _strange(reads: Mapping[str, Read], told: Mapping[str, Any]) -> tuple[str, ...]:
     """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks up for it."""
     from memsheet.catalog import find_model
@@ -159,7 +174,12 @@ def _served(reads: Mapping[str, Read]) -> str | None:
 
 def _unnamed(reads: Mapping[str, Read]) -> str:
     served = _served(reads)
-    return f"{served} is no bundled model, so there is no sheet: --model" if served else "no model is named, so there is no sheet: --model"
+    return f"{served} is no bundled model: --model names one, or its config.json" if served else "no model is named: --model"
+
+
+def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> Read:
+    """The file as the engine's release has it: a flag's before the file's own, which is before the plan's beside it."""
+    return as_released(read, flags.get("engine_version") or read.request.get("engine_version") or planned.get("engine_version"))
 
 
 def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
@@ -186,6 +206,19 @@ def _changed(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mappin
         return _train(ask, {**request, **changes}, fix=False)
     except InputError:
         return None
+
+
+def _once(ask: Callable[[Mapping[str, Any]], Answer | None]) -> Callable[[Mapping[str, Any]], Answer | None]:
+    """The answer to each change, accounted once: a rule asks whether it fits, and then what it frees."""
+    known: dict[str, Answer | None] = {}
+
+    def asked(changes: Mapping[str, Any]) -> Answer | None:
+        key = repr(sorted(changes.items(), key=lambda change: change[0]))
+        if key not in known:
+            known[key] = ask(changes)
+        return known[key]
+
+    return asked
 
 
 def _train(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> Answer:
@@ -235,22 +268,27 @@ def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
             yield at, own[size]
 
 
-def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...]) -> str:
+def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...], given: Mapping[str, Any]) -> str:
     """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit into what is free."""
     verdict = answer.verdict if answer else None
-    if verdict is None:
+    if answer is None or verdict is None:
         return ""
+    if stranger := another_model(_served(reads), _model(_named(reads)), answer):
+        return stranger
     other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
     if other:
         return f"the files are of another model: {'; '.join(other)}"
     absent = [read.values[at] for read in reads.values() for at in read.form.refers if isinstance(read.values.get(at), str)]
     if absent and not any(read.form.name == "deepspeed" for read in reads.values()):
-        return f"{absent[0]} is named and was not given"
-    named = [f"{at} {value}" for read in reads.values() for at, value in read.unmodelled]
+        return f"{absent[0]} is named and is not among the files: name it on the command line, too"
+    named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
+    alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in unasked(read))]
     if named:
-        return f"{NOT_MODELLED}: {', '.join(named)}"
+        said = f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}" if len(named) > len(alone) else ""
+        unsaid = f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}" if alone else ""
+        return "; ".join(filter(None, (said, unsaid)))
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
-    room = answer.cluster.device.framework_low_bytes if answer and answer.cluster else 0
+    room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
     if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
         return f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more than a GPU has"
     if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:

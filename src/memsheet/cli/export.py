@@ -84,13 +84,19 @@ def export(
     return 0
 
 
+def _folder(name: str) -> str:
+    """What an engine loads: the folder of a configuration."""
+    inside = name.endswith((".safetensors", ".safetensors.index.json")) or Path(name).name == "config.json"
+    return str(Path(name).parent) if inside else name
+
+
 def _as_released(answer: Answer, asked: Mapping[str, Any]) -> dict[str, Any]:
     """What is asked of a server: the model by the hub's name, and no quantization where that is the checkpoint's own, which it reads by itself."""
     stored, quantized = answer.model.quantization, answer.plan.quantization
     own = stored and quantized and (stored.weights, tuple(stored.skip)) == (quantized.weights.name, tuple(quantized.skip))
     kept = {key: value for key, value in asked.items() if not (own and key.startswith("quantization."))}
     drafts = {key: _on_the_hub(kept[key]) for key in ("speculative.model",) if kept.get(key)}
-    return {**kept, **drafts, "@model": _on_the_hub(asked["@model"])}
+    return {**kept, **drafts, "@model": _folder(_on_the_hub(asked["@model"]))}
 
 
 def _along(formats: Sequence[Format], asked: Mapping[str, Any]) -> list[str]:
@@ -101,7 +107,7 @@ def _along(formats: Sequence[Format], asked: Mapping[str, Any]) -> list[str]:
 def _named_by_hub(form: Format, asked: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is asked of a format, whose file may name the model: then as the hub does."""
     names_it = asked["task"] == "train" and any(key.says == "@model" for key in form.keys)
-    return {**asked, "@model": _on_the_hub(asked["@model"])} if names_it else asked
+    return {**asked, "@model": _folder(_on_the_hub(asked["@model"]))} if names_it else asked
 
 
 def _on_the_hub(name: str) -> str:

@@ -20,7 +20,7 @@ JOB, MESH, STEP, PRECISION, MEMORY, SERVING, OUTPUT = (
 # short name: (group, metavar, help); metavars are left out of flags that are on or off
 HELP: dict[str, tuple[Group, str, str]] = {
     "engine": (JOB, "NAME", "The framework that runs it: transformers, fsdp2, deepspeed, megatron, torchtitan …"),
-    "engine_version": (JOB, "VERSION", "Its version, for the record."),
+    "engine_version": (JOB, "VERSION", "Its release: what changed from one to another is accounted where it was read."),
     "dp_replicate": (MESH, "N", "Data-parallel ranks that each keep a whole copy."),
     "dp_shard": (MESH, "N", "Data-parallel ranks that split the states."),
     "cp": (MESH, "N", "Context parallel: ranks that split one sequence."),
@@ -164,6 +164,12 @@ Json = Annotated[bool, _output("One JSON object on stdout.")]
 Debug = Annotated[bool, _output("A traceback where something goes wrong.")]
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
+_THOUSANDS = re.compile(r"(\d{1,6})k", re.IGNORECASE)
+TOKENS = frozenset({
+    "seq_len", "serving.max_model_len", "serving.max_batched_tokens", "serving.prompt_tokens", "serving.output_tokens",
+    "serving.shared_prefix_tokens",
+})  # fmt: skip
+"""Keys whose value may be said in thousands as lengths of contexts are: 128k is 131,072 tokens."""
 
 
 def values(flags: Any) -> dict[str, Any]:
@@ -176,7 +182,7 @@ def read(key: str, text: Any) -> Any:
     """``text`` as the rule of ``key`` wants it, or as it is."""
     match RULES[key].kind:
         case "count":
-            return whole(text)
+            return tokens(text) if key in TOKENS else whole(text)
         case "share" | "number":
             return _share(text)
         case "counts":
@@ -185,6 +191,12 @@ def read(key: str, text: Any) -> Any:
             return [part.strip() for part in text.split(",") if part.strip()]
         case _:
             return text
+
+
+def tokens(text: str) -> int | str:
+    """``text`` as a number of tokens: 8192, or 8k, which is 8 times 1,024."""
+    found = _THOUSANDS.fullmatch(text.strip())
+    return int(found[1]) * 1024 if found else whole(text)
 
 
 def whole(text: str) -> int | str:

@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
-from memsheet.cli.flags import JobFlags, OutputFlags, whole
+from memsheet.cli.flags import JobFlags, OutputFlags, tokens, whole
 from memsheet.cli.plan_pictures import PictureFlags
 from memsheet.errors import Problem, require
 from memsheet.report.bars import Look
@@ -55,7 +55,9 @@ def serve(
     """Ask, print, draw, and return the exit code: holds, does not, may. ``train``: flags of the other task, of which none may be given."""
     _check(train, drawing)
     decimal, start = screen.decimal(output.units), monotonic()
-    numbers = {key: whole(value) if value is not None else None for key, value in (("context", flags.context), ("users", flags.users))}
+    numbers = {
+        "context": None if flags.context is None else tokens(flags.context), "users": None if flags.users is None else whole(flags.users),
+    }  # fmt: skip
     found = ask(**jobs.question(model, plan_flags, job), **numbers, ttft=flags.ttft, tpot=flags.tpot, any_precision=flags.any_precision)
     took = monotonic() - start
     if output.json:

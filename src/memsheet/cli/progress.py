@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from time import monotonic
 
 from memsheet.trace.launch import is_first
@@ -19,6 +18,8 @@ MOST = 100
 @contextmanager
 def line(what: str) -> Iterator[str]:
     """The name of a file whose one line is shown after ``what``: rewritten in place on a terminal; elsewhere ``what`` alone, once."""
+    from tempfile import TemporaryDirectory  # which takes as long to import as a small question to answer
+
     with TemporaryDirectory(prefix="memsheet-") as folder:
         file, over = Path(folder) / "progress", threading.Event()
         if not sys.stderr.isatty() or not is_first():

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
+import textwrap
 from typing import Any
 
+from memsheet.cli import screen
 from memsheet.errors import InputError, Problem, printable
 from memsheet.spec.names import SHORT
 
 BAD_INPUT = 2
+NEAR = 0.72
+"""How alike a flag must be to be offered (difflib): a misspelling is, another word with some of the letters is not."""
+KNOWN_ELSEWHERE = {
+    "--context": "--max-model-len", "--context-length": "--max-model-len", "--ctx-size": "--max-model-len", "--n-ctx": "--max-model-len",
+    "--max-seq-len": "--max-model-len", "--users": "--sequences", "--batch": "--sequences", "--batch-size": "--sequences",
+    "--max-num-seqs": "--sequences", "--max-running-requests": "--sequences", "--max-num-batched-tokens": "--max-batched-tokens",
+    "--chunked-prefill-size": "--max-batched-tokens", "--gpu-memory-utilization": "--memory-fraction",
+    "--mem-fraction-static": "--memory-fraction", "--kv-cache-dtype": "--kv-dtype", "--tensor-parallel-size": "--tp",
+    "--pipeline-parallel-size": "--pp", "--block-size": "--page-tokens", "--page-size": "--page-tokens", "--quantization": "--quantize",
+    "--max-lora-rank": "--lora-rank", "--max-position-embeddings": "--max-model-len", "--per-device-train-batch-size": "--microbatch",
+    "--micro-batch-size": "--microbatch", "--gpu": "--gpus", "--dtype": "--precision",
+}  # fmt: skip
+"""What other programs, and other commands of this one, call a flag."""
 _FLAGS = {key: "--" + short.replace("_", "-") for short, key in SHORT.items()}
 
 
@@ -52,7 +68,9 @@ def _unknown_option(error: Any) -> int:
     known = [name for argument in error.argument_collection or () for name in argument.names]
     if any(name == "--gpus" for name in known):  # a job: of a plan's flags only those on the command line were declared
         known += [f"--{name.replace('_', '-')}" for name in (*SHORT, "offload")]
-    near = difflib.get_close_matches(option, known, n=1, cutoff=0.4)
+    if KNOWN_ELSEWHERE.get(option) in known:
+        return _usage(f"{option}: is not a flag of this command", f"{KNOWN_ELSEWHERE[option]} says it here")
+    near = difflib.get_close_matches(option, known, n=1, cutoff=NEAR)
     return _usage(f"{option}: is not a flag of this command", f"did you mean {near[0]}?" if near else "--help lists them")
 
 
@@ -72,4 +90,13 @@ def explain_broken(error: Exception, code: int) -> int:
 
 def _say(line: str) -> None:
     encoding = sys.stderr.encoding or "ascii"
-    print(line.encode(encoding, "replace").decode(encoding), file=sys.stderr)
+    for part in _wrapped(line):
+        print(part.encode(encoding, "replace").decode(encoding), file=sys.stderr)
+
+
+def _wrapped(line: str) -> list[str]:
+    """As wide as the screen; what goes into a file or a program stays one line, so that it can be searched."""
+    if not (sys.stderr.isatty() or os.environ.get("COLUMNS")):
+        return [line]
+    before = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, screen.width(), subsequent_indent=before, break_long_words=False, break_on_hyphens=False) or [line]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
+from types import ModuleType
 
 from memsheet.spec.engine import Engine
 from memsheet.spec.plan import Plan
@@ -32,8 +34,14 @@ def find_engine(name: str) -> Engine | None:
     """The engine of that name, or None while it is not modelled."""
     if name not in MODELLED:
         return None
-    engine: Engine = import_module(f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}").ENGINE
+    engine: Engine = _module(name).ENGINE
     return engine
+
+
+@cache
+def _module(name: str) -> ModuleType:
+    """Asked for many times by each formula, and the import system is slow to find what it has."""
+    return import_module(f"memsheet.engines.{name.replace('-', '_').replace('.', '_')}")
 
 
 def engine_of(plan: Plan) -> Engine:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from memsheet.errors import Problem, refuse, require
 from memsheet.spec.exchange import Format, Read, Values, read
+from memsheet.spec.serve_pods import command_of, given_to
 
 NAMES = (
     "deepspeed",
@@ -155,6 +157,11 @@ def _commented(kind: str, lines: Iterable[str], text: str) -> str:
 
 def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and the file's name."""
+    pod = command_of(name, text, parsers["yaml"])
+    return given_to(_recognised(name, pod[0], parsers), pod[1]) if pod else _recognised(name, text, parsers)
+
+
+def _recognised(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     held: dict[str, Any] = {}
     for form in map(find_format, NAMES):
         kind = form.name if form.parse else form.kind
@@ -162,10 +169,26 @@ def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
             held[kind] = _tried(form, name, text, parsers)
         for found in (held[kind], *((_scripted(form, text),) if form.also else ())):
             if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and form.needs.items() <= found.items():
-                return read(form, dict(flat(found, whole=form.whole)))
+                return _open(form, text, read(form, dict(flat(found, whole=form.whole))))
     why = held["json" if name.endswith(".json") else "yaml"]
     reason = str(why).splitlines()[0] if isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml")) else ""
     raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
+
+
+def _open(form: Format, text: str, found: Read) -> Read:
+    """What was read, as the release has it that the file names, with what the text leaves open."""
+    found = as_released(found, found.request.get("engine_version"))
+    return replace(found, assumed=(*found.assumed, *form.taken(text[:MOST_SCRIPT]))) if form.taken else found
+
+
+def as_released(found: Read, version: Any) -> Read:
+    """A file read as an engine's release has it: the flags it has, and whose defaults they are."""
+    form = found.form
+    if not version or form.released is None:
+        return found
+    again = read(form.released(form, str(version)), {**found.values, "version": str(version)})
+    beside = found.assumed[len(read(form, found.values).assumed) :]
+    return replace(again, assumed=(*again.assumed, *beside))
 
 
 def _scripted(form: Format, text: str) -> Any:

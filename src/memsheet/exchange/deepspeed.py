@@ -36,11 +36,13 @@ def _read_precision(_: Any, values: Values) -> Mapping[str, Any]:
     on = [width for at, width in _SIXTEEN.items() if switched(values.get(at))]
     if not on and any(values.get(at) == AUTO for at in _SIXTEEN):
         return {}
+    if all(values.get(at) is None for at in _SIXTEEN):  # DeepSpeed's own default, which a launcher may write another word over
+        return {"?precision.name": "fp32"}
     return _precision(on[0], "fp32") if on else _precision("fp32", None)
 
 
 def _offload_share(value: Any, values: Values) -> Mapping[str, Any]:
-    known = {"cpu": values.get(f"{HOST}.ratio") or 1, "none": 0}
+    known = {"cpu": values.get(f"{HOST}.ratio") or 1, "nvme": 1, "none": 0}
     return {"offload.optimizer": known.get(value, value)}
 
 
@@ -93,9 +95,13 @@ def _moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield Moved(at=f"{Z}.stage3_max_live_parameters", why=f"{most:,.0f}", low_bytes=min(0, change), high_bytes=max(0, change))
 
 
+NVME = "nvme (disks are not modelled: the sheet is of host memory in their place)"
+
+
 def _groups(values: Values) -> Mapping[str, Any]:
-    """A group that moves states about in its own way, by its name."""
-    return {f"{Z}.zenflow": "set"} if any(at.startswith(f"{Z}.zenflow.") for at in values) else {}
+    """A group that moves states about in its own way, by its name; and disks, of which only what leaves the GPU is in the sheet."""
+    disks = {at: NVME for at in (f"{HOST}.device", f"{P}.device") if values.get(at) == "nvme"}
+    return {**disks, **({f"{Z}.zenflow": "set"} if any(at.startswith(f"{Z}.zenflow.") for at in values) else {})}
 
 
 KEYS = (
@@ -108,9 +114,12 @@ KEYS = (
         at=f"{HOST}.ratio", out=lambda a: share if 0 < (share := a.get("offload.optimizer") or 0) < 1 else None, back=lambda *_: {},
         source="zero/offload_config.py:99",
     ),
-    Key(at=f"{P}.device", says="offload.parameters", names={1: "cpu", 0: None, "none": "none"}, source="zero/offload_config.py:24"),
     Key(
-        at="bf16.enabled", out=lambda a: True if a.get("precision.parameters") == "bf16" else None, back=_read_precision, usual=False,
+        at=f"{P}.device", out=lambda a: "cpu" if a.get("offload.parameters") == 1 else None,
+        back=lambda v, _: {"offload.parameters": {"cpu": 1, "nvme": 1, "none": 0}.get(v, v)}, source="zero/offload_config.py:24",
+    ),
+    Key(
+        at="bf16.enabled", out=lambda a: {"bf16": True, "fp32": False}.get(str(a.get("precision.parameters"))), back=_read_precision, usual=False,
         source="precision_config.py:46",
     ),
     Key(
@@ -145,6 +154,7 @@ FORMAT = Format(
         "quantization.weights", "quantization.double_quant", "quantization.group_size", "quantization.skip",
     }),
     unmodelled={
+        f"{HOST}.device": ("cpu", "none"), f"{P}.device": ("cpu", "none"),
         f"{Z}.zero_hpz_partition_size": (1,), f"{Z}.mics_shard_size": (-1,), f"{Z}.zero_quantized_weights": (False,),
         f"{Z}.zero_quantized_nontrainable_weights": (False,), f"{Z}.zero_quantized_gradients": (False,),
         f"{Z}.contiguous_gradients": (True,), f"{Z}.round_robin_gradients": (False,), f"{Z}.memory_efficient_linear": (True,),

@@ -14,6 +14,7 @@ from memsheet.spec import serve_drafts as drafts
 from memsheet.spec.abbreviations import whole_names
 from memsheet.spec.exchange import Format, Key, Values
 from memsheet.spec.serve_command import Command
+from memsheet.spec.serve_releases import sglang_of
 
 VERSION = "SGLang 0.5.23"
 EAGER, LAYERS, OLD_GROUPS = "--disable-cuda-graph", "SGLANG_PP_LAYER_PARTITION", "--enable-dp-attention"
@@ -26,7 +27,7 @@ READ = {
     **dict.fromkeys(("gptq", "gptq_marlin"), "gptq-int4"),
 }
 HOW = Command(
-    model="--model-path", image="", partition=LAYERS, dashed=False,
+    model="--model-path", package="sglang", image="", partition=LAYERS, dashed=False,
     launches=(("python", "-m", "sglang.launch_server"), ("sglang", "serve")),
     aliases={
         "--speculative-draft-model": drafts.DRAFT, "--model": "--model-path", "--tensor-parallel-size": "--tp-size", "--tp": "--tp-size", "--pipeline-parallel-size": "--pp-size", "--pp": "--pp-size",
@@ -46,7 +47,7 @@ HOW = Command(
 
 def _parse(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" is what the engine takes anyway."""
-    return {at: value for at, value in serving.parse(HOW, text).items() if value != "auto"}
+    return {at: value for at, value in serving.parse(HOW, text, (key.at for key in KEYS)).items() if value != "auto"}
 
 
 def _stages(value: Any, values: Values) -> Mapping[str, Any]:
@@ -86,6 +87,7 @@ def _cannot(asked: Values) -> Iterator[Problem]:
 
 
 KEYS = (
+    *serving.PLACES,
     Key(at="--model-path", says="@model", back=lambda v, _: {"@model": str(v)}, source="model.py:51"),
     Key(at="--tp-size", says="mesh.tp", usual=1, source="parallel.py:45"),
     Key(at="--pp-size", says="mesh.pp", back=_stages, usual=1, source="parallel.py:59"),
@@ -117,7 +119,7 @@ KEYS = (
     ),
     Key(at="--context-length", says="serving.max_model_len", source="model.py:110"),
     Key(at="--max-running-requests", says="serving.max_sequences", source="schedule.py:31"),
-    Key(at="--chunked-prefill-size", says="serving.max_batched_tokens", source="schedule.py:52"),
+    Key(at="--chunked-prefill-size", says="serving.max_batched_tokens", decides=(-1, 0), source="schedule.py:52"),
     Key(at="--mem-fraction-static", says="serving.memory_fraction", source="schedule.py:27"),
     Key(
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp8": "fp8_e4m3"}.get(a.get("serving.kv_dtype", "")),
@@ -254,7 +256,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
 FORMAT = Format(
     name="sglang", file="sglang.sh", kind="shell", tested=VERSION, engines=("sglang",), keys=KEYS, marks=frozenset({"--model-path"}),
     beside=serving.BESIDE | adapters.SGLANG_BESIDE, known=frozenset(f"--{name}" for name in _KNOWN.split()),
-    unmodelled={f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, problems=_cannot, strict=("",),
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}}, taken=serving.taken, released=sglang_of, problems=_cannot, strict=("",),
     rename=whole_names(frozenset(f"--{name}" for name in (*_KNOWN.split(), *_UNMODELLED)) | {key.at for key in KEYS}),
     said={"task": "infer", "engine": "sglang"}, fixed=drafts.chain, compose=lambda values, _: serving.compose(HOW, values), parse=_parse,
 )  # fmt: skip

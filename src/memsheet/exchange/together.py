@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
+from memsheet.spec.of_the_script import derived_microbatch
 from memsheet.spec.check import flatten
 from memsheet.spec.exchange import COUNTS, Disagreement, Read, Together
 
@@ -42,15 +43,24 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
     request = {key: held[-1][1] for key, held in said.items() if held[-1][1] is not None}
     request.update(given)
     assumed = [f"{key} = {value}" for key, value in weak.items() if not _told(key, request)]
+    assumed += [
+        f"{gpus} GPUs, as the flag says, in place of the {held} processes that {name} starts"
+        for name, held in said.get("@gpus", ()) if gpus and held != gpus
+    ]  # fmt: skip
     request.update({key: value for key, value in weak.items() if not _told(key, request)})
     counts = {key: request.pop(key, None) for key in (*COUNTS, "@model")}
+    if micro := derived_microbatch(reads, request, count // _split(request) if count else None):
+        request["microbatch"] = micro
+        assumed.append(f"microbatch = {micro}, which DeepSpeed makes of train_batch_size")
     if counts["@accumulation"] and "global_batch" not in request and count:
         request["global_batch"] = _batch(request, count, counts["@accumulation"])
+    apart = [
+        Disagreement(key=key, said=tuple(held)) for key, held in said.items() if len({repr(value) for _, value in held}) > 1 and not _alike(held)
+    ]
+    meant = {one.key: words for one in apart if (words := _meant(one, reads))}
     return Together(
-        request=request, gpus=count, accumulation=counts["@accumulation"], assumed=tuple(assumed),
-        disagree=tuple(
-            Disagreement(key=key, said=tuple(held)) for key, held in said.items() if len({repr(value) for _, value in held}) > 1 and not _alike(held)
-        ),
+        request=request, gpus=count, accumulation=counts["@accumulation"], assumed=(*assumed, *meant.values()),
+        disagree=tuple(one for one in apart if one.key not in meant),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )  # fmt: skip
 
@@ -70,14 +80,26 @@ def _told(key: str, request: Mapping[str, Any]) -> bool:
     return key in request or (key.startswith("precision.") and ("precision.name" in request or "adapter.rank" in request))
 
 
+def _meant(one: Disagreement, reads: Mapping[str, Read]) -> str:
+    """A difference that its format is known for, and that export tells where it writes one: no mistake."""
+    (first, planned), *files = one.said
+    told = {reads[name].form.differs.get(one.key) for name, _ in files if name in reads}
+    if first != PLAN or not files or None in told or len({repr(value) for _, value in files}) > 1:
+        return ""
+    return f"{one.key} = {files[-1][1]} as {files[-1][0]} runs it, {planned} in {PLAN}: {'; '.join(sorted(filter(None, told)))}"
+
+
 def _alike(held: Iterable[tuple[str, Any]]) -> bool:
     return len({value for _, value in held if isinstance(value, int | float)}) == 1 and all(isinstance(v, int | float) for _, v in held)
 
 
 def _batch(request: Mapping[str, Any], gpus: int, accumulation: int) -> int | None:
     """Sequences of a step: micro-batch · accumulation · data-parallel ranks."""
-    micro, split = request.get("microbatch") or 1, 1
-    for axis in ("cp", "tp", "pp"):
-        split *= request.get(f"mesh.{axis}") or 1
-    whole = isinstance(micro, int) and isinstance(split, int) and split > 0
-    return micro * accumulation * (gpus // split) or None if whole else None
+    micro = request.get("microbatch") or 1
+    return micro * accumulation * (gpus // _split(request)) or None if isinstance(micro, int) else None
+
+
+def _split(request: Mapping[str, Any]) -> int:
+    """Ranks that share one micro-batch."""
+    degrees = [request.get(f"mesh.{axis}") or 1 for axis in ("cp", "tp", "pp")]
+    return max(1, prod(degrees)) if all(isinstance(degree, int) for degree in degrees) else 1

@@ -11,6 +11,7 @@ from memsheet.spec import serve_command as serving
 from memsheet.spec import serve_drafts as drafts
 from memsheet.spec.exchange import Format, Key, Values
 from memsheet.spec.serve_command import Command
+from memsheet.spec.serve_releases import vllm_of
 
 VERSION = "vLLM 0.33.0"
 DEEPEP = "deepep_high_throughput"
@@ -25,7 +26,7 @@ READ = {
     "fp8_per_tensor": "fp8",
 }
 HOW = Command(
-    model="--model", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
+    model="--model", package="vllm", image="vllm/vllm-openai", partition=LAYERS, dashed=True,
     launches=(("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve")),
     aliases={
         **drafts.VLLM_ALIASES, "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size", "-q": "--quantization",
@@ -44,7 +45,7 @@ HOW = Command(
 
 def _parse(text: str) -> Mapping[str, Any]:
     """The command's flags; "auto" of a length is -1 (utils/argparse_utils.py:77), and elsewhere nothing."""
-    found = dict(drafts.spread(serving.parse(HOW, text)))
+    found = dict(drafts.spread(serving.parse(HOW, text, (key.at for key in KEYS))))
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     return {at: value for at, value in found.items() if value != "auto"}
@@ -116,6 +117,7 @@ def _cannot(asked: Values) -> Iterator[Problem]:
 
 
 KEYS = (
+    *serving.PLACES,
     Key(at="--model", says="@model", back=lambda v, _: {"@model": str(v)}, source="entrypoints/common/cli_args.py:439, engine/arg_utils.py:969"),
     Key(
         at="--tensor-parallel-size", out=lambda a: _sizes(a)[0], back=_tensor, usual=1, source="engine/arg_utils.py:1209, config/parallel.py:142",
@@ -141,10 +143,10 @@ KEYS = (
         at="--quantization", out=lambda a: QUANTIZED.get(a.get("quantization.weights", "")),
         back=lambda v, _: {"quantization.weights": READ.get(str(v), str(v))}, source="engine/arg_utils.py:992, layers/quantization/__init__.py",
     ),
-    Key(at="--max-model-len", says="serving.max_model_len", source="engine/arg_utils.py:991, config/model.py:249"),
+    Key(at="--max-model-len", says="serving.max_model_len", decides=(-1,), source="engine/arg_utils.py:991, config/model.py:249"),
     Key(at="--max-num-seqs", says="serving.max_sequences", source="engine/arg_utils.py:1754, 2973"),
     Key(at="--max-num-batched-tokens", says="serving.max_batched_tokens", source="engine/arg_utils.py:1740, 2973"),
-    Key(at="--gpu-memory-utilization", says="serving.memory_fraction", usual=0.92, source="engine/arg_utils.py:1389, config/cache.py:215"),
+    Key(at="--gpu-memory-utilization", says="serving.memory_fraction", source="engine/arg_utils.py:1389, config/cache.py:215"),
     Key(
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}.get(a.get("serving.kv_dtype", "")),
         back=serving.cache_back(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")), source="engine/arg_utils.py:1397, config/cache.py:42",
@@ -206,11 +208,12 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "enable-chunked-prefill": (True,), "disable-sliding-window": (False,),
     "disable-hybrid-kv-cache-manager": (False,), "async-scheduling": (True,), "attention-backend": ("FLASH_ATTN", "flash_attn"),
     "max-num-scheduled-tokens": (), "max-num-active-seqs": (), "enable-sleep-mode": (False,), "limit-mm-per-prompt": (), "language-model-only": (False,),
+    "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
     "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),
     **dict.fromkeys((
         "config", "speculative-config", "spec-method", "spec-model", "spec-tokens", "compilation-config", "attention-config", "hf-overrides",
         "quantization-config", "kv-cache-dtype-skip-layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode",
-        "optimization-level", "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend",
+        "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend",
         "mm-processor-kwargs", "mm-encoder-tp-mode", "eplb-config", "ubatch-size", "model-class-overrides", "pooler-config", "worker-cls",
         "worker-extension-cls", "additional-config", "kernel-config", "offload-backend", "offload-params", "offload-prefetch-step",
         "cpu-offload-params", "offload-num-in-group", "default-mm-loras", "diffusion-config", "weight-transfer-config",
@@ -234,6 +237,7 @@ qlora-adapter-name-or-path
 FORMAT = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
     known=frozenset(f"--{name}" for name in _KNOWN.split()) | drafts.VLLM_KNOWN,
-    unmodelled={**{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
+    unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
+    taken=serving.taken, released=vllm_of,
     problems=_cannot, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose(HOW, drafts.gathered(values)), parse=_parse,
 )  # fmt: skip

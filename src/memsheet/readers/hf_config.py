@@ -11,6 +11,7 @@ from memsheet.errors import nearest, refuse
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
 from memsheet.readers.registry import FAMILIES
+from memsheet.readers.rope_lengths import scaled_positions
 from memsheet.spec.model import ModelSpec, Source
 
 AHEAD = {"qwen3_next": 1}
@@ -40,5 +41,6 @@ def read_hf_config(data: Mapping[str, Any], *, name: str = "", source: Source | 
     notes = ("the config names custom code (auto_map); it was not run",) if "auto_map" in data else ()
     where = source or Source(kind="dict")
     return replace(
-        spec, name=name or model_type, dtype=dtype, quantization=stored, ahead=ahead, source=replace(where, notes=where.notes + notes)
-    )
+        spec, name=name or model_type, dtype=dtype, quantization=stored, ahead=ahead, source=replace(where, notes=where.notes + notes),
+        scaled_positions=scaled_positions(data, spec.max_positions),
+    )  # fmt: skip

@@ -12,6 +12,7 @@ from memsheet.errors import InputError, nearest, printable, refuse
 from memsheet.frozen import dataclass
 from memsheet.readers.guard import is_file, is_folder, read_json
 from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.modelopt import BESIDE
 from memsheet.spec.model import ModelSpec, Source
 
 HUB_TIMEOUT_S = 10
@@ -122,9 +123,18 @@ def _from_safetensors(path: Path) -> Config:
 
 
 def _from_config(file: Path, kind: str, named: Path) -> Config:
-    config = read_json(file)
+    config = _with_modelopt(read_json(file), file)
     name = printable((file.resolve().parent if file.name == "config.json" else file).stem if kind == "file" else named.stem)
     return Config(config, _name(config) or name, Source(kind=kind, path=str(named)))
+
+
+def _with_modelopt(config: Any, file: Path) -> Any:
+    """A config with what ModelOpt writes into a file beside it (older exports; vLLM v0.33.0 transformers_utils/config.py:956 reads it likewise)."""
+    beside = file.with_name(BESIDE)
+    if not isinstance(config, dict) or config.get("quantization_config") is not None or not is_file(beside):
+        return config
+    found = read_json(beside)
+    return {**config, "quantization_config": {**found, "quant_method": "modelopt"}} if isinstance(found, dict) else config
 
 
 def _from_hub(repo: str, revision: str | None) -> Config:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.readers.fields import Fields
+from memsheet.readers.modelopt import read_modelopt
+from memsheet.readers.stored_cache import cache_scheme
 from memsheet.spec.model import StoredQuantization
 
 HEAD = ("lm_head",)  # what the methods leave alone when a config lists no modules of its own
@@ -22,16 +24,20 @@ def stored_quantization(config: Fields) -> StoredQuantization | None:
         return None
     stored = config.sub("quantization_config")
     method = stored.text("quant_method", default=_unnamed(stored))
+    if method.startswith("modelopt"):
+        return read_modelopt(stored, config.count("num_hidden_layers", default=10_000))
     reader = _METHODS.get(method)
     if reader is None:
-        hint = "without quantization_config the sizes are those of the unquantized model"
-        stored.wrong("quant_method", method or None, f"is none of {', '.join(sorted(_METHODS))}", hint)
+        reason, hint = _UNREAD.get(method, (f"is none of {', '.join(sorted((*_METHODS, 'modelopt')))}", INSTEAD))
+        stored.wrong("quant_method", method or None, reason, hint)
         return None
     return reader(stored)
 
 
 def _unnamed(stored: Fields) -> str:
-    """At first bitsandbytes wrote no quant_method at first."""
+    """At first bitsandbytes wrote no quant_method; ModelOpt's own file has none."""
+    if "producer" in stored.data or "quant_algo" in stored.data:
+        return "modelopt"
     return "bitsandbytes" if "load_in_4bit" in stored.data or "load_in_8bit" in stored.data else ""
 
 
@@ -50,6 +56,11 @@ def _fp8(stored: Fields) -> StoredQuantization:
     return StoredQuantization(
         method="fp8", weights=weights, group_size=group, skip=_skip(stored, "modules_to_not_convert", "ignored_layers")
     )
+
+
+def _fbgemm(stored: Fields) -> StoredQuantization:
+    """One fp32 scale a row of a matrix (vLLM v0.33.0 layers/quantization/fbgemm_fp8.py, transformers 5.23 integrations/fbgemm_fp8.py)."""
+    return StoredQuantization(method="fbgemm_fp8", weights="fp8", skip=_skip(stored, "modules_to_not_convert"))
 
 
 def _fp8_scales(stored: Fields, key: str) -> tuple[str, int | None]:
@@ -114,7 +125,8 @@ def _compressed_tensors(stored: Fields) -> StoredQuantization | None:
         return None
     weights, group = found.pop()
     skip = stored.texts("ignore", default=HEAD)
-    return StoredQuantization(method="compressed-tensors", weights=weights, group_size=group, skip=skip)
+    cache, fixed = cache_scheme(stored)
+    return StoredQuantization(method="compressed-tensors", weights=weights, group_size=group, skip=skip, cache=cache, cache_fixed=fixed)
 
 
 def _compressed_group(weights: Fields) -> tuple[str, int | None]:
@@ -138,8 +150,17 @@ def _compressed_group(weights: Fields) -> tuple[str, int | None]:
 _METHODS: dict[str, Callable[[Fields], StoredQuantization | None]] = {
     "mxfp4": _mxfp4,
     "fp8": _fp8,
+    "fbgemm_fp8": _fbgemm,
     "gptq": _gptq,
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
 }
+
+INSTEAD = "take quantization_config out of the config.json, and --quantize nvfp4, fp8 or int4 gives the sizes in a format that is known"
+_UNREAD = {
+    "hqq": ("is not modelled: HQQ's zero points and scales have sizes of their own", "take quantization_config out of the config.json, and --quantize int4 comes near to four bits in groups of 128"),
+    "exl2": ("is not modelled: it has bits of its own for each layer, and neither vllm nor sglang reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
+    "exl3": ("is not modelled: it has bits of its own for each layer, and neither vllm nor sglang reads it", "take quantization_config out of the config.json, and --quantize gguf:Q4_K with engine llama.cpp is like it"),
+}  # fmt: skip
+"""Methods that are known and have no sizes here: why, and what comes near."""

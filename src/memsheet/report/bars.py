@@ -47,6 +47,11 @@ class Look:
         """A capacity or headroom, rounded down."""
         return format_bytes(size, decimal=self.decimal, headroom=True, digits=digits)
 
+    def floor(self, size: int) -> str:
+        """The low end of a need in a column that names the unit, rounded down."""
+        factor = (1000 if self.decimal else 1024) if self.fine else 1
+        return format_giga(size * factor, decimal=self.decimal, headroom=True)
+
     def cell(self, size: int) -> str:
         """A need in a column that names the unit."""
         factor = (1000 if self.decimal else 1024) if self.fine else 1
@@ -56,7 +61,7 @@ class Look:
 def components(sheet: Sheet) -> list[tuple[Component, Bytes]]:
     """Components at the peak, largest first; what is no tensor comes last, whatever its size."""
     sizes = [(component, sheet.of(component)) for component in Component]
-    present = [(component, size) for component, size in sizes if size.high]
+    present = [(component, size) for component, size in sizes if max(size.low, size.value, size.high)]  # a pool is least where all else is most
     return sorted(present, key=lambda pair: (pair[0] in OUTSIDE_TENSORS, -pair[1].value if pair[0] not in OUTSIDE_TENSORS else 0))
 
 

@@ -28,6 +28,9 @@ class Checked:
     mistakes: tuple[tuple[Rule, Found], ...]
     moved: tuple[Moved, ...]
     doubt: str  # why the verdict is less sure than the sheet alone, or nothing
+    not_read: tuple[str, ...] = ()  # files of a folder that are no configuration that is known, and why
+    no_model: str = ""  # why nobody knows which model it is, or nothing
+    on_cards: bool = False  # GPUs were named, so that a verdict was asked for
 
     @property
     def result(self) -> Result | None:
@@ -45,7 +48,7 @@ def checked_document(checked: Checked) -> dict[str, Any]:
     """All of it as one object of plain values."""
     return {
         "schema": SCHEMA, "result": checked.result.value if checked.result else None, "starts": not checked.stops,
-        "files": [_file(name, read) for name, read in checked.reads.items()], "assumed": list(checked.assumed),
+        "files": [_file(name, read) for name, read in checked.reads.items()], "assumed": [*checked.assumed, *(f"not read: {one}" for one in checked.not_read)],
         "mistakes": [
             {
                 "rule": rule.id, "where": found.where, "says": found.says, "cure": found.cure, "changes": dict(found.changes) or None,
@@ -54,7 +57,7 @@ def checked_document(checked: Checked) -> dict[str, Any]:
             for rule, found in checked.mistakes
         ],
         "moved": [{"key": m.at, "why": m.why, "low_bytes": m.low_bytes, "high_bytes": m.high_bytes} for m in checked.moved],
-        "doubt": checked.doubt or None, "why_not": list(checked.why_not), "sheet": sheet_document(checked.answer) if checked.answer else None,
+        "doubt": checked.doubt or None, "why_not": [*([checked.no_model] if checked.no_model else []), *checked.why_not], "sheet": sheet_document(checked.answer) if checked.answer else None,
     }  # fmt: skip
 
 
@@ -77,6 +80,8 @@ def _verdict(checked: Checked, look: Look) -> Iterator[str]:
     if checked.stops:
         yield from _wrapped("DOES NOT START  the engine refuses these files: see the mistakes below", look.width, "")
         yield from ("",) if checked.answer else ()
+    if checked.no_model:
+        yield from _wrapped(f"NO SHEET  {checked.no_model}", look.width, " " * 10)
     if checked.answer is not None:
         from memsheet.report.table import render
 
@@ -92,7 +97,7 @@ def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
     if not checked.mistakes:
         yield "\nNo known mistake found."
         return
-    yield f"\nMistakes ({len(checked.mistakes)})"
+    yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
     for rule, found in checked.mistakes:
         size = found.saves_bytes or 0
         frees = f" · frees {look.room(size)} a GPU" if size > 0 else f" · takes {look.need(-size)} a GPU" if size else ""
@@ -108,6 +113,13 @@ def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
         yield from _wrapped(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
 
 
+def _by_which_end(checked: Checked) -> str:
+    """Why a change in the list above the mistakes may save other bytes than the same cure frees."""
+    listed = checked.answer and checked.answer.verdict and checked.answer.verdict.cheapest_fix
+    weighed = any(found.saves_bytes for _, found in checked.mistakes)
+    return "  freed of the expected bytes; the changes above save at the range's high end" if listed and weighed else ""
+
+
 def _keys(checked: Checked, look: Look) -> Iterator[str]:
     for name, read in checked.reads.items():
         yield f"\n{one_line(name)}  ({read.form.tested})"
@@ -119,6 +131,9 @@ def _keys(checked: Checked, look: Look) -> Iterator[str]:
         for word, told in rows.items():
             if told:
                 yield from _wrapped(f"{word:<13}{', '.join(told)}", look.width, " " * 15, "  ")
+    if checked.not_read:
+        yield ""
+        yield from _wrapped(f"Not read  {'; '.join(checked.not_read)}", look.width, "  ")
     if checked.moved:
         shifts = (f"{m.at}: {m.why} ({_signed(m.low_bytes, look)} to {_signed(m.high_bytes, look)})" for m in checked.moved)
         yield ""

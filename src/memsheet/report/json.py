@@ -13,7 +13,7 @@ from memsheet.budget import Answer, Change, Fix, Verdict
 from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, Item, Measured, Sheet, Traced
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
-from memsheet.spec.model import Source
+from memsheet.spec.model import ModelSpec, Source
 from memsheet.spec.plan import Adapter, Offload, Optimizer, Plan, Precision, Quantization, Recompute, Routing, ServedAdapters, Speculative
 
 SHEET_SCHEMA, PLAN_SCHEMA = "memsheet/sheet/1", "memsheet/plan/1"
@@ -34,7 +34,7 @@ def sheet_document(answer: Answer) -> dict[str, Any]:
             "name": answer.model.name, "parameters": int(answer.parameters), "active_parameters": int(answer.active_parameters),
             "source": _source(answer.model.source),
         },
-        "plan": None if "step" in (answer.trace or {}) else plan_document(answer.plan, model=answer.model.name, cluster=answer.cluster),
+        "plan": None if "step" in (answer.trace or {}) else plan_document(answer.plan, model=asked_as(answer.model), cluster=answer.cluster),
         "assumed": list(answer.assumed),
         "device": _device(answer.cluster) if answer.cluster else None,
         "ranks": [_rank(sheet) for sheet in answer.sheets],
@@ -43,6 +43,11 @@ def sheet_document(answer: Answer) -> dict[str, Any]:
         **({"trace": _plain(answer.trace)} if answer.trace is not None else {}),
         "notes": list(answer.notes),
     }  # fmt: skip
+
+
+def asked_as(model: ModelSpec) -> str:
+    """What a plan names its model by, so that reading it back finds the same one: the file or the hub's name it was read from, else its name."""
+    return model.source.path if model.source.kind in ("file", "safetensors", "gguf", "hub") and model.source.path else model.name
 
 
 def plan_document(plan: Plan, *, model: str | None = None, cluster: Cluster | None = None) -> dict[str, Any]:

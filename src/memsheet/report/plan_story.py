@@ -10,16 +10,17 @@ from memsheet.report.bars import Look
 from memsheet.report.layout import one_line
 from memsheet.report.plan_words import AXES, choice_words, seconds, words
 from memsheet.report.words import flags_for
-from memsheet.search.advice import Advice, Replicas
-from memsheet.search.families import Family
-from memsheet.search.rank import Point
 from memsheet.search.space import OFFLOAD
-from memsheet.search.story import Step
-from memsheet.search.timed import Planned
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+
+    from memsheet.search.advice import Advice, Replicas
+    from memsheet.search.families import Family
+    from memsheet.search.rank import Point
+    from memsheet.search.story import Step
+    from memsheet.search.timed import Planned
 
 METHODS = {"lora": "LoRA, rank 16", "qlora": "QLoRA, nf4 base, rank 16"}
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memsheet.report.machines import machine_flags
 from memsheet.report.words import flags_for
-from memsheet.search.rank import Ranking
 from memsheet.search.space import OFFLOAD
-from memsheet.search.timed import Planned
+
+if TYPE_CHECKING:  # a search for training takes numpy, and a search for serving shows its words without it
+    from memsheet.search.rank import Ranking
+    from memsheet.search.timed import Planned
 
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp")
 CHOICES = ("recompute.mode", "optimizer.name", "loss", *OFFLOAD)

@@ -8,7 +8,7 @@ from typing import Any
 
 from memsheet.budget import Result
 from memsheet.report.bars import Look
-from memsheet.report.json import plan_document
+from memsheet.report.json import asked_as, plan_document
 from memsheet.report.plan_story import reason
 from memsheet.report.plan_words import choice_words, command
 from memsheet.report.plans import order
@@ -54,7 +54,7 @@ def _planned(ranking: Ranking, planned: Planned, tokens: int | None) -> dict[str
     device = verdict.device
     worst = max(planned.tried.sheets, key=lambda sheet: sheet.device.high)
     return {
-        "plan": plan_document(planned.plan, model=ranking.model.name, cluster=ranking.cluster), "assumed": list(planned.tried.assumed),
+        "plan": plan_document(planned.plan, model=asked_as(ranking.model), cluster=ranking.cluster), "assumed": list(planned.tried.assumed),
         "verdict": verdict.result.value, "allocated_bytes": int(worst.allocated.value), "device_bytes": int(device.value),
         "device_low_bytes": int(device.low), "device_high_bytes": int(device.high),
         "capacity_bytes": int(ranking.cluster.device.framework_bytes), "headroom_bytes": int(verdict.headroom_bytes),
@@ -74,7 +74,7 @@ def _time(planned: Planned) -> dict[str, float] | None:
 
 def _point(ranking: Ranking, point: Point) -> dict[str, Any]:
     plan = resolve(point.request, ranking.model, ranking.cluster).plan
-    document = plan_document(plan, model=ranking.model.name, cluster=ranking.cluster)
+    document = plan_document(plan, model=asked_as(ranking.model), cluster=ranking.cluster)
     return {"plan": document, "device_bytes": int(point.device_bytes), "step_time_s": {"value": point.seconds}}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memsheet.formulas.serving_time import Seconds
-from memsheet.report.json import plan_document
+from memsheet.report.json import asked_as, plan_document
 from memsheet.report.serve_words import command, cut
 from memsheet.search.serve import Deployment, comparison
 from memsheet.search.serve_load import Holds, Served
@@ -38,7 +38,7 @@ def serving_document(found: Deployment, *, seconds: float | None = None) -> dict
 def _served(found: Deployment, one: Served) -> dict[str, Any]:
     device = one.verdict.device
     return {
-        "plan": plan_document(one.plan, model=found.model.name, cluster=found.cluster), "assumed": list(one.assumed), "cut": cut(one.plan),
+        "plan": plan_document(one.plan, model=asked_as(found.model), cluster=found.cluster), "assumed": list(one.assumed), "cut": cut(one.plan),
         "holds": _holds(one.holds), "reasons": [{"asks": r.asks, "holds": _holds(r.holds), "words": r.words} for r in one.reasons],
         "verdict": one.verdict.result.value, "device_bytes": int(device.value), "device_low_bytes": int(device.low),
         "device_high_bytes": int(device.high), "capacity_bytes": int(found.cluster.device.framework_bytes),

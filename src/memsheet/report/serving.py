@@ -10,6 +10,7 @@ from memsheet.budget import Answer
 from memsheet.report.bars import Look
 from memsheet.report.drafting import drafting_lines
 from memsheet.report.layout import flow
+from memsheet.report.short_pool import refused_lines
 from memsheet.report.token_words import token_factors
 from memsheet.units import format_count
 
@@ -31,13 +32,16 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
     if room := serving.get("lora"):
         yield from _adapters(answer, room, look)
     short = serving.get("short_bytes")
-    if short is not None and short.value > 0:
-        yield from _refused(answer, serving, look)
-        return
+    if short is not None and short.high > 0:
+        yield from refused_lines(answer, look)
+        if short.value > 0:
+            return
     if serving.get("start_up"):
         yield from _started(serving, look)
     if shared := serving.get("shared_prefix_bytes_per_rank"):
         yield f"The {answer.plan.shared_prefix_tokens:,} tokens that all prompts begin with are kept once: {look.need(int(shared))} a GPU."
+    if answer.cluster is None and answer.plan.memory_fraction is not None:
+        return  # without a card there is no pool: what it would hold of all that may be started says nothing
     if fitting := serving.get("max_sequences"):
         rows = [f"{format_count(int(count))} of {int(length):,} tokens" for length, count in fitting.items()]
         yield flow((_beside(serving), *rows), look.width, between="  ")
@@ -45,15 +49,6 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield from _concurrent(held, serving, look)
     if mix := serving.get("lengths"):
         yield from _mixture(mix, look)
-
-
-def pool_lacks(answer: Answer, look: Look) -> str:
-    """What a server's pool lacks for one sequence, in the headline's words: the card may have room that the server may not take."""
-    short = (answer.serving or {}).get("short_bytes")
-    if short is None or short.value <= 0:
-        return ""
-    tokens = int((answer.serving or {})["budget"].get("needs_tokens") or answer.plan.max_model_len or 0)
-    return f"its pool lacks {look.need(int(short.value))}" + (f" for one sequence of {tokens:,} tokens" if tokens > 1 else "")
 
 
 def _token(answer: Answer, per_token: int, look: Look) -> Iterator[str]:
@@ -122,29 +117,6 @@ def _started(serving: Mapping[str, Any], look: Look) -> Iterator[str]:
 def _indented(lines: Iterable[str], look: Look) -> Iterator[str]:
     for line in lines:
         yield from wrap(line, look.width, initial_indent="  ", subsequent_indent="    ")
-
-
-def _refused(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator[str]:
-    """Why the engine does not start, and what of its options would let it."""
-    plan, budget = answer.plan, serving["budget"]
-    length, lacks = int(budget.get("needs_tokens") or plan.max_model_len or 0), serving["short_bytes"]
-    room = max(0, int(budget["kv_cache"].value))
-    missing = look.need(int(lacks.value))
-    if length > 1:
-        words = f"{plan.engine} refuses to start: one sequence of {length:,} tokens needs {look.need(int(lacks.value) + room)} of cache"
-        yield flow(
-            (words, f"and its fraction of {plan.memory_fraction:g} leaves {look.room(room) if room else 'nothing'}."),
-            look.width,
-            between=", ",
-        )
-    else:
-        words = f"{plan.engine} refuses to start: the weights leave no room in its fraction of {plan.memory_fraction:g}"
-        yield flow((words, f"{missing} are missing."), look.width, between="; ")
-    shorter = ("a shorter --max-model-len", "fewer --sequences (a smaller sampler)") if length > 1 else ()
-    fewer = ("fewer --max-loras, a smaller --lora-rank",) if plan.served_adapters is not None else ()
-    drafts = ("no --speculative",) if plan.speculative is not None else ()
-    options = (*shorter, *fewer, *drafts, "a larger --memory-fraction", "a larger --tp", "--quantize fp8")
-    yield flow(("What makes room:", *options), look.width, between="  ")
 
 
 def _groups(serving: Mapping[str, Any]) -> Iterator[str]:

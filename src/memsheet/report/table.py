@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memsheet.budget import Answer, Fix, Result, Verdict, worst
+from memsheet.budget import Answer, Fix, Result, Verdict, budget_of, worst
 from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
 from memsheet.report.drafting import drafting_words
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
-from memsheet.report.serving import pool_lacks, serving_lines
+from memsheet.report.serving import serving_lines
+from memsheet.report.short_pool import pool_lacks
 from memsheet.report.traced import step_of, traced_lines
+from memsheet.report.unasked import unasked
 from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
 from memsheet.spec.device import Basis, Device
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDE = 100
+DIGITS = 2
+"""Of the sizes in headlines: those of the table, so that the two say the same. A low end is rounded down, a need and a high end up."""
 VERDICTS = {
     Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
 }  # fmt: skip
@@ -63,13 +67,15 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if (died := headline(answer, look)) is not None:
         return died
     if verdict is None or cluster is None:
+        if shorter := tuple(unasked(answer, sheet, look)):
+            return row(sheet.witness.value.upper(), "bold", shorter, look)
         peak = sheet.allocated
-        tensors = f"{look.need(peak.value)} of tensors{spread(peak, look)}"
+        tensors = f"{look.need(peak.value, DIGITS)} of tensors{spread(peak, look)}"
         return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet), *speed(answer)), look)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
-    needs = f"needs {look.need(verdict.device.value)} of {capacity(cluster.device, look)} per GPU"
+    needs = f"needs {look.need(verdict.device.value, DIGITS)} of {capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
     left = pool_lacks(answer, look) or headroom(verdict, look)
     return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, _which(answer, sheet), _peak(sheet)), look)
@@ -77,19 +83,19 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
 def capacity(device: Device, look: Look) -> str:
     """What a framework gets of a card, as a range where nobody has seen it printed."""
-    low, high = look.room(device.framework_low_bytes), look.room(device.framework_high_bytes)
+    low, high = look.room(device.framework_low_bytes, DIGITS), look.room(device.framework_high_bytes, DIGITS)
     return low if low == high or device.basis is Basis.REPORTED else span(low, high)
 
 
 def headroom(verdict: Verdict, look: Look) -> str:
     size = verdict.headroom_bytes
-    return f"{look.need(-size)} too much" if size < 0 else f"{look.room(size)} free"
+    return f"{look.need(-size, DIGITS)} too much" if size < 0 else f"{look.room(size, DIGITS)} free"
 
 
 def spread(size: Bytes, look: Look) -> str:
     if size.low == size.high:
         return ""
-    return f" (range {span(look.need(size.low), look.need(size.high))})"
+    return f" (range {span(look.room(size.low, DIGITS), look.need(size.high, DIGITS))})"
 
 
 def span(low: str, high: str) -> str:
@@ -243,7 +249,7 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
 def _spread(size: Bytes, look: Look) -> str:
     size = size.ordered
-    low, high = look.cell(size.low), look.cell(size.high)
+    low, high = look.floor(size.low), look.cell(size.high)
     return "" if size.low == size.high or low == high == look.cell(size.value) else f" ({low} to {high})"
 
 
@@ -298,9 +304,14 @@ def _fixes(verdict: Verdict, answer: Answer, look: Look) -> RenderableType | Non
     if verdict.cheapest_fix is not None:
         return _fix(verdict.cheapest_fix, answer, look)
     searched = answer.plan.task == "train" and answer.trace is None and bool(answer.model.model_type)
-    if verdict.result is Result.FITS or not searched:
+    if verdict.result is Result.FITS or not searched or _has_room(verdict, answer):
         return None
     return row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)
+
+
+def _has_room(verdict: Verdict, answer: Answer) -> bool:
+    """Whether the sheet fits whole, so that the doubt is of something else and there is nothing to save."""
+    return answer.cluster is not None and verdict.device.high <= budget_of(answer.cluster).low_bytes and not verdict.host_short_bytes
 
 
 def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
@@ -320,9 +331,9 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
         needs = f"needs {change.needs}" if change.needs else ""
         mark = "→" if alone else f"{number}"
         table.add_row(mark, Text(printable(change.words)), f"saves {look.room(change.saves_bytes)}", Text(printable(needs), "dim"))
-    after = f"then {look.need(fix.device.value)} a GPU{spread(fix.device, look)}"
+    after = f"then {look.need(fix.device.value, DIGITS)} a GPU{spread(fix.device, look)}"
     if answer.cluster:
-        after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value)} free"
+        after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value, DIGITS)} free"
     if fix.host_bytes:
         ranks = answer.cluster.per_node if answer.cluster else 1
         node = f" ({look.need(fix.host_bytes * ranks)} a node of {ranks})" if ranks > 1 else ""

@@ -9,11 +9,13 @@ from typing import Any
 from memsheet.account import account
 from memsheet.budget import Result, judge_on, started, worst
 from memsheet.engines import engine_of
-from memsheet.errors import InputError, refuse
+from memsheet.errors import InputError, refuse, require
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_of
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.resolve import resolve
+from memsheet.resolve_length import length_notes
+from memsheet.resolve_version import version_notes
 from memsheet.search.pooled import POOLED, sequences_of
 from memsheet.search.serve_load import Holds, Load, Reason, Served, groups_of, most, reasons_of
 from memsheet.search.serve_space import AXES, cuts, variants
@@ -110,22 +112,26 @@ def _same(cut: Cut, one: Served) -> bool:
 def rank_key(one: Served, load: Load) -> tuple[float, ...]:
     """What holds comes first; of those the quickest token where so many users are to have it within some time, else the most users a GPU; then
     the fewest ranks that wait for one another. A format that nobody released comes after the model as it is where both do as well. Of what does
-    not hold, the nearest.
+    not hold, the nearest: what has the room before what has not, and of that the nearest to the latency for the users that are asked for.
     """
     seconds = one.decode.value if one.decode else float("inf")
     first = one.prefill.value if one.prefill else float("inf")
     changed = sum(one.plan.quantization is not None and key in one.request for key in ("quantization.weights",))
     if one.holds is Holds.NO:
-        return (
-            2.0,
-            -float(one.users * one.replicas),
-            -float(one.in_all),
-            float(one.verdict.device.value) if not one.in_all else seconds,
-            float(one.gpus_each),
-        )
+        size = float(one.verdict.device.value) if not one.in_all else seconds
+        late = _late(seconds, first, load)
+        asked = late if load.users is not None else 0.0  # else those that keep it are counted first
+        lacks = float(one.in_all < (load.users or 1))
+        return (2.0, lacks, 0.0 if lacks else asked, -float(one.users * one.replicas), late, -float(one.in_all), size, float(one.gpus_each))
     if load.users is not None and (load.tpot_s is not None or load.ttft_s is not None):
         return (float(one.holds), seconds if load.tpot_s is not None else first, -one.users_per_gpu, float(changed), float(one.gpus_each))
     return (float(one.holds), -one.users_per_gpu, seconds, float(changed), float(one.gpus_each))
+
+
+def _late(decode_s: float, prefill_s: float, load: Load) -> float:
+    """How many times as long as asked a latency takes, the worse of the two; nothing where none is asked or both are kept."""
+    times = ((decode_s, load.tpot_s), (prefill_s, load.ttft_s))
+    return max([found / asked for found, asked in times if asked is not None and found > asked], default=0.0)
 
 
 def _served(search: Search, request: Mapping[str, Any]) -> Served:
@@ -133,8 +139,8 @@ def _served(search: Search, request: Mapping[str, Any]) -> Served:
     spec, cluster, load = search.spec, search.cluster, search.load
     resolved = resolve(request, spec, cluster)
     plan = resolved.plan
-    if problems := tuple(unsupported(plan, cluster)):
-        raise InputError(*problems)
+    search.notes.update(dict.fromkeys((*version_notes(plan), *length_notes(plan, spec))))
+    require(unsupported(plan, cluster, spec))
     sheets = tuple(account(spec, plan, cluster, stage) for stage in stages(plan))
     facts = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets)
     verdict = judge_on(sheets, cluster)
@@ -191,7 +197,7 @@ def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int,
         """The most sequences that keep the latency at one end of its range."""
         assert load.tpot_s is not None
         asked = load.tpot_s
-        return most(limit, lambda count: timer.decode_s(end, count, load.middle) + count * others * prompt_s <= asked)
+        return most(limit, lambda count: timer.decode_s(end, count, load.middle, count * others * prompt_s, asked), asked)
 
     users = sequences
     if load.tpot_s is not None:

@@ -126,14 +126,24 @@ def groups_of(plan: Plan) -> int:
     return int(plan.mesh.dp_replicate * plan.mesh.attn_dp)
 
 
-def most(limit: int, meets: Callable[[int], bool]) -> int:
-    """The most sequences up to ``limit`` of which ``meets`` says yes; latencies only grow with them."""
-    if limit < 1 or not meets(1):
+def most(limit: int, seconds: Callable[[int], float], asked_s: float) -> int:
+    """The most sequences up to ``limit`` that take no more than ``asked_s``. Latencies only grow with them, and nearly in proportion, so the next
+    count that is looked at is where a line between the two ends would cross what is asked; the middle, where that left more than half of them.
+    """
+    if limit < 1 or (least_s := seconds(1)) > asked_s:
         return 0
-    low, high = 1, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if meets(middle) else (low, middle - 1)
+    if limit == 1 or (most_s := seconds(limit)) <= asked_s:
+        return limit
+    low, high, halves = 1, limit, False
+    while (width := high - low) > 1:
+        step = width // 2 if halves else int(width * (asked_s - least_s) / (most_s - least_s))
+        middle = low + min(max(step, 1), width - 1)
+        found_s = seconds(middle)
+        if found_s <= asked_s:
+            low, least_s = middle, found_s
+        else:
+            high, most_s = middle, found_s
+        halves = not halves and 2 * (high - low) > width
     return low
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import InputError, Problem, refuse, require
+from memsheet.resolve_length import too_long
 from memsheet.resolve_serving import pages
 from memsheet.search.serve import Deployment, Way, deploy
 from memsheet.search.serve_load import Load, latency
@@ -20,6 +21,7 @@ USUAL_CONTEXT = 8192
 MAX_TOKENS = 100_000_000
 MAX_USERS = 1_000_000_000
 DOUBLINGS = 4
+NUMBERS = {"context": "8192, or 8k", "users": "50"}
 NEAR = 0.7
 """Of the users asked for, from what on twice the GPUs are looked at: larger groups hold somewhat more than twice as many."""
 NAMES = {"quantization.weights": "weights", "serving.kv_dtype": "a cache"}
@@ -33,6 +35,8 @@ def asked_serving(
     if engine not in ENGINES:
         raise refuse("engine", engine, "is not planned for", f"one of {', '.join(ENGINES)}; `memsheet infer` accounts it")
     load, notes = _load(spec, request, wanted)
+    key, length = "context" if wanted["context"] else "serving.max_model_len", max(load.context, request.get("serving.max_model_len") or 0)
+    require(too_long(engine, request.get("engine_version"), spec, key, length))
     pinned = {**request, "engine": engine}
     found = deploy(spec, cluster, pinned, load, any_precision=any_precision)
     ways = tuple(_ways(found, pinned, any_precision=any_precision)) if found.best is None else ()
@@ -57,7 +61,7 @@ def _problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) 
     for field, most in (("context", MAX_TOKENS), ("users", MAX_USERS)):
         value = wanted[field]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most):
-            yield Problem(field=field, value=value, reason=f"is not a whole number from 1 to {most:,}")
+            yield Problem(field=field, value=value, reason=f"is not a whole number from 1 to {most:,}", hint=f"for example {NUMBERS[field]}")
     context = wanted["context"]
     if not isinstance(context, int):
         return

@@ -79,7 +79,7 @@ def attempt(value: int, question: Question, *, replays: bool) -> Tried:
     """The verdict on a question, as an answer to it would give it. Raises InputError where it is no legal one."""
     model, cluster = question.model, question.cluster
     resolved = resolve(question.request, model, cluster)
-    require(unsupported(resolved.plan, cluster))
+    require(unsupported(resolved.plan, cluster, model))
     stages = range(resolved.plan.mesh.pp)
     sheets = tuple(account(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
     pool = pool_of(model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1))

@@ -111,13 +111,29 @@ def _check(key: str, value: Any) -> Iterator[Problem]:
     elif value is not None:
         reason = _REASONS.get(rule.kind, lambda *_: None)(rule, value)
         if reason:
-            hint = _nearest(value, rule.choices) if rule.kind == "choice" else ""
+            hint = _nearest(value, rule.choices) if rule.kind == "choice" else example_of(key, rule)
             yield Problem(field=key, value=value, reason=reason, hint=hint)
 
 
 def _nearest(value: Any, choices: tuple[str, ...]) -> str:
-    near = nearest(str(value), choices, n=1)
+    near = nearest(str(value), choices, n=1, cutoff=0.7)  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
     return f"did you mean {near[0]}?" if near else ""
+
+
+EXAMPLES = {
+    "serving.max_model_len": "8192, or 8k", "seq_len": "4096, or 4k", "serving.max_batched_tokens": "8192", "serving.prompt_tokens": "1500",
+    "serving.output_tokens": "500", "serving.max_sequences": "64", "serving.memory_fraction": "0.9", "serving.page_tokens": "16",
+    "serving.shared_prefix_tokens": "1000", "dropout": "0.1", "adapter.rank": "16", "moe.capacity_factor": "1.25",
+    "serving.state_ratio": "0.9", "layers_per_stage": "10,11,11",
+}  # fmt: skip
+_OF_KIND = {"count": "1", "share": "0.5", "number": "1.5", "flag": "true or false", "dtype": "bf16", "counts": "10,11,11"}
+
+
+def example_of(key: str, rule: Rule) -> str:
+    """A value that the key takes."""
+    usual = str(max(1, rule.low)) if rule.kind == "count" else _OF_KIND.get(rule.kind, "")
+    shown = EXAMPLES.get(key, usual)
+    return f"for example {shown}" if shown else ""
 
 
 def _whole(value: Any) -> bool:

@@ -64,6 +64,7 @@ class Key:
     back: Callable[[Any, Values], Mapping[str, Any]] | None = None
     usual: Any = None
     auto: Any = None
+    decides: tuple[Any, ...] = ()  # values by which the engine is to decide itself: no value of a plan, and not accounted
     source: str
 
     def write(self, asked: Values) -> Any:
@@ -116,6 +117,8 @@ class Format:
     describes: Mapping[str, str] = field(default_factory=dict)  # keys that say the model's own sizes: layers, hidden, vocab
     moves: Callable[[Values, Values], Iterable[Moved]] | None = None  # bytes that known keys add to or take from the sheet
     notes: tuple[str, ...] = ()  # what whoever opens a written file must know
+    taken: Callable[[str], tuple[str, ...]] | None = None  # what a text leaves open and its defaults fill, in words
+    released: Callable[[Format, str], Format] | None = None  # the format as a release of the engine has it
     along: Callable[[Values], tuple[str, ...]] = lambda _: ()  # formats of further files, without which it does not run the plan
 
 
@@ -168,6 +171,9 @@ def read(form: Format, values: Values) -> Read:
         if value == AUTO and row.auto is not None:
             value = row.auto
             assumed.append(f"{at} = auto: {_word(value)} on GPUs that can")
+        if value in row.decides:
+            assumed.append(f"{at} = {_word(value)}: the engine decides")
+            continue
         if value in (None, AUTO, UNSET):
             assumed += [f"{at} = auto: the training script fills it in"] if value == AUTO else []
             assumed += [f"{at} = {UNSET}, and the sheet is of none"] if value == UNSET else []
@@ -180,13 +186,13 @@ def read(form: Format, values: Values) -> Read:
             problems += _miscounted(at, said)
             request.update(said)
     other = [at for at in values if at not in rows]
-    said_or_taken = {**{at: values[at] for at in other}, **form.absent(values)}
+    said_or_taken = {**{at: held for at, held in values.items() if at not in rows or at in form.unmodelled}, **form.absent(values)}
     unmodelled = [
         (at, held)
         for at, held in said_or_taken.items()
         if (harmless := form.unmodelled.get(at)) is not None and held not in (*harmless, None, AUTO)
     ]
-    unmodelled += [(at, held) for at, held in values.items() if at in rows and held == UNSET]
+    unmodelled += [(at, held) for at, held in values.items() if at in rows and (held == UNSET or held in rows[at].decides)]
     unknown = [at for at in other if at not in form.unmodelled and not _known(form, at)]
     return Read(
         form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
@@ -210,13 +216,19 @@ def _known(form: Format, at: str) -> bool:
 
 
 def _near(form: Format, at: str) -> str:
-    """The known key most like ``at``: a right name in a wrong place, then one of its own group, then any."""
+    """The known key most like ``at``: one of its own group, else a right name in a wrong place, else one whose name and group are both like."""
     names = [*(key.at for key in form.keys), *form.unmodelled, *form.weighed, *(k for k in form.known if not k.endswith("*"))]
     group, _, last = at.rpartition(".")
-    moved = [name for name in names if name.rpartition(".")[2] == last]
-    beside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == group]
-    own = [f"{group}.{name}" if group else name for name in nearest(last, beside, n=1)]
-    return (moved or own or nearest(at, names, n=1) or [""])[0]
+    of_group = [name for name in names if name.rpartition(".")[0] == group]
+    own = [f"{group}.{name}" if group else name for name in nearest(last, [name.rpartition(".")[2] for name in of_group], n=1)]
+    moved = [name for name in names if name.rpartition(".")[2] == last and _like(group, name.rpartition(".")[0])]
+    other = [name for name in nearest(at, names, n=3) if _like(group, name.rpartition(".")[0]) and _like(last, name.rpartition(".")[2])]
+    return (moved or own or other or [""])[0]
+
+
+def _like(one: str, other: str) -> bool:
+    """Whether two words are nearly one; what stands at the top may be meant for any group."""
+    return not one or not other or bool(nearest(one, [other], n=1))
 
 
 def _miscounted(at: str, said: Mapping[str, Any]) -> Iterator[Problem]:

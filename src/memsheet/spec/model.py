@@ -334,6 +334,8 @@ class StoredQuantization:
     weights: str  # a dtype's name
     group_size: int | None = None
     skip: tuple[str, ...] = ()  # module names kept in the model's dtype
+    cache: str | None = None  # the dtype that it names for keys and values
+    cache_fixed: bool = False  # with one symmetric scale a tensor that it brings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,6 +362,7 @@ class ModelSpec:
     head: Head
     towers: tuple[Tower, ...] = ()
     max_positions: int | None = None
+    scaled_positions: int | None = None  # that rope_scaling gives beyond those
     dtype: str | None = None  # dtype of the released weights
     quantization: StoredQuantization | None = None
     router_loss: bool = False  # training adds a loss of the routers' own (output_router_logits)

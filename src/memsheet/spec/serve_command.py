@@ -9,16 +9,17 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.frozen import dataclass
-from memsheet.spec.exchange import Key, Values
+from memsheet.spec import serve_script as around
+from memsheet.spec.exchange import UNSET, Key, Values
+from memsheet.spec.serve_script import ENDS
 
-ENDS = ("&&", "||", "|", "&", ";", ">", ">>", "2>&1")
-MOST_LINES = 64
-"""Lines that one quoted value may go over."""
 SWITCHES = tuple(f"--{name}-" for name in ("enable", "disable", "skip", "no", "trust", "fully", "interleave", "allow-deprecated"))
 """How flags begin that take no value in either engine."""
 GIVEN = "given"
 ALLOCATOR, OLDER, ON = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
 """torch 2.13 c10/core/AllocatorConfig.h, and its older name."""
+_ATTACHED = re.compile(r"-O=?(\w+)")
+"""A level without a space (vLLM utils/argparse_utils.py: "-O" and what follows it, in parse_args)."""
 _HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgGtT])")
 _WHOLE, _PART = re.compile(r"-?\d{1,12}"), re.compile(r"\d{0,6}\.\d{1,12}")
 _STEPS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -38,6 +39,7 @@ class Command:
     """How an engine is started. ``launches``: the words before its flags, each way; ``image``: of a container that takes the flags alone, if there is one."""
 
     model: str  # the flag that names it, which is also where a bare word goes
+    package: str  # as it is installed
     launches: tuple[tuple[str, ...], ...]
     image: str
     aliases: Mapping[str, str]
@@ -49,44 +51,43 @@ class Command:
     objects: frozenset[str] = frozenset()  # flags whose parts (--a.b) are places of their own
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The lines of a script as words, a quoted value over several lines in one; what is no shell is passed over."""
-    held: list[str] = []
-    for line in text.replace("\\\n", " ").splitlines():
-        held.append(line)
-        try:
-            words = shlex.split("\n".join(held), comments=True)
-        except ValueError:
-            held = [] if len(held) >= MOST_LINES else held
-            continue
-        held = []
-        yield words
+def parse(how: Command, text: str, weighed: Iterable[str] = ()) -> Mapping[str, Any]:
+    """Flags of the first launch in a text, by their long names, and the partition exported before it; nothing where there is none.
 
-
-def parse(how: Command, text: str) -> Mapping[str, Any]:
-    """Flags of the first launch in a text, by their long names, and the partition exported before it; nothing where there is none."""
+    ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, and one that is at its variable's default is named beside.
+    """
     found: dict[str, Any] = {}
-    for words in commands(text):
-        for word in words:
+    known, before, launches = around.Variables(), list[str](), 0
+    for words in (part for line in around.lines(text) for part in around.parts(line)):
+        known.learn(words)
+        filled = known.filled(words, defaults=True)
+        launches += around.starts(filled, around.LAUNCHES, around.ALONE) is not None
+        if how.model in found:
+            continue
+        before += filled
+        for word in filled:
             name, _, value = word.partition("=")
             if value and name in (how.partition, ALLOCATOR, OLDER):
                 found[ALLOCATOR if name == OLDER else name] = value
-        start = _start(how, words)
+        start = around.starts(filled, how.launches, (how.image,))
         if start is not None:
-            return {**found, how.model: None, **_flags(how, words[start:])}
-    return {}
+            version = around.pinned(how.package, before)
+            said = _sure(how, words, known, filled[start:], frozenset(weighed))
+            found = {**found, **({around.VERSION: version} if version else {}), how.model: None, **said}
+    more = {around.OTHERS: f"1 of {launches} read"} if how.model in found and launches > 1 else {}
+    return {**found, **more} if how.model in found else {}
 
 
-def _start(how: Command, words: list[str]) -> int | None:
-    """Where the flags begin: after a launch, or after the container's image where that starts the server itself."""
-    for at, word in enumerate(words):
-        own = word.rpartition("/")[2]
-        for launch in how.launches:
-            started = own == launch[0] or (launch[0] == "python" and own.startswith("python"))
-            if started and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
-                return at + len(launch)
-    images = (at for at, word in enumerate(words) if how.image and word.partition(":")[0] == how.image)
-    return next((at + 1 for at in images), None)
+def _sure(how: Command, words: list[str], known: around.Variables, filled: list[str], weighed: frozenset[str]) -> Mapping[str, Any]:
+    """A launch's flags, with what is open of them."""
+    taken = dict(_flags(how, filled))
+    plain = known.filled(words, defaults=False)
+    start = around.starts(plain, how.launches, (how.image,))
+    raw = _flags(how, plain[start:]) if start is not None else taken
+    for at in (at for at in taken if at in weighed and at != how.model and around.unset(taken[at])):
+        taken[at] = UNSET
+    left = {at: raw[at] for at in taken if at in weighed and at != how.model and taken[at] != UNSET and around.unset(raw.get(at))}
+    return {**taken, **({around.OPEN: ", ".join(f"{at} {text}" for at, text in left.items())} if left else {})}
 
 
 def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
@@ -98,9 +99,15 @@ def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
         if word in ENDS or word.startswith((">", "2>")):
             break
         if not word.startswith("-") or word in ("-", "--"):
-            if word not in ("$@", "${@}", "-", "--") and how.model not in found:
+            if word in ("$@", "${@}", "-", "--"):
+                continue
+            if how.model not in found:
                 found[how.model] = word
+            elif around.unset(word):
+                found[around.MORE] = word
             continue
+        if attached := _ATTACHED.fullmatch(word) if "-O" in how.aliases else None:
+            word = f"-O={attached[1]}"
         name, equals, value = word.partition("=")
         name = "--" + name.lstrip("-").replace("_", "-") if how.dashed and name.startswith("--") else name
         name, inner, part = name.partition(".")
@@ -124,6 +131,27 @@ def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
 
 def _is_flag(word: str) -> bool:
     return word in ("$@", *ENDS) or (word.startswith("-") and not _WHOLE.fullmatch(word))
+
+
+def taken(text: str) -> tuple[str, ...]:
+    """Defaults of variables that a script's first server takes, in words."""
+    known, found = around.Variables(), dict[str, str]()
+    for words in (part for line in around.lines(text) for part in around.parts(line)):
+        known.learn(words)
+        if around.starts(words, around.LAUNCHES, around.ALONE) is not None:
+            for word in known.filled(words, defaults=False):
+                found.update({name: default for name, default in around.variables(word) if default})
+            break
+    return tuple(f"{name} is taken as its default {default}" for name, default in found.items())
+
+
+PLACES = (
+    Key(at=around.VERSION, says="engine_version", out=lambda _: None, source="the image's tag, or the requirement that is installed"),
+)
+OPEN_PLACES: Mapping[str, tuple[Any, ...]] = {around.OTHERS: (), around.MORE: (), around.OPEN: ()}
+"""What keeps a script's verdict from being sure: a server beside the one that is read, arguments that are not in the text, defaults of
+variables that whoever starts it may set.
+"""
 
 
 def number(text: str) -> Any:

@@ -15,12 +15,13 @@ from memsheet.exchange.lint.plans import PLANS
 from memsheet.exchange.lint.scripts import SCRIPTS
 from memsheet.exchange.lint.serving import SERVING, cache_bytes
 from memsheet.exchange.lint.shape import SHAPE
+from memsheet.exchange.lint.stored import STORED
 from memsheet.exchange.lint.trainer import TRAINER
 from memsheet.exchange.lint.zero import ZERO
 
 TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS)
-RULES = (*TRAINING, *SERVING)
-SERVED = (*FILES, *SERVING)
+RULES = (*TRAINING, *SERVING, *STORED)
+SERVED = (*FILES, *SERVING, *STORED)
 """Those for a server's command; the others are of training."""
 SHARE_WORTH_TELLING = 20
 """A cure is told where it frees at least one in so many bytes of a rank."""

@@ -22,6 +22,7 @@ class Case:
     answer: Answer | None
     model: ModelSpec | None  # known where a plan is refused, too
     ask: Callable[[Mapping[str, Any]], Answer | None]
+    bundled: Callable[[str], str | None] = lambda _: None  # the bundled model that a hub's name is of
 
     @property
     def request(self) -> Mapping[str, Any]:

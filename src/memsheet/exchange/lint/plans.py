@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from memsheet.budget import Answer
+from memsheet.errors import InputError
 from memsheet.exchange.lint.case import Case, Found, Rule, fits
 from memsheet.sheet import Component
 from memsheet.spec.model import Attention
@@ -16,12 +18,30 @@ def _less_zero(case: Case) -> Iterator[Found]:
     lower = {"deepspeed": (0, 2), "fsdp2": (2,)}.get(str(engine), ())
     if case.request.get("zero") == 3 and fits(case.answer) and not case.request.get("offload.parameters"):
         for zero in lower:
-            if fits(case.ask({"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None})):
+            other = case.ask({"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None})
+            if fits(other) and _faster(case.answer, other):
                 yield Found(
                     where="zero 3", says=f"parameters are gathered in forward and in backward, and the job fits at zero {zero} too",
                     cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}",
                 )  # fmt: skip
                 return
+
+
+APART = 0.03
+"""Steps nearer than this are told as equals, as in the search (``search/timed.py``)."""
+
+
+def _faster(now: Answer | None, other: Answer | None) -> bool:
+    """Whether the other plan's step takes clearly less time; where a step is not timed nobody knows."""
+    if now is None or other is None or now.cluster is None:
+        return False
+    from memsheet.formulas.step_time import quick_s
+
+    try:
+        before, after = (float(quick_s(one.model, one.plan, now.cluster)) for one in (now, other))
+    except InputError:
+        return False
+    return after < before * (1 - APART)
 
 
 def _needless_offload(case: Case) -> Iterator[Found]:

@@ -11,8 +11,11 @@ from typing import Any
 from memsheet.budget import Answer, Result
 from memsheet.exchange.lint.case import Case, Found, Rule, fits
 from memsheet.resolve_attention import has_experts
+from memsheet.resolve_length import longest
 from memsheet.sheet import Bytes, Component
+from memsheet.spec.hardware import BF16_UNITS, FP8_UNITS, below, eight_bit_cache
 from memsheet.spec.model import Attention, LatentAttention, Moe
+from memsheet.spec.serve_script import OTHERS
 from memsheet.units import format_bytes, format_count
 
 FLAGS = {
@@ -25,9 +28,8 @@ FLAGS = {
         "graphs": "--disable-cuda-graph", "cache": "--kv-cache-dtype", "tp": "--tp-size", "page": "--page-size",
     },
 }  # fmt: skip
-FP8_UNITS = (8, 9)
-"""Compute capability from which a card converts eight-bit numbers by itself (vLLM v0.33.0 v1/attention/backends/triton_attn.py:515)."""
-BF16_UNITS = (8, 0)
+DEFAULT_WORTH = 20
+"""A default that nobody chose is told where the cure gives the cache at least one in so many bytes more, as other cures are."""
 FAR_ABOVE, STEP, USUAL_FRACTION, ROUND, BITS = 4, 64, 0.9, 1024, 16
 """Of sequences that may start beside those that have room; what lengths and counts of a cure are multiples of; vLLM's fraction before 0.20."""
 
@@ -124,8 +126,7 @@ def _held_length(case: Case, facts: Mapping[str, Any], length: int) -> int:
 
 
 def _beyond_the_model(case: Case) -> Iterator[Found]:
-    most = case.model.max_positions if case.model else None
-    length = case.request.get("serving.max_model_len")
+    most, length = longest(case.model), case.request.get("serving.max_model_len")
     if most and isinstance(length, int) and length > most:
         for name, _, flags in _of(case):
             yield Found(
@@ -199,13 +200,26 @@ def _more_than_the_pool_holds(case: Case) -> Iterator[Found]:
     if not worst or limit < FAR_ABOVE * worst:
         return
     fewer = max(1, -(-FAR_ABOVE * worst // STEP) * STEP // 2)
+    usual = _costs_as_usual(case, answer, asked, fewer)
+    if usual is False:
+        return
     length = "of the lengths asked about" if "expected" in held else f"of {int(answer.plan.max_model_len or 0):,} tokens"
     groups = int(answer.plan.mesh.attn_dp) if answer.plan.engine == "sglang" else 1
     for name, _, flags in _of(case):
         yield Found(
             where=f"{name}: {flags['sequences']}", cure=f"{flags['sequences']} {fewer * groups}, or shorter requests", changes={"serving.max_sequences": fewer * groups},
-            says=f"up to {limit:,} start, and {worst:,} {length} have room: the others are preempted and computed again",
+            says=f"up to {limit:,} start, and {worst:,} {length} have room: the others are preempted and computed again"
+            + " (the engine's own default; fewer leave its sampler less to keep room for)" * bool(usual),
         )  # fmt: skip
+
+
+def _costs_as_usual(case: Case, answer: Answer, asked: int, fewer: int) -> bool | None:
+    """None where a count is not the engine's own; else whether its own takes a part of the cache that is worth telling."""
+    own = case.ask({"serving.max_sequences": None})
+    if own is None or int(own.plan.max_sequences or 0) != asked:
+        return None
+    cured = case.ask({"serving.max_sequences": fewer})
+    return cured is not None and (cache_bytes(cured) - cache_bytes(answer)) * DEFAULT_WORTH > cache_bytes(answer)
 
 
 def _eager(case: Case) -> Iterator[Found]:
@@ -217,22 +231,20 @@ def _eager(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
-def _capability(case: Case) -> tuple[int, int] | None:
-    device = case.answer.cluster.device if case.answer and case.answer.cluster else None
-    major, _, minor = ((device.compute_capability if device else None) or "").partition(".")
-    return (int(major), int(minor)) if major.isdigit() and minor.isdigit() else None
+def _older(answer: Answer | None, units: tuple[int, int]) -> bool:
+    """Whether the cards are known to be older."""
+    return answer is not None and answer.cluster is not None and below(answer.cluster.device, units)
 
 
 def _eight_bits_without_units(case: Case) -> Iterator[Found]:
-    capability = _capability(case)
-    if capability is None or capability >= FP8_UNITS or case.answer is None or case.answer.cluster is None:
+    if case.answer is None or case.answer.cluster is None or not _older(case.answer, FP8_UNITS):
         return
     card = case.answer.cluster.device.name
     for name, values, flags in _of(case):
         if case.request.get("serving.kv_dtype") == "fp8":
             yield Found(
                 where=f"{name}: {flags['cache']}", cure="leave it out, or a card from Ada and Hopper on", changes={"serving.kv_dtype": None},
-                says=f"{card} converts no fp8: kernels of Triton refuse it, others unpack every token that is read",
+                says=eight_bit_cache(case.answer.plan, case.answer.cluster.device, case.model),
             )  # fmt: skip
         if values.get("--quantization") in ("fp8", "fp8_per_tensor"):
             yield Found(
@@ -275,7 +287,9 @@ def _chunk_of_broken_pages(case: Case) -> Iterator[Found]:
 
 
 def _idle_memory(case: Case) -> Iterator[Found]:
-    """A fraction below the usual one, while sequences wait for room."""
+    """A fraction below the usual one, while sequences wait for room. What further commands of a script take of the card is not known."""
+    if any(OTHERS in values for _, values, _ in _of(case)):
+        return
     told, asked = _facts(case), case.request.get("serving.memory_fraction")
     if (
         told is None
@@ -295,9 +309,11 @@ def _idle_memory(case: Case) -> Iterator[Found]:
 
 
 def _old_card(case: Case) -> Iterator[Found]:
-    """Sixteen bits that a card does not compute in; such a plan is refused before it is accounted."""
+    """Sixteen bits that a card does not compute in; such a plan is refused before it is accounted, so it is asked about without them."""
     for name, values, _ in _of(case):
-        if values.get("--dtype") in ("bfloat16", "bf16") and (before := _capability(case)) is not None and before < BF16_UNITS:
+        if values.get("--dtype") not in ("bfloat16", "bf16"):
+            continue
+        if _older(case.answer or case.ask({key: None for key in case.request if key.startswith("precision.")}), BF16_UNITS):
             yield Found(where=f"{name}: --dtype", says="bfloat16 needs compute capability 8.0", cure="--dtype half", stops=True)
 
 

@@ -14,6 +14,7 @@ from memsheet.spec.exchange import Format, Key, Values
 COMMIT = "820504e"  # every line below is of 820504e20d1149fbf0b98c567af24c4b0433b22d torchtitan/config_manager.py
 VERSION = f"torchtitan {COMMIT}"
 C = "config_manager.py"
+LATER = "08b8b244f torchtitan/config/job_config.py"  # its last TOML is of 9810191bb^, 2026-02-23
 P, T, AC = "parallelism", "training", "activation_checkpoint"
 PP, TP = f"{P}.pipeline_parallel_degree", f"{P}.tensor_parallel_degree"
 SLICE = f"{P}.pipeline_parallel_microbatch_size"
@@ -125,6 +126,7 @@ KEYS = (
         back=_mixed, usual="bfloat16", source=f"{C}:221-231",
     ),
     _switch(f"{T}.compile", "compile", 233),
+    Key(at="compile.enable", out=lambda _: None, back=lambda v, _: {"compile": v}, source=f"{LATER}:551"),  # in its place since 2025-08-20
     Key(at=f"{P}.data_parallel_replicate_degree", says="mesh.dp_replicate", usual=1, source=f"{C}:256"),
     Key(
         at=f"{P}.data_parallel_shard_degree", says="mesh.dp_shard", back=lambda v, _: {} if v == -1 else {"mesh.dp_shard": v}, usual=-1,
@@ -167,13 +169,13 @@ FORMAT = Format(
         f"{T}.enable_cpu_offload": (False,), "model.converters": ([],), f"{P}.pipeline_parallel_split_points": ([],),
         f"{P}.pipeline_parallel_layers_per_stage": (), f"{P}.pipeline_parallel_schedule_csv": ("",),
         f"{P}.enable_compiled_autograd": (False,), "fault_tolerance.enable": (False,), "experimental.custom_import": ("",),
-        "experimental.custom_args_module": ("",), f"{T}.mixed_precision_reduce": ("float32",),
+        "experimental.custom_args_module": ("",), "compile.components": (["model", "loss"],), f"{T}.mixed_precision_reduce": ("float32",),
     },
     known=frozenset({
         *(f"{table}.*" for table in (
             "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "float8", "mx", "memory_estimation", "fault_tolerance",
         )),
-        *(f"model.{name}" for name in ("name", "flavor", "tokenizer_path", "print_after_conversion")),
+        "compile.backend", *(f"model.{name}" for name in ("name", "flavor", "tokenizer_path", "print_after_conversion")),
         *(f"optimizer.{name}" for name in ("lr", "beta1", "beta2", "eps", "weight_decay")),
         *(f"{T}.{name}" for name in ("dataset", "dataset_path", "max_norm", "steps", "gc_freq", "gc_debug", "seed", "deterministic")),
     }),

@@ -15,6 +15,7 @@ from memsheet.engines.sglang import group_graphs_mib
 from memsheet.formulas.serving.loaded import loaded_tensors
 from memsheet.formulas.serving.profiled import SENT, block_bytes
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.formulas.serving.stages import same_again
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.params import tensors
 from memsheet.references import SGLANG, formula
@@ -34,9 +35,12 @@ def group_plan(plan: Plan) -> Plan:
     SGLang's limits are of all groups: a chunk of a prompt and the requests that may run are divided (v0.5.23 arg_groups/parallel_hook.py:331,
     mem_cache/kv_cache_configurator.py:3128). vLLM's are of one.
     """
+    return plan if plan.mesh.attn_dp == 1 else _grouped(plan)
+
+
+@same_again
+def _grouped(plan: Plan) -> Plan:
     groups = int(plan.mesh.attn_dp)
-    if groups == 1:
-        return plan
     mesh = replace(plan.mesh, dp_replicate=plan.mesh.dp_replicate * groups, tp=plan.mesh.attention_tp, attn_dp=1)
     if plan.engine != "sglang" or plan.max_sequences is None or plan.max_batched_tokens is None:
         return replace(plan, mesh=mesh)

@@ -37,6 +37,7 @@ from memsheet.formulas.serving.sglang_speculative import (
     worker_facts,
 )
 from memsheet.formulas.serving.sglang_states import States, keeping_of, slot_bytes, states_of
+from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, total
@@ -76,8 +77,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), SGLANG_WAYS)
         kept += lora_pool_items(part, plan, 0, (Instant.LOAD,))
         return [*kept, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
-    release = release_of(plan.engine_version)
-    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    stages = _stages(spec, plan, cluster)
     plan = group_plan(plan)
     own, tokens = stages[stage], _tokens(stages, plan)
     sizes = Bytes(
@@ -105,6 +105,12 @@ def _draft_pool(own: Stage, plan: Plan, tokens: Bytes) -> list[Item]:
         return []
     size = Bytes(*(pool_bytes(own.draft, count, plan.page_tokens or 1) for count in (tokens.high, tokens.value, tokens.low)))
     return named([Item(Component.KV_CACHE, "token_to_kv_pool", dict.fromkeys(RUNNING, size), AT_POOL)])
+
+
+@same_again
+def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
+    release = release_of(plan.engine_version)
+    return every_stage(spec, plan, lambda part: _stage(part, plan, release, cluster))
 
 
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
@@ -180,7 +186,7 @@ def _room(plan: Plan, free: Bytes, weights: Bytes) -> Bytes:
     return Bytes(low - weights.high, value - weights.value, high - weights.low)
 
 
-def _tokens(stages: list[Stage], plan: Plan) -> Bytes:
+def _tokens(stages: tuple[Stage, ...], plan: Plan) -> Bytes:
     """Tokens of the pool, whole pages of them: of the stage with the fewest; without a card those that are asked for."""
     page, asked = plan.page_tokens or 1, (plan.max_sequences or 1) * (plan.max_model_len or 1)
     rooms = [(stage.room, stage.cell.counted) for stage in stages if stage.cell.counted]
@@ -197,7 +203,7 @@ def _tokens(stages: list[Stage], plan: Plan) -> Bytes:
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
 
-def _requests(plan: Plan, tokens: int, stages: list[Stage]) -> int:
+def _requests(plan: Plan, tokens: int, stages: tuple[Stage, ...]) -> int:
     """Requests that may run: as the plan says, else by the tokens, at least and at most so many; never more than there are states for."""
     asked = plan.max_sequences is not None and plan.max_sequences != MOST_REQUESTS
     found = int(plan.max_sequences or 1) if asked else min(max(tokens * 512 // (plan.max_model_len or 1), REQUESTS), MOST_REQUESTS)
@@ -205,9 +211,8 @@ def _requests(plan: Plan, tokens: int, stages: list[Stage]) -> int:
     return min([found, *slots])
 
 
-def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[list[Stage], Bytes, Cell]:
-    release = release_of(plan.engine_version)
-    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[tuple[Stage, ...], Bytes, Cell]:
+    stages = _stages(spec, plan, cluster)
     return stages, _tokens(stages, group_plan(plan)), max((stage.cell for stage in stages), key=lambda cell: cell.counted)
 
 
@@ -229,7 +234,7 @@ def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int]
     return lambda length: _bounded(Bytes(*(_holds(cell, count, length, page, shared) for count in ends)), stages)
 
 
-def _bounded(held: Bytes, stages: list[Stage]) -> Bytes:
+def _bounded(held: Bytes, stages: tuple[Stage, ...]) -> Bytes:
     """Never more sequences than there are states for."""
     for limit in (stage.states.requests for stage in stages if stage.states.bytes.high):
         held = Bytes(min(held.low, limit.low), min(held.value, limit.value), min(held.high, limit.high))

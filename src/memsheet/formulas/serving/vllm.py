@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from memsheet.arith import Count, maximum, minimum
+from memsheet.arith import Count, minimum
 from memsheet.engines.vllm import Release, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
@@ -21,6 +21,7 @@ from memsheet.formulas.serving.lora_buffers import buffer_item
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.formulas.serving.profiled import Peak, profiled, unpacked_tokens
 from memsheet.formulas.serving.sampling import sampler_state_bytes
+from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.formulas.serving.vllm_speculative import (
     ahead_of,
     draft_graphs,
@@ -66,11 +67,17 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
     release = release_for(release_of(plan.engine_version), plan)
-    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    stages = _stages(spec, plan, cluster)
     own = stages[stage]
     blocks = _blocks(stages, plan, release)
     pool = Bytes(*(own.layout.block_bytes * count for count in (blocks.high, blocks.value, blocks.low)))  # most where others take least
     return [*own.items, Item(Component.KV_CACHE, "pool", dict.fromkeys(RUNNING, pool), AT_POOL)]
+
+
+@same_again
+def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage, ...]:
+    release = release_for(release_of(plan.engine_version), plan)
+    return every_stage(spec, plan, lambda part: _stage(part, plan, release, cluster))
 
 
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
@@ -180,14 +187,16 @@ def _highest(peaks: Mapping[Instant, Peak]) -> str:
     cites=VLLM, at="gpu_worker.py: fraction · memory - weights - peak of the profiling run - what others than torch took since (or in all)"
 )
 def _available(plan: Plan, release: Release, cluster: Cluster, tensors: list[Item]) -> Bytes:
-    """Bytes for the pool: the low end where everything else is high. Segments' gaps are no part of the engine's sum."""
+    """Bytes for the pool: the low end where everything else is high, negative where that alone is more than the fraction. Segments' gaps are no
+    part of the engine's sum.
+    """
     device = cluster.device
     assert plan.memory_fraction is not None
     low, value, high = (
         int(size * plan.memory_fraction) for size in (device.framework_low_bytes, device.framework_bytes, device.framework_high_bytes)
     )
     others = total(size for item in tensors if (size := _counted(item, release)) is not None)
-    return Bytes(maximum(0, low - others.high), maximum(0, value - others.value), maximum(0, high - others.low))
+    return Bytes(low - others.high, value - others.value, high - others.low)
 
 
 def _counted(item: Item, release: Release) -> Bytes | None:
@@ -208,14 +217,14 @@ def _counted(item: Item, release: Release) -> Bytes | None:
             return size
 
 
-def _blocks(stages: list[Stage], plan: Plan, release: Release) -> Bytes:
+def _blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> Bytes:
     """Blocks of the pool: of the stage with the fewest; without a card as many as the sequences that are asked for take."""
     sizes = [(stage.available, stage.layout) for stage in stages if stage.layout.block_bytes]
     if not sizes:
         return NOTHING
     if any(available is None for available, _ in sizes):
         return Bytes.exact(_asked(sizes[0][1], plan, release))
-    ends = [tuple(end // layout.block_bytes for end in (room.low, room.value, room.high)) for room, layout in sizes if room is not None]
+    ends = [tuple(max(0, end // layout.block_bytes) for end in (room.low, room.value, room.high)) for room, layout in sizes if room is not None]
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
 
@@ -224,9 +233,9 @@ def _asked(layout: Layout, plan: Plan, release: Release) -> Count:
     return sequences * sequence_blocks(layout, length, release)
 
 
-def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[list[Stage], Pool]:
+def _pool(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[tuple[Stage, ...], Pool]:
     release = release_for(release_of(plan.engine_version), plan)
-    stages = [_stage(stage_model(spec, plan, number), plan, release, cluster) for number in range(plan.mesh.pp)]
+    stages = _stages(spec, plan, cluster)
     blocks = _blocks(stages, plan, release)
     layout = stages[0].layout
     shared = shared_blocks(layout, plan.shared_prefix_tokens)
@@ -275,9 +284,10 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, 
         found["speculative"] = speculative_facts(stage_model(spec, plan, plan.mesh.pp - 1), plan, release, plan.precision.compute)
     if cluster is None:
         return found
-    found["short_bytes"] = _short(stages, plan, pool)
+    worst = max(stages, key=lambda stage: _lack(stage, plan, pool).value)
+    found["short_bytes"] = _lack(worst, plan, pool)
     found["start_up"] = start_up(plan, pool, stages[0].weights, stages[0].available or NOTHING)
-    found["budget"] = _budget(plan, cluster, stages[0])
+    found["budget"] = _budget(plan, cluster, worst)
     return found
 
 
@@ -287,14 +297,11 @@ def _in_flight(plan: Plan, release: Release) -> int:
     return batches * int(plan.max_batched_tokens or 1)
 
 
-def _short(stages: list[Stage], plan: Plan, pool: Pool) -> Bytes:
-    """Bytes that the pool lacks for one sequence of max_model_len, without which the engine does not start; negative where it has them."""
-    lacks = []
-    for stage in stages:
-        needed = sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight) * stage.layout.block_bytes
-        room = stage.available or NOTHING
-        lacks.append(Bytes(needed - room.high, needed - room.value, needed - room.low))
-    return max(lacks, key=lambda lack: lack.value)
+def _lack(stage: Stage, plan: Plan, pool: Pool) -> Bytes:
+    """Bytes that a stage's pool lacks for one sequence of max_model_len, without which the engine does not start; negative where it has them."""
+    needed = sequence_blocks(stage.layout, plan.max_model_len or 1, pool.release, pool.in_flight) * stage.layout.block_bytes
+    room = stage.available or NOTHING
+    return Bytes(needed - room.high, needed - room.value, needed - room.low)
 
 
 def _budget(plan: Plan, cluster: Cluster, stage: Stage) -> Mapping[str, Any]:

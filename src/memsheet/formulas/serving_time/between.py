@@ -26,14 +26,13 @@ def all_reduce_s(shop: Shop, nbytes: float, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     speeds, rates = shop.speeds, shop.speeds.rates
-    nccl = float(collective_s("all_reduce", nbytes, ranks, 1, rates))
-    if not captured(shop):
-        nccl = max(nccl, speeds.started_s)
+    least_s = 0.0 if captured(shop) else speeds.started_s
     if ranks > rates.near or shop.plan.engine not in ENGINES:
-        return nccl
-    own = _read(speeds.points[min(size for size in speeds.points if size >= min(ranks, 8))], nbytes)
-    own = own if captured(shop) else max(own, speeds.started_s)
-    return {End.FAST: FASTEST * own, End.VALUE: own, End.SLOW: max(own, nccl)}[speeds.end]
+        return max(float(collective_s("all_reduce", nbytes, ranks, 1, rates)), least_s)
+    own = max(_read(speeds.points[min(size for size in speeds.points if size >= min(ranks, 8))], nbytes), least_s)
+    if speeds.end is End.SLOW:
+        return max(own, float(collective_s("all_reduce", nbytes, ranks, 1, rates)))
+    return FASTEST * own if speeds.end is End.FAST else own
 
 
 def captured(shop: Shop) -> bool:

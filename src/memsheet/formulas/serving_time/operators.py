@@ -191,10 +191,14 @@ def product_s(shop: Shop, one: Product) -> float:
     )
 
 
+MULTIPLIED = ("fp8", "fp8_block", "nvfp4")
+"""Formats that tensor cores multiply."""
+
+
 @formula(cites=TRANSFORMER, at="2 m n k of a product; the rate by rows and depth from rates.toml, of a tile where there are fewer rows")
 def flops_per_s(shop: Shop, form: str, rows: float, depth: float) -> float:
     """Weights of 4 and 8 bits that no unit multiplies are unpacked to 16 on their way."""
-    arithmetic = {"fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}.get(form, shop.plan.precision.compute.name)
+    arithmetic = form if form in MULTIPLIED else shop.plan.precision.compute.name
     return float(shop.speeds.rates.product_flops(arithmetic, max(rows, FEW_ROWS), depth))
 
 

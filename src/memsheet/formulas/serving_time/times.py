@@ -10,7 +10,7 @@ from memsheet.errors import refuse
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time.between import captured, exchanged_s
 from memsheet.formulas.serving_time.operators import Layer, Pass, Shop, flops_per_s, prepared, seconds_of
-from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
+from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.references import VLLM_SAMPLER, formula
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import CrossAttention, ModelSpec
@@ -62,22 +62,29 @@ class Timer:
     plan: Plan
     cluster: Cluster
     layers: tuple[Layer, ...]
+    speeds: Mapping[End, Speeds]
+    uneven: float
 
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, cluster: Cluster) -> Timer:
         """Raises InputError for what is not timed."""
         _check(spec)
-        return cls(spec=spec, plan=group_plan(plan), cluster=cluster, layers=prepared(spec, plan))
+        own = group_plan(plan)
+        speeds = {end: speeds_of(cluster, end) for end in End}
+        return cls(spec=spec, plan=own, cluster=cluster, layers=prepared(spec, plan), speeds=speeds, uneven=_uneven(spec, own))
 
     def decode(self, batch: int, context: int) -> Seconds:
         """As ``decode_time``."""
         return self._timed((self._step(batch, context),))
 
-    def decode_s(self, end: End, batch: int, context: int) -> float:
-        """One end of ``decode``."""
-        ends = (end,) if end is End.VALUE else (End.VALUE, end)
-        found = [sum(self._at((self._step(batch, context),), one).values()) for one in ends]
-        return min(found) if end is End.FAST else max(found)
+    def decode_s(self, end: End, batch: int, context: int, beside_s: float = 0.0, enough_s: float = float("inf")) -> float:
+        """One end of ``decode``, and ``beside_s`` more. Where the slow end alone is beyond ``enough_s`` it says so, whatever the value is."""
+        work = (self._step(batch, context),)
+        found = sum(self._at(work, end).values()) + beside_s
+        if end is End.VALUE or (end is End.SLOW and found > enough_s):
+            return found
+        value = sum(self._at(work, End.VALUE).values()) + beside_s
+        return min(found, value) if end is End.FAST else max(found, value)
 
     def prefill(self, tokens: int, cached: int = 0) -> Seconds:
         """As ``prefill_time``."""
@@ -97,7 +104,7 @@ class Timer:
     def _at(self, passes: tuple[Pass, ...], end: End) -> dict[str, float]:
         """Seconds by part at one end of the interval."""
         spec, plan = self.spec, self.plan
-        engine, speeds, uneven = engine_of(plan), speeds_of(self.cluster, end), _uneven(spec, plan)
+        engine, speeds, uneven = engine_of(plan), self.speeds[end], self.uneven
         beside = self._beside(len(passes)) if end is End.FAST else 1.0
         total: dict[str, float] = {}
         for number, work in enumerate(passes):

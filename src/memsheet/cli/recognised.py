@@ -1,0 +1,46 @@
+"""Which files are configurations: those named one by one must be, and of a folder those that are known; and what an engine does unasked."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+
+from memsheet.errors import InputError, refuse
+from memsheet.exchange import NAMES, read_text
+from memsheet.readers.guard import is_folder, parse_json, parse_yaml
+from memsheet.spec.exchange import Read
+
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+UNKNOWN = "is not recognised as a configuration"
+
+
+def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[dict[str, Read], tuple[str, ...]]:
+    """Files read, and those of a folder that are nothing known, each with why. Raises InputError where a file was named itself, or nothing is known."""
+    reads: dict[str, Read] = {}
+    left: list[str] = []
+    for name, text in texts.items():
+        try:
+            reads[name] = read_text(name, text, PARSERS)
+        except InputError as error:
+            problem = error.problems[0]
+            if name not in in_folder or problem.reason != UNKNOWN:
+                raise
+            why = problem.hint.partition("; ")[2]
+            left.append(f"{name}: {UNKNOWN}" + f" ({why})" * bool(why))
+    if left and not reads:
+        raise refuse("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
+    return reads, tuple(left)
+
+
+def of_folders(files: tuple[str, ...], texts: Mapping[str, str]) -> frozenset[str]:
+    """The texts that came with a folder and were not named themselves."""
+    folders = [Path(file) for file in files if is_folder(Path(file))]
+    if len(files) == 1:
+        return frozenset(texts) if folders else frozenset()
+    return frozenset(name for name in texts if Path(name).parent in folders and Path(name) not in map(Path, files))
+
+
+def unasked(read: Read) -> Iterator[str]:
+    """Places that nobody wrote: what the engine does by itself where the file does not say otherwise."""
+    said = {at.split(".")[0] for at in read.values}
+    return (at for at, _ in read.unmodelled if at not in read.values and at.split(".")[0] not in said)

@@ -1,0 +1,84 @@
+"""What keeps a server's verdict from being sure: a model beside the one the command names, and what a script leaves open."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.budget import Answer, Result
+from memsheet.spec.exchange import UNSET, Read
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.names import SHORT
+from memsheet.spec.serve_script import OPEN, variables
+
+STORED = (
+    (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4(?<!mxfp4)", "nvfp4"),
+    (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
+)  # fmt: skip
+"""Formats of weights by the words that checkpoints on a hub carry in their names, the first that is found."""
+AUTO_LENGTH = "--max-model-len"
+"""Where the engine is to decide, it takes the model's whole length if that has room, else a shorter one (vLLM v0.33.0 v1/core/kv_cache_utils.py,
+_auto_fit_max_model_len): what fits whole is sure.
+"""
+
+
+def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -> str:
+    """The command's model is not the sheet's: weights of other bits, as its name says, or other sizes. ``known``: the served one, if it is bundled."""
+    if served is None:
+        return ""
+    own, model = stored_as(served), answer.model
+    held = answer.plan.quantization.weights if answer.plan.quantization else None
+    bits = {"awq-int4": 4, "gptq-int4": 4, "nvfp4": 4, "mxfp4": 4, "nf4": 4}.get(own, 8) if own else 0
+    if own and (held is None or int(held.bits) != bits):
+        now = held.name if held else "weights that are not quantized"
+        return f"{served} says {own} by its name, and the sheet is of {now}: --quantize {own}"
+    if known is not None and _sizes(known) != _sizes(model):
+        return f"the command serves {served}, and the sheet is of {model.name}"
+    return ""
+
+
+def stored_as(name: str) -> str:
+    """The format of weights that a checkpoint's name says, or nothing."""
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    return next((form for words, form in STORED if re.search(rf"(?<![a-z])(?:{words})(?![a-z])", last)), "")
+
+
+def _sizes(model: ModelSpec) -> tuple[int, int]:
+    return sum(stack.layers for stack in model.stacks), model.hidden
+
+
+def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[str]:
+    """What a file sets that nobody accounts, less what flags say in its place."""
+    for at, value in read.unmodelled:
+        if at == OPEN:
+            yield from _defaulted(read, str(value), given)
+        elif value == UNSET and not _given(read, at, given):
+            yield f"{at} {UNSET}{_hint(read, at)}"
+        elif value != UNSET and not (at == AUTO_LENGTH and result is Result.FITS):
+            yield f"{at} {value}"
+
+
+def _defaulted(read: Read, told: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Flags at the defaults of variables."""
+    for one in told.split(", --"):
+        at, _, text = ("--" + one.removeprefix("--")).partition(" ")
+        if not _given(read, at, given) and variables(text):
+            yield f"{at} {text}, which whoever starts it may set{_hint(read, at, read.values.get(at))}"
+
+
+def _keys(read: Read, at: str) -> tuple[str, ...]:
+    """Keys of a plan that a flag says."""
+    row = next((row for row in read.form.keys if row.at == at), None)
+    return () if row is None else tuple(row.read(1, {}))
+
+
+def _given(read: Read, at: str, given: Mapping[str, Any]) -> bool:
+    keys = _keys(read, at)
+    return bool(keys) and any(given.get(key) is not None for key in keys)
+
+
+def _hint(read: Read, at: str, value: Any = 2) -> str:
+    """The flag of this program that says it."""
+    flag = next((name for name, key in SHORT.items() if key in _keys(read, at)), None)
+    return f": --{flag.replace('_', '-')} {value} says it" if flag else ""

@@ -1,0 +1,120 @@
+"""A server whose pool has no room for one sequence, or perhaps none: how much is missing, what of it before any cache, and what makes room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.budget import Answer, Result
+from memsheet.report.bars import Look
+from memsheet.report.layout import flow
+from memsheet.report.words import flags_for
+from memsheet.sheet import Bytes, Component
+
+MOST, WORTH = 5, 0.1
+"""Changes that are shown, and the share of what is missing that one gives to be worth a line where it does not suffice."""
+
+
+def pool_lacks(answer: Answer, look: Look) -> str:
+    """What a server lacks for one sequence, in the headline's words: the card may have room that the server may not take."""
+    short = (answer.serving or {}).get("short_bytes")
+    if short is None or short.high <= 0:
+        return ""
+    tokens = _tokens(answer)
+    what = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
+    if _surely(answer, short):
+        whose = "its pool" if _room(answer) >= 0 else "its fraction of the card"
+        return f"{whose} lacks {look.need(int(short.value))}{what}"
+    return f"its pool may lack up to {look.need(int(short.high))}{what}"
+
+
+def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
+    """Why the engine does not start, or may not, and what of its options would let it."""
+    serving = answer.serving or {}
+    short: Bytes = serving["short_bytes"]
+    yield flow(_why(answer, short, look), look.width, between=" ")
+    if not _surely(answer, short):
+        yield flow(_spread(short, look), look.width, between=" ")
+    yield from _cures(serving, short, look)
+
+
+def _tokens(answer: Answer) -> int:
+    return int((answer.serving or {})["budget"].get("needs_tokens") or answer.plan.max_model_len or 0)
+
+
+def _room(answer: Answer) -> int:
+    """Of the pool, negative where the fraction is spent before it."""
+    return int((answer.serving or {})["budget"]["kv_cache"].value)
+
+
+def _surely(answer: Answer, short: Bytes) -> bool:
+    return bool(short.low > 0) or (answer.verdict is not None and answer.verdict.result is Result.DOES_NOT_FIT and short.value > 0)
+
+
+def _why(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
+    plan, room, tokens = answer.plan, _room(answer), _tokens(answer)
+    weights = max(int(sheet.of(Component.PARAMETERS).value) for sheet in answer.sheets)
+    missing = look.need(max(0, int(short.value)))
+    does = "refuses to start" if _surely(answer, short) else "may refuse to start"
+    needs, fraction = look.need(int(short.value) + room), f"its fraction of {plan.memory_fraction:g}"
+    one = f"one sequence of {tokens:,} tokens needs {needs} of cache"
+    card = answer.cluster.device.framework_bytes if answer.cluster else 0
+    if room >= 0:
+        yield f"{plan.engine} {does}: {one},"
+        yield f"and {fraction} leaves {look.room(room) if room else 'nothing'}."
+        return
+    if weights > card:
+        yield f"{plan.engine} {does}: the weights alone are {look.need(weights)}, more than the {look.room(card)} that a GPU gives."
+    else:
+        yield f"{plan.engine} {does}: before any cache it takes {look.need(-room)} more than {fraction},"
+        yield f"{look.need(weights)} of that for weights."
+    yield f"With that, {one}; {missing} are missing." if tokens > 1 else f"{missing} are missing."
+
+
+def _spread(short: Bytes, look: Look) -> Iterator[str]:
+    best = f"{look.room(-int(short.low))} left" if short.low <= 0 else f"{look.need(int(short.low))} missing"
+    middle = f"{look.need(int(short.value))} missing" if short.value > 0 else f"{look.room(-int(short.value))} left"
+    yield f"Expected: {middle};"
+    yield f"at best {best}, at worst {look.need(int(short.high))} missing."
+
+
+def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str]:
+    """Changes that were accounted again, those that suffice first."""
+    if "makes_room" not in serving:  # nobody asked for changes
+        return
+    worth = max(1, int(WORTH * short.value))
+    told = [one for one in serving.get("makes_room", ()) if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value][:MOST]
+    rows = list(_lengths(serving))
+    rows += [(_flags(one["changes"]), _gives(one, look)) for one in told]
+    if together := serving.get("makes_room_together"):
+        rows.append((_flags(together["changes"]), f"together {_gives(together, look)}"))
+    if not rows:
+        yield "Nothing that was tried makes room: no shorter sequence, no other format, no more GPUs."
+        return
+    yield "What makes room, each accounted again:"
+    wide = max(len(flags) for flags, _ in rows)
+    for flags, gives in rows:
+        line = f"  {flags:<{wide}}  {gives}"
+        yield line if len(line) <= look.width else f"  {flags}\n      {gives}"
+
+
+def _lengths(serving: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
+    if sure:
+        yield f"--max-model-len {sure}", "the longest with which it is sure to start"
+    elif expected:
+        yield f"--max-model-len {expected}", "the longest that is expected to start"
+
+
+def _flags(changes: Mapping[str, Any]) -> str:
+    left_out = "without --speculative" if "speculative.method" in changes else ""
+    return " ".join(part for part in (flags_for({key: value for key, value in changes.items() if value is not None}), left_out) if part)
+
+
+def _gives(one: Mapping[str, Any], look: Look) -> str:
+    lacks, frees = int(one["lacks_bytes"]), f"gives {look.room(int(one['frees_bytes']))} a GPU"
+    if one["result"] == Result.FITS.value:
+        return f"{frees}: starts with {look.room(-lacks)} to spare"
+    if lacks <= 0:
+        return f"{frees}: may start"
+    return f"{frees}: {look.need(lacks)} are still missing"

@@ -1,0 +1,62 @@
+"""The format of the cache: as the plan says, else as the checkpoint names it where the server heeds that, else what is computed in."""
+
+from __future__ import annotations
+
+from memsheet.gaps import Gaps
+from memsheet.spec.dtypes import FP8, FP16, DType, dtype_named
+from memsheet.spec.engine import Engine
+from memsheet.spec.hardware import version_of
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Precision
+
+HEEDED_SINCE = {
+    ("vllm", "compressed-tensors"): (0, 15, 0), ("vllm", "modelopt"): (0, 14, 0), ("sglang", "compressed-tensors"): (0, 5, 20), ("sglang", "modelopt"): (0, 5, 4),
+}  # fmt: skip
+"""From when on a server that is told nothing keeps the cache in what the checkpoint names: vLLM v0.15.0 attention/layer.py:199 (v0.14.0 does not;
+v0.33.0 model_executor/layers/attention/attention.py:287) and v0.14.0 utils/torch_utils.py:238; SGLang v0.5.23 compressed_tensors.py:143,
+mem_cache/kv_cache_dtype.py:49 and v0.5.4.post3 model_executor/model_runner.py:1511.
+"""
+OVERRULED = ((0, 15, 0), (0, 22, 0))
+"""Releases of vLLM that take what compressed-tensors names whatever they are told (v0.16.0 attention.py:232, v0.21.0 :233; v0.33.0 :288 does not)."""
+
+
+def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None, model: ModelSpec | None = None) -> DType:
+    """The cache's format; llama.cpp's is fp16 whatever the file stores."""
+    given = gaps.request.get("serving.kv_dtype")
+    usual = FP16 if engine is not None and engine.server == "llama_cpp" else precision.compute
+    found = dtype_named(given) if given else usual
+    named = _named(gaps, engine, model)
+    if named is not None and engine is not None and model is not None:
+        found = _heeded(gaps, engine, model, found, named)
+    assert found is not None
+    return found
+
+
+def _named(gaps: Gaps, engine: Engine | None, model: ModelSpec | None) -> str | None:
+    """What the checkpoint names, where the plan keeps its weights as released and a server reads that."""
+    stored = model.quantization if model is not None else None
+    if engine is None or stored is None or stored.cache is None or gaps.request.get("task") != "infer":
+        return None
+    known = any(server == engine.name for server, _ in HEEDED_SINCE)
+    return stored.cache if known and gaps.request.get("quantization.weights") is None else None
+
+
+def _heeded(gaps: Gaps, engine: Engine, model: ModelSpec, found: DType | None, named: str) -> DType | None:
+    stored, given = model.quantization, gaps.request.get("serving.kv_dtype")
+    assert stored is not None
+    version = version_of(gaps.request.get("engine_version"))
+    old = version < HEEDED_SINCE[engine.name, stored.method]
+    other = engine.name == "sglang" and stored.method == "compressed-tensors" and not stored.cache_fixed
+    if given is None and named != FP8.name and not old:
+        gaps.wrong("serving.kv_dtype", named, "is what the checkpoint names for the cache, and is not modelled", "--kv-dtype fp8 or bf16")
+    elif given is None and (old or other):
+        why = "does not heed that" if old else "heeds a fixed scale a tensor alone"
+        gaps.assumed.append(
+            f"serving.kv_dtype = {found.name if found else ''} (the checkpoint names {named}; this release of {engine.name} {why})"
+        )
+    elif given is None:
+        gaps.assumed.append(f"serving.kv_dtype = {named} (the checkpoint names it for the cache)")
+        return FP8
+    elif engine.name == "vllm" and stored.method == "compressed-tensors" and OVERRULED[0] <= version < OVERRULED[1] and found is not FP8:
+        gaps.wrong("serving.kv_dtype", given, "is not heeded by that release of vllm: the checkpoint names fp8", "leave it out")
+    return found

@@ -1,0 +1,62 @@
+"""Sequences longer than a model was made for: which servers refuse them, and what is said where they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsheet.errors import Problem
+from memsheet.frozen import dataclass
+from memsheet.spec.hardware import version_of
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a server calls the environment that lets longer sequences through, and where it refuses them."""
+
+    lets: str
+    source: str
+    since: tuple[int, int, int] = (0, 0, 0)
+
+
+REFUSES = {
+    "vllm": Limit("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "vllm-project/vllm v0.33.0 config/model.py:2664"),
+    "sglang": Limit("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN", "sgl-project/sglang v0.5.23 configs/model_config.py:1296", (0, 5, 0)),
+}
+"""Servers that stop at a length beyond the one they derive from the config. Others go on and answer worse, and so did SGLang, whose variable was on
+where nobody set it (get_bool_env_var with default "True" in configs/model_config.py of its 0.4 releases).
+"""
+
+
+def refuses(engine: str, version: str | None) -> bool:
+    """Whether an engine's release stops at a length beyond the model's."""
+    limit = REFUSES.get(engine)
+    return limit is not None and version_of(version) >= limit.since
+
+
+def longest(model: ModelSpec | None) -> int | None:
+    """The length that a server derives from a model's config; None where it says none."""
+    return (model.scaled_positions or model.max_positions) if model else None
+
+
+def too_long(engine: str, version: str | None, model: ModelSpec | None, key: str, tokens: int | None) -> Iterator[Problem]:
+    """The problem of a length that the engine refuses to start with."""
+    most, limit = longest(model), REFUSES.get(engine)
+    if model is None or limit is None or not refuses(engine, version) or not most or not tokens or tokens <= most:
+        return
+    yield Problem(
+        field=key, value=tokens,
+        reason=f"exceeds the {most:,} positions of {model.name}: {engine} refuses to start",
+        hint=f"{FLAGS.get(key, key)} {most}, or a config.json with rope_scaling (YaRN) or more positions: what {limit.lets}=1 lets through takes the same room",
+    )  # fmt: skip
+
+
+FLAGS = {"serving.max_model_len": "--max-model-len", "seq_len": "--seq-len", "context": "--context"}
+
+
+def length_notes(plan: Plan, model: ModelSpec) -> Iterator[str]:
+    """What to know of a length that the engine takes although the model was made for less."""
+    most, tokens = longest(model), plan.max_model_len
+    if plan.task == "infer" and not refuses(plan.engine, plan.engine_version) and most and tokens is not None and tokens > most:
+        yield f"{tokens:,} tokens are beyond the {most:,} that {model.name} was made for: {plan.engine} goes on, and answers may be worse"

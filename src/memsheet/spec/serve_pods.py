@@ -1,0 +1,107 @@
+"""A server in a pod of Kubernetes: the container's command as the line of a script, which the engine's format then reads."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.errors import refuse
+from memsheet.spec.exchange import Read
+from memsheet.spec.serve_script import ALONE, IMAGES, LAUNCHES, lines, named_image, parts, pinned, starts
+
+KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob"})
+"""Kinds whose containers are of the core pod template (kubernetes.io/docs/concepts/workloads)."""
+GPU = "nvidia.com/gpu"
+MOST = 16
+_BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
+_VALUE = re.compile(r"(\$\(\w+\))")
+
+
+def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
+    """The script that a pod's server is, and the GPUs of its container; None for texts of other kinds. Raises InputError for pods without one."""
+    if "apiVersion" not in text or "kind" not in text:
+        return None
+    seen: list[str] = []
+    for one in _BREAK.split(text)[:MOST]:
+        tree = _tree(parse, name, one)
+        if tree is None or tree.get("kind") not in KINDS:
+            continue
+        seen.append(str(tree["kind"]))
+        found = [(line, _gpus(held)) for held in _containers(tree) if (line := _line(held)) and _serves(line)]
+        if found:
+            return "\n".join(line for line, _ in found), found[0][1]
+    if seen:
+        raise refuse("file", name, f"is a {seen[0]} in which no server's command stands", "the script that its container runs")
+    return None
+
+
+def _tree(parse: Callable[[str, str], Any], name: str, text: str) -> Mapping[str, Any] | None:
+    try:
+        held = parse(text, name)
+    except ValueError:  # InputError is one
+        return None
+    return held if isinstance(held, Mapping) else None
+
+
+def _containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
+    """Containers of a pod template, however deep it stands in its kind."""
+    for key, held in tree.items() if isinstance(tree, Mapping) and depth < MOST else ():
+        if key == "containers" and isinstance(held, list):
+            yield from (one for one in held if isinstance(one, Mapping))
+        else:
+            yield from _containers(held, depth + 1)
+
+
+def _line(container: Mapping[str, Any]) -> str:
+    """What the container runs: a shell's text as it is, else its words, after the image, which may start the server itself."""
+    words = [str(word) for key in ("command", "args") for word in _list(container.get(key))]
+    image, plain = str(container.get("image") or ""), [f"{key}={value}" for key, value in _environment(container)]
+    versions = ((package, pinned(package, [image])) for package in IMAGES)
+    before = "\n".join([*(f"export {shlex.quote(one)}" for one in plain), *(f": {package}=={told}" for package, told in versions if told)])
+    if len(words) > 1 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-") and words[1].endswith("c"):
+        return f"{before}\n" + "\n".join(words[2:])
+    quoted = " ".join("".join(_quoted(piece) for piece in _VALUE.split(word)) or "''" for word in words)
+    alone = named_image(image) in ALONE and not _list(container.get("command"))
+    return f"{before}\n{shlex.quote(image)} {quoted}" if alone else f"{before}\n{quoted}"
+
+
+def _quoted(piece: str) -> str:
+    """A piece of a word as a shell has it, where $(NAME) is a variable of the container's."""
+    return f'"${{{piece[2:-1]}}}"' if _VALUE.fullmatch(piece) else shlex.quote(piece) if piece else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return [word for word in value if isinstance(word, str | int | float)] if isinstance(value, list) else []
+
+
+def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Variables with a value of their own; those of secrets are not in the text."""
+    held = container.get("env")
+    for one in held if isinstance(held, list) else ():
+        if isinstance(one, Mapping) and str(one.get("name") or "").isidentifier() and isinstance(one.get("value"), str | int):
+            yield str(one["name"]), str(one["value"])
+
+
+def _serves(text: str) -> bool:
+    return any(starts(part, LAUNCHES, ALONE) is not None for line in lines(text) for part in parts(line))
+
+
+def given_to(found: Read, gpus: int | None) -> Read:
+    """What was read, with the cards of the container where they are fewer than the command takes."""
+    ranks = 1
+    for axis in ("dp_replicate", "tp", "pp"):
+        size = found.request.get(f"mesh.{axis}", 1)
+        ranks *= size if isinstance(size, int) else 1
+    if gpus is None or gpus >= ranks:
+        return found
+    return replace(found, unmodelled=(*found.unmodelled, (GPU, f"{gpus}, and the command takes {ranks}")))
+
+
+def _gpus(container: Mapping[str, Any]) -> int | None:
+    resources = container.get("resources")
+    limits = resources.get("limits") if isinstance(resources, Mapping) else None
+    count = str(limits.get(GPU, "")) if isinstance(limits, Mapping) else ""
+    return int(count) if count.isdigit() and len(count) < 8 else None

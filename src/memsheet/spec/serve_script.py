@@ -1,0 +1,160 @@
+"""What stands around a server's command in a script: variables, further commands, the engine's version. Read as text, never run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+ENDS = ("&&", "||", "|", "&", ";", ">", ">>", "2>&1")
+BETWEEN = ENDS[:5]
+MOST_LINES = 64
+"""Lines that one quoted value may go over."""
+VERSION, OTHERS, OPEN, MORE = "version", "commands", "variables", "further arguments"
+"""Places of a command's values that are no flags: the engine's version, how many commands were read, variables, what a variable holds."""
+LAUNCHES = (
+    ("vllm", "serve"), ("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.cli.main", "serve"),
+    ("python", "-m", "sglang.launch_server"), ("sglang", "serve"),
+)  # fmt: skip
+"""Every server's that is looked for, so that one beside the one that is read is seen."""
+IMAGES = {"vllm": "vllm/vllm-openai", "sglang": "lmsysorg/sglang"}
+ALONE = (IMAGES["vllm"],)
+"""Images that take the flags alone."""
+_NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=])([^{}]*))?\}|(\w+))")
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_SHIELDS = {"$": "\ue000", "`": "\ue001"}
+_BARE = {ord(shield): letter for letter, shield in _SHIELDS.items()}
+_LEADS = ("export", "readonly", "declare", "local", "-x", "-r", "then", "do", "else", "env", "exec", "nohup")
+
+
+def lines(text: str) -> Iterator[list[str]]:
+    """The lines of a script as words, a quoted value over several lines in one; what is no shell is passed over. What a command would print
+    is a variable that nobody set.
+    """
+    held: list[str] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        held.append(line)
+        try:
+            words = shlex.split(_COMMAND.sub("${printed}", _shielded("\n".join(held))), comments=True)
+        except ValueError:
+            held = [] if len(held) >= MOST_LINES else held
+            continue
+        held = []
+        yield words
+
+
+def _shielded(text: str) -> str:
+    """A text in which what a shell takes as it stands, in single quotes or after a backslash, looks like no variable or command."""
+    found, quote, last = list[str](), "", ""
+    for letter in text:
+        literal = quote == "'" or last == "\\"
+        if letter in "'\"" and last != "\\":
+            quote = "" if quote == letter else quote or letter
+        found.append(_SHIELDS.get(letter, letter) if literal else letter)
+        last = "" if last == "\\" and quote != "'" else letter
+    return "".join(found)
+
+
+def _plain(word: str) -> str:
+    return word.translate(_BARE)
+
+
+def parts(words: Sequence[str]) -> Iterator[list[str]]:
+    """Commands of one line."""
+    found: list[str] = []
+    for word in words:
+        ends = word in BETWEEN
+        if not ends and word.rstrip(";"):
+            found.append(word.rstrip(";"))
+        if ends or word.endswith(";"):
+            yield found
+            found = []
+    yield found
+
+
+class Variables:
+    """What a script gives its variables: ``sure`` where it says it, ``all`` with defaults for those that whoever runs it may set."""
+
+    __slots__ = ("all", "sure")
+
+    def __init__(self) -> None:
+        self.sure: dict[str, str] = {}
+        self.all: dict[str, str] = {}
+
+    def learn(self, words: Iterable[str]) -> None:
+        """Assignments in front of a command, or alone. One that is given twice may be either."""
+        for word in words:
+            told = _ASSIGNED.fullmatch(word)
+            if told is None:
+                if word in _LEADS:
+                    continue
+                return
+            sure = expand(told[2], self.sure, defaults=False)
+            again = self.sure.get(told[1], sure) != sure
+            self.sure[told[1]] = f"${{{told[1]}}}" if again else sure
+            self.all[told[1]] = expand(told[2], self.all, defaults=True)
+
+    def filled(self, words: Iterable[str], *, defaults: bool) -> list[str]:
+        """Words with the variables' values, split again where one is several words."""
+        known, found = self.all if defaults else self.sure, list[str]()
+        for word in words:
+            value = expand(word, known, defaults=defaults)
+            several = value != word and _VARIABLE.fullmatch(word) and value.startswith("-")
+            found += _split(value) if several else [value]
+        return [_plain(word) for word in found]
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return [text]
+
+
+def expand(text: str, known: Mapping[str, str], *, defaults: bool) -> str:
+    """A text with the variables that are known, and the defaults that it says itself."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[4]
+        return known[name] if name in known else found[3] if defaults and found[2] else found[0]
+
+    return _VARIABLE.sub(value, text)
+
+
+def variables(text: str) -> list[tuple[str, str]]:
+    """Variables of a text that nobody set, with their defaults."""
+    return [(found[1] or found[4], found[3] or "") for found in _VARIABLE.finditer(text)]
+
+
+def unset(text: object) -> bool:
+    """Whether what the engine gets is not in the text."""
+    return isinstance(text, str) and "$" in text
+
+
+def starts(words: Sequence[str], launches: Iterable[tuple[str, ...]], images: Iterable[str]) -> int | None:
+    """Where a command's flags begin: after a launch, or after the container's image where that starts the server itself."""
+    for at, word in enumerate(words):
+        own = word.rpartition("/")[2].partition("@")[0]
+        for launch in launches:
+            started = own == launch[0] or (launch[0] == "python" and own.startswith("python"))
+            if started and tuple(words[at + 1 : at + len(launch)]) == launch[1:]:
+                return at + len(launch)
+    named = (at + 1 for at, word in enumerate(words) for image in images if image and named_image(word) == image)
+    return next(named, None)
+
+
+def named_image(word: str) -> str:
+    """An image's name without its tag and the hub's own name."""
+    return word.partition("@")[0].partition(":")[0].removeprefix("docker.io/")
+
+
+def pinned(package: str, words: Iterable[str]) -> str | None:
+    """The version that an image's tag or a requirement says (``vllm/vllm-openai:v0.10.2``, ``vllm==0.10.2``, ``vllm@0.10.2``); the last."""
+    image, found = IMAGES[package], None
+    for word in words:
+        told = re.fullmatch(rf"(?:[\w.:-]+/)*{re.escape(image)}:{_NUMBER}(?:[-@].*)?", word)
+        told = told or re.fullmatch(rf"(?:[\w./-]+=)?{package}(?:\[[\w,-]*\])?(?:==|@){_NUMBER}(?:\+.*)?", word)
+        found = told[1] if told else found
+    return found

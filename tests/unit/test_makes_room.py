@@ -1,0 +1,106 @@
+"""A server that may not start: how much is missing, rows that add up, and changes that do what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.report.bars import Look, components
+from memsheet.report.table import render
+from memsheet.report.words import flags_for
+from memsheet.sheet import OUTSIDE_TENSORS, Component
+from memsheet.spec.names import SHORT
+
+CASES: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm"}),
+    ("deepseek-v3", {"gpus": "8xH100-80GB", "engine": "vllm", "max_model_len": 8192}),
+    ("llama-3.1-70b", {"gpus": "1xH100-80GB", "engine": "vllm"}),
+    ("llama-3.1-70b", {"gpus": "1xH100-80GB", "engine": "sglang"}),
+    ("llama-3.1-8b", {"gpus": "1xRTX4090", "engine": "vllm"}),
+)
+LONG = {key: short for short, key in SHORT.items()}
+
+
+def screen(answer: Any, width: int = 100) -> str:
+    return render(answer, Look(width=width))
+
+
+@pytest.mark.parametrize(("model", "options"), CASES)
+def test_every_change_comes_to_what_is_promised(model: str, options: dict[str, Any]) -> None:
+    before = memsheet.infer(model, **options)
+    assert before.serving is not None
+    assert before.serving["makes_room"]
+    for one in before.serving["makes_room"]:
+        changed = {LONG.get(key, key): value for key, value in one["changes"].items()}
+        after = memsheet.infer(model, **{**options, **changed}, fix=False)
+        assert after.verdict is not None
+        assert after.serving is not None
+        assert after.verdict.result.value == one["result"]
+        assert int(after.serving["short_bytes"].value) == one["lacks_bytes"]
+        assert one["frees_bytes"] == int(before.serving["short_bytes"].value) - one["lacks_bytes"] > 0
+
+
+@pytest.mark.parametrize(("model", "options"), CASES)
+def test_no_format_is_named_that_takes_as_many_bits(model: str, options: dict[str, Any]) -> None:
+    answer = memsheet.infer(model, **options)
+    assert answer.serving is not None
+    formats = [one["changes"]["quantization.weights"] for one in answer.serving["makes_room"] if "quantization.weights" in one["changes"]]
+    stored = answer.plan.quantization.weights.bits if answer.plan.quantization else 16
+    assert all(stored > (4 if name == "awq-int4" else 8) for name in formats)
+    if model == "gpt-oss-120b":
+        assert formats == []
+
+
+def test_the_longest_length_starts_and_the_next_does_not() -> None:
+    options = {"gpus": "1xRTX4090", "engine": "vllm"}
+    found = (memsheet.infer("llama-3.1-8b", **options).serving or {})["longest_that_fits"]
+    starts, not_ = (memsheet.infer("llama-3.1-8b", **options, max_model_len=tokens).verdict for tokens in (found, found + 64))
+    assert starts is not None
+    assert not_ is not None
+    assert (starts.result, not_.result is Result.FITS) == (Result.FITS, False)
+
+
+def test_what_is_missing_counts_what_comes_before_the_cache() -> None:
+    """Weights beyond the card are missing too, not the cache of one sequence alone."""
+    answer = memsheet.infer("llama-3.1-70b", gpus="1xH100-80GB", engine="vllm")
+    assert answer.cluster is not None
+    assert answer.serving is not None
+    weights = int(answer.sheets[0].of(Component.PARAMETERS).value)
+    sequence = int(answer.serving["kv_bytes_per_sequence"])
+    given = answer.cluster.device.framework_bytes
+    assert int(answer.serving["short_bytes"].low) > weights + sequence - given
+    assert "more than the 79.1 GiB that a GPU gives" in screen(answer)
+    assert "its fraction of the card lacks" in screen(answer).replace("\n             ", "")
+
+
+@pytest.mark.parametrize(("model", "options"), CASES)
+def test_rows_add_up(model: str, options: dict[str, Any]) -> None:
+    sheet = memsheet.infer(model, **options).sheets[0]
+    inside = sum(int(size.value) for component, size in components(sheet) if component not in OUTSIDE_TENSORS)
+    assert inside == int(sheet.allocated.value)
+    assert sum(int(size.value) for _, size in components(sheet)) == int(sheet.device.value)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_an_uncertain_server_may_refuse(width: int) -> None:
+    answer = memsheet.infer("gpt-oss-120b", gpus="1xH100-80GB", engine="vllm")
+    assert answer.verdict is not None
+    assert answer.verdict.result is Result.UNCERTAIN
+    told = screen(answer, width)
+    assert "may refuse to start" in told
+    assert "vllm refuses" not in told
+    assert "kv cache" in told.split("= allocated")[0]
+    assert all(len(line) <= width for line in told.splitlines())
+
+
+def test_nothing_is_tried_where_nobody_asks() -> None:
+    answer = memsheet.infer("llama-3.1-70b", gpus="1xH100-80GB", engine="vllm", fix=False)
+    assert "makes_room" not in (answer.serving or {})
+    assert "What makes room" not in screen(answer)
+
+
+def test_flags_can_be_copied() -> None:
+    assert flags_for({"cuda_graphs": False, "gpus": "2xH100-80GB"}) == "--no-cuda-graphs --gpus 2xH100-80GB"
