@@ -92,7 +92,9 @@ def pool_words(answer: Answer) -> str:
     missing = format_bytes(int(short.value if short.value > 0 else short.high))
     whom = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
     share = f"{plan.memory_fraction:g} of the card" if plan.memory_fraction else "the card"
-    return f"the cache {sure} {missing}{whom}: {plan.engine} may take {share}, beside which room is of no use (max_model_len, memory_fraction)"
+    return (
+        f"the cache {sure} {missing}{whom}: {plan.engine} may take {share}, beside which room is of no use (max_model_len, memory_fraction)"
+    )
 
 
 def _cure(verdict: Verdict, *, tried: bool) -> Iterator[str]:

@@ -13,7 +13,7 @@ from memsheet.gaps import Gaps
 from memsheet.resolve_attention import MESH, attention_groups, check_groups
 from memsheet.resolve_cache import kv_dtype_of
 from memsheet.resolve_cut import cut_hint, rest_over
-from memsheet.resolve_length import too_long
+from memsheet.resolve_length import check_length, longest
 from memsheet.resolve_lora import BY_ENGINE, served_adapters_of
 from memsheet.resolve_options import switches
 from memsheet.resolve_serving import (
@@ -317,15 +317,14 @@ def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, engine: Engin
     elif given and output is not None and (prompt or 0) + output < given and not served:
         gaps.assumed.append(f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} ends before")
     if given is None and served and model is not None and model.max_positions:
-        given = model.max_positions
+        given = longest(model) if engine.name == "vllm" else model.max_positions  # vLLM takes the length it derives, scaling and all
         gaps.assumed.append(f"serving.max_model_len = {given} (as long as the model was made for)")
     if task == "infer" and given is None and gaps.request.get("phase") != "load":
         gaps.wrong("serving.max_model_len", None, "is missing; the cache depends on it", "for example --max-model-len 8192")
     if task == "infer" and given != gaps.request.get("seq_len"):
         check_positions(gaps, "serving.max_model_len", given, model)
     if task == "infer":
-        key = "serving.max_model_len" if gaps.request.get("serving.max_model_len") or not gaps.request.get("seq_len") else "seq_len"
-        gaps.problems += [problem for problem in too_long(engine.name, gaps.request.get("engine_version"), model, key, given) if not any(p.field == key for p in gaps.problems)]
+        check_length(gaps, engine.name, model, given)
     return given
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from memsheet.errors import Problem
 from memsheet.frozen import dataclass
+from memsheet.gaps import Gaps
 from memsheet.spec.hardware import version_of
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
@@ -50,6 +51,13 @@ def too_long(engine: str, version: str | None, model: ModelSpec | None, key: str
         reason=f"exceeds the {most:,} positions of {model.name}: {engine} refuses to start",
         hint=f"{FLAGS.get(key, key)} {most}, or a config.json with rope_scaling (YaRN) or more positions: what {limit.lets}=1 lets through takes the same room",
     )  # fmt: skip
+
+
+def check_length(gaps: Gaps, engine: str, model: ModelSpec | None, tokens: int | None) -> None:
+    """The same of a request, under the key that says its length, unless something else is wrong with that."""
+    key = "serving.max_model_len" if gaps.request.get("serving.max_model_len") or not gaps.request.get("seq_len") else "seq_len"
+    if not any(problem.field == key for problem in gaps.problems):
+        gaps.problems += too_long(engine, gaps.request.get("engine_version"), model, key, tokens)
 
 
 FLAGS = {"serving.max_model_len": "--max-model-len", "seq_len": "--seq-len", "context": "--context"}

@@ -34,7 +34,9 @@ def _compile(gaps: Gaps, engine: Engine) -> bool:
         return bool(given)
     usual = SERVED_AS_USUAL[engine.name](gaps.request.get("engine_version"))
     if given != usual:
-        does = "compiles by itself, and passes that are not compiled are" if usual else "does not compile by itself, and compiled passes are"
+        does = (
+            "compiles by itself, and passes that are not compiled are" if usual else "does not compile by itself, and compiled passes are"
+        )
         gaps.wrong("compile", given, f"is not modelled for {engine.name}: it {does} not accounted", "leave it out")
     return given
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.gaps import Gaps
-from memsheet.resolve_serving import dequantizes
+from memsheet.resolve_serving import LIBRARY, dequantizes
 from memsheet.spec import dtypes
 from memsheet.spec.defaults import (
     ADAPTER_PRECISION,
@@ -85,21 +85,24 @@ def _check_served_in(gaps: Gaps, found: Precision, engine: Engine, model: ModelS
     refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
     if (reason := refused.get(found.compute)) is not None:
         asked = any(key.startswith("precision.") for key in gaps.request)
-        left = ", ".join(dtype.name for dtype in (BF16, FP16, FP32) if dtype not in refused)
-        gaps.wrong("precision.compute", found.compute.name, reason, f"leave the precision out, and it takes {left.split(', ')[0]}" if asked else left)
+        other = _served_in_place(refused).name
+        gaps.wrong("precision.compute", found.compute.name, reason, f"leave the precision out, and it takes {other}" if asked else other)
 
 
-def _kept(
-    gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None
-) -> DType:
+def _served_in_place(refused: Mapping[DType, str]) -> DType:
+    """What a server takes in place of what it refuses (current_platform.supported_dtypes, vLLM v0.11.0 platforms/cuda.py: bf16, fp16, fp32)."""
+    return next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
+
+
+def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None) -> DType:
     """What weights are served in: the file's dtype where it is one of the three that are computed in. ``lowers``: a server makes 16 bits of
     fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang v0.5.23 configs/model_config.py _get_and_verify_dtype).
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None
     kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
     if refused and kept in refused and version_of(gaps.request.get("engine_version")) >= HALF_SINCE:
-        other = next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
-        gaps.assumed += [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})".replace(" in vllm, which stops at its start", "")]
+        other = _served_in_place(refused)
+        gaps.assumed += [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})"]
         return other
     odd = (
         f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)"
@@ -459,6 +462,12 @@ def _stored(gaps: Gaps, model: ModelSpec | None, engine: Engine, cluster: Cluste
     if weights is None:
         gaps.wrong("quantization_config", stored.weights, "is not a known format")
         return None
+    if (
+        stored.method == "modelopt" and gaps.request.get("task") == "infer" and engine.server in LIBRARY
+    ):  # transformers 5.23 quantizers/auto.py
+        gaps.wrong(
+            "quantization_config", "modelopt", f"is not read by {engine.name}", "--engine vllm or sglang; or --quantize with another format"
+        )
     if stored.method == "gguf" and _unpacked(gaps, engine, "infer"):
         return None
     if needed := dequantizes(stored.method, cluster):

@@ -44,7 +44,7 @@ def test_what_is_printed_agrees_with_its_schema(name: str, model: str | None, tm
 
 def test_another_key_or_kind_does_not_agree(tmp_path: Path) -> None:
     schema = pytest.importorskip("memsheet.report.schema")
-    made = document(tmp_path, "ds_config.json", DS, "llama-3.2-1b", "8xA100-80GB")
+    made = document(tmp_path, "args.yaml", FILES["args.yaml"][0], "llama-3.2-1b", "8xA100-80GB")
     assert made["mistakes"]
     for wrong in ({"more": 1}, {"starts": 1.5}, {"mistakes": [{**made["mistakes"][0], "source": None}]}, {"result": "perhaps"}):
         with pytest.raises(ValueError, match=r"."):

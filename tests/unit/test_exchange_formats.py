@@ -213,7 +213,7 @@ def test_keys_with_another_prefix_are_read_as_the_engine_reads_them() -> None:
 def test_an_empty_group_says_nothing() -> None:
     found = reading("d.json", '{"zero_optimization": {"stage": 1}, "optimizer": {"type": "AdamW", "params": {}}, "bf16": {}}')
     assert found.unknown == ()
-    assert found.request["precision.parameters"] == "fp32"
+    assert found.request["?precision.name"] == "fp32"
 
 
 def test_too_many_keys_are_refused() -> None:

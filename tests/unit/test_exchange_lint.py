@@ -133,14 +133,14 @@ def test_a_bucket_that_may_not_fit_leaves_no_sure_verdict(tmp_path: Path) -> Non
 def test_a_file_that_is_named_and_not_given_leaves_no_sure_verdict(tmp_path: Path) -> None:
     args = "per_device_train_batch_size: 1\nbf16: true\ngradient_accumulation_steps: 8\ndeepspeed: ds_config.json\n"
     found = checked(tmp_path, {ARGS: args})
-    assert found.doubt == "ds_config.json is named and was not given"
+    assert found.doubt == "ds_config.json is named and is not among the files: name it on the command line, too"
     assert not checked(tmp_path, {ARGS: args, DS: deepspeed()}).doubt
 
 
 def test_a_default_that_is_not_modelled_leaves_no_sure_verdict(tmp_path: Path) -> None:
     text = FSDP.format(reshard="true")
-    assert not checked(tmp_path, {YAML: text}).doubt
-    found = checked(tmp_path, {YAML: text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")})
+    assert not checked(tmp_path, {YAML: text}, microbatch=1).doubt
+    found = checked(tmp_path, {YAML: text.replace("  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n", "")}, microbatch=1)
     assert "NO_WRAP" in found.doubt
 
 

@@ -1,5 +1,6 @@
 """The hooks and the workflow for other repositories: they name commands that are there, and do what they say on a repository's files."""
 
+import json
 import os
 import re
 import shlex
@@ -13,6 +14,7 @@ import yaml
 
 from memsheet.cli import application
 from memsheet.cli.check import check
+from memsheet.cli.each import SWITCHES, _switches, parted, worst
 
 ROOT = Path(__file__).parents[2]
 HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -37,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("hook", HOOKS, ids=[hook["id"] for hook in HOOKS])
 def test_a_hook_names_a_command_that_is_there(hook: dict[str, Any]) -> None:
     assert {"id", "name", "entry", "language", "files"} <= set(hook)
-    assert "memsheet check" in hook["entry"]
+    assert hook["entry"] in ("memsheet check", "python -m memsheet.cli.each")
     assert application()["check"].default_command is check
     assert hook["language"] == "python"
 
@@ -88,3 +90,46 @@ def test_the_workflow_checks_the_files_of_a_repository(repository: Path) -> None
 def test_no_input_is_text_of_a_script() -> None:
     assert not [step for step in STEPS if "${{" in step.get("run", "")]
     assert WORKFLOW["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [((10, 11), 10), ((2, 11), 2), ((11, 0), 11), ((0, 0), 0), ((10, 2, 11), 2), ((), 0), ((70, 2), 70), ((0, 130), 130)]
+)
+def test_the_worst_code_is_no_largest_number(codes: tuple[int, ...], code: int) -> None:
+    assert worst(codes) == code
+    assert worst(reversed(codes)) == code
+
+
+@pytest.mark.parametrize(
+    ("tokens", "files"),
+    [
+        ("--model m a.json b.json", ["a.json", "b.json"]), ("--plan plan.json a.json", ["a.json"]), ("--plan=plan.json a.json", ["a.json"]),
+        ("--full a.json --json", ["a.json"]), ("--cuda-graphs a.json", ["a.json"]), ("--no-cuda-graphs a.json", ["a.json"]),
+        ("--gpus 8xA100-80GB -- -a.json --b.json", ["-a.json", "--b.json"]), ("--plan", []), ("", []),
+    ],
+)  # fmt: skip
+def test_the_value_of_an_argument_is_no_file(tokens: str, files: list[str]) -> None:
+    arguments, found = parted(tokens.split(), (*SWITCHES, *_switches()))
+    assert found == files
+    assert [word for word in tokens.split() if word != "--"] == sorted((*arguments, *found), key=tokens.split().index)
+
+
+def test_a_switch_is_what_the_check_takes_without_a_value() -> None:
+    from memsheet.cli.flags import OutputFlags
+
+    own = {f"--{name}" for name, held in OutputFlags.__dataclass_fields__.items() if held.default is False}
+    assert own <= set(SWITCHES)
+
+
+def test_a_hook_takes_a_plan_for_an_argument_and_ends_with_the_worst(repository: Path) -> None:
+    plan = {"schema": "memsheet/plan/1", "model": "llama-3.2-1b", "gpus": "8xA100-80GB", "seq_len": 512}
+    (repository / "ds_config_plan.json").write_text(json.dumps(plan))
+    open_batch = '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}'
+    (repository / "ds_config_open.json").write_text(open_batch)
+    sure = GOOD.replace("}, ", '}, "bf16": {"enabled": true}, ')
+    (repository / "ds_config_sure.json").write_text(sure)
+    (repository / "ds_config_large.json").write_text(sure.replace(": 1}", ": 4096}"))
+    named = ("--plan", "ds_config_plan.json")
+    assert hooked("memsheet-check", repository, *named, "ds_config_sure.json") == 0
+    assert hooked("memsheet-check", repository, *named, "ds_config_open.json", "ds_config_sure.json") == 11
+    assert hooked("memsheet-check", repository, *named, "ds_config_large.json", "ds_config_open.json") == 10

@@ -104,3 +104,26 @@ def test_nothing_is_tried_where_nobody_asks() -> None:
 
 def test_flags_can_be_copied() -> None:
     assert flags_for({"cuda_graphs": False, "gpus": "2xH100-80GB"}) == "--no-cuda-graphs --gpus 2xH100-80GB"
+
+
+def test_several_changes_that_suffice_are_all_needed() -> None:
+    options = {"gpus": "4xH100-80GB", "engine": "vllm", "max_loras": 8, "lora_rank": 64}
+    answer = memsheet.infer("qwen3-235b-a22b", **options)
+    assert answer.serving is not None
+    together = answer.serving["makes_room_together"]
+    changes = {LONG.get(key, key): value for key, value in together["changes"].items()}
+    after = memsheet.infer("qwen3-235b-a22b", **{**options, **changes}, fix=False)
+    assert after.verdict is not None
+    assert after.verdict.result is Result.FITS
+    for left_out in changes:
+        fewer = {key: value for key, value in changes.items() if key != left_out}
+        without = memsheet.infer("qwen3-235b-a22b", **{**options, **fewer}, fix=False)
+        assert without.verdict is not None
+        assert without.verdict.result is not Result.FITS
+
+
+def test_weights_as_released_are_better_than_a_format_that_takes_more() -> None:
+    answer = memsheet.infer("gpt-oss-120b", gpus="1xH100-80GB", engine="vllm", quantize="fp8")
+    told = screen(answer)
+    assert "no --quantize" in told
+    assert "--quantize fp8" not in told

@@ -80,6 +80,17 @@ def test_defaults_are_those_of_the_release(release: Any, tmp_path: Path) -> None
     assert by_tag.answer.plan == by_flag.answer.plan
 
 
+@pytest.mark.parametrize("version", ["0.4.6.post1", "0.5.8", "0.5.23"])
+def test_sglang_is_of_its_release_too(version: str, tmp_path: Path) -> None:
+    command = "python3 -m sglang.launch_server --model-path meta-llama/Llama-3.1-8B-Instruct --context-length 8192"
+    by_tag = checked(tmp_path, f"docker run lmsysorg/sglang:v{version}-cu126 {command}")
+    by_flag = checked(tmp_path, command, engine_version=version)
+    assert by_tag.answer.plan == by_flag.answer.plan
+    assert by_tag.answer.plan.engine_version == version
+    assert all(version in line for found in (by_tag, by_flag) for line in found.assumed if "default" in line)
+    assert [around.VERSION in read.used for found in (by_tag, by_flag) for read in found.reads.values()] == [True, False]
+
+
 def test_flags_of_an_older_release_start_there(tmp_path: Path) -> None:
     for flag, sure in (("--disable-log-requests", True), ("--swap-space 16", True), ("--num-scheduler-steps 8", False)):
         assert checked(tmp_path, f"{SMALL} {flag}").stops
@@ -97,7 +108,7 @@ def test_a_second_server_is_no_sure_verdict(between: str, tmp_path: Path) -> Non
     assert "idle-memory" in {rule.id for rule, _ in checked(tmp_path, one).mistakes}
     found = checked(tmp_path, f"{one} {between}{one} --port 8001")
     assert found.result.value == "uncertain"
-    assert "1 of 2 read" in found.doubt
+    assert "1 of 2 commands read" in found.doubt
     assert "idle-memory" not in {rule.id for rule, _ in found.mistakes}
     assert reading(f"{one} {between}{one}").request["@model"] == "meta-llama/Llama-3.1-8B-Instruct"
 
@@ -205,13 +216,19 @@ def test_a_stand_in_without_the_released_format_is_not_sure(tmp_path: Path) -> N
     assert (same.result.value, same.doubt) == ("fits", "")
 
 
+def test_a_quantized_checkpoint_of_a_bundled_model_is_told_how_to_stand_in(tmp_path: Path) -> None:
+    told = checked(tmp_path, "vllm serve Qwen/Qwen2.5-72B-Instruct-AWQ -tp 2", gpus="2xH100-80GB").no_model
+    assert told.endswith(": --model qwen2.5-72b --quantize awq-int4")
+    assert checked(tmp_path, "vllm serve a/Qwen2.5-mine", gpus="2xH100-80GB").no_model.endswith("config.json")
+
+
 def test_a_stand_in_of_another_size_is_not_sure(tmp_path: Path) -> None:
     found = checked(tmp_path, "vllm serve meta-llama/Llama-3.1-70B-Instruct --max-model-len 8192", model="llama-3.1-8b")
     assert found.result.value == "uncertain"
     assert "llama-3.1-8b" in found.doubt
 
 
-@pytest.mark.parametrize(("flag", "stops"), [("gptq", True), ("awq", True), ("compressed-tensors", True), ("fp8", False)])
+@pytest.mark.parametrize(("flag", "stops"), [("gptq", True), ("awq", True), ("gptq_marlin", True), ("fp8", False)])
 def test_a_format_that_the_checkpoint_has_not(flag: str, stops: bool, tmp_path: Path) -> None:
     assert checked(tmp_path, f"{SMALL} --quantization {flag}").stops is stops
     own = checked(tmp_path, f"vllm serve /models/mine --max-model-len 8192 --quantization {flag}", model="llama-3.1-8b")
@@ -244,7 +261,11 @@ def test_no_model_stands_on_the_first_line(tmp_path: Path, capsys: Any) -> None:
 def test_a_pod_is_read_as_its_command(image: str, runs: str) -> None:
     found = reading("kind: Service\napiVersion: v1\n---\n" + POD % (image, runs, 2), "a.yaml")
     assert found.form.name == "vllm"
-    assert {key: found.request[key] for key in ("@model", "mesh.tp", "engine_version")} == {"@model": "m", "mesh.tp": 2, "engine_version": "0.8.5"}
+    assert {key: found.request[key] for key in ("@model", "mesh.tp", "engine_version")} == {
+        "@model": "m",
+        "mesh.tp": 2,
+        "engine_version": "0.8.5",
+    }
     assert not found.unmodelled
     assert dict(reading(POD % (image, runs, 1), "a.yaml").unmodelled) == {"nvidia.com/gpu": "1, and the command takes 2"}
 
@@ -255,6 +276,27 @@ def test_a_pod_of_sglang_and_one_of_neither() -> None:
     assert (found.form.name, found.request["@model"], found.request["engine_version"]) == ("sglang", "m; touch x", "0.5.4")
     with pytest.raises(InputError, match="no server's command"):
         reading(POD % ("nginx:1", "args: []", 1), "a.yaml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: v1\nkind: Pod\nspec: {containers: [{image: 3, command: 5, args: {a: 1}, env: 7, resources: {limits: 9}}]}",
+        "apiVersion: v1\nkind: [Pod]\n",
+        'apiVersion: v1\nkind: Pod\nspec: {containers: [{command: ["sh", "-c"]}]}',
+        "apiVersion: v1\nkind: Pod\nspec: {containers: [7, {args: [[], null], resources: {limits: {nvidia.com/gpu: [1]}}}]}",
+    ],
+)
+def test_a_pod_of_other_kinds_of_values_is_refused_in_words(text: str) -> None:
+    assert refused_or_open(text)
+
+
+def refused_or_open(text: str) -> bool:
+    """Whether what is read says what is not accounted, or why it is not read."""
+    try:
+        return bool(reading(text, "a.yaml").unmodelled)
+    except InputError as error:
+        return bool(str(error))
 
 
 # ---- counts and paths ---------------------------------------------------------------------------------------------------------

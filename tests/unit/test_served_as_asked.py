@@ -90,6 +90,9 @@ def test_a_scaled_model_is_served_as_long() -> None:
     asked = {"gpus": H100, "engine": "vllm", "max_model_len": 131072}
     assert "serving.max_model_len" in refused(memsheet.infer, config, **asked)
     assert memsheet.infer({**config, "rope_scaling": yarn}, **asked).plan.max_model_len == 131072
+    usual = {key: value for key, value in asked.items() if key != "max_model_len"}
+    assert memsheet.infer({**config, "rope_scaling": yarn}, **usual).plan.max_model_len == 131072  # what vLLM derives
+    assert memsheet.infer(config, **usual).plan.max_model_len == 32768
 
 
 # versions ----------------------------------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ def read(stored: dict[str, Any]) -> Any:
 
 
 def served(stored: dict[str, Any], **options: Any) -> Any:
-    return memsheet.infer({**CONFIG, "quantization_config": stored}, gpus="1xH100-80GB", max_model_len=8192, **{"engine": "vllm", **options})
+    return memsheet.infer(
+        {**CONFIG, "quantization_config": stored}, gpus="1xH100-80GB", max_model_len=8192, **{"engine": "vllm", **options}
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,7 +59,10 @@ def test_what_is_left_alone_layer_by_layer_is_left_alone_in_all() -> None:
 def test_the_file_beside_a_config_is_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     plain = memsheet.infer(str(tmp_path), gpus="1xH100-80GB", engine="vllm", max_model_len=8192)
-    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    told = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]},
+    }
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
     stored = memsheet.infer(str(tmp_path), gpus="1xH100-80GB", engine="vllm", max_model_len=8192)
     assert plain.plan.quantization is None
@@ -86,7 +91,9 @@ def test_mixed_layers_are_refused() -> None:
         ("sglang", "0.5.8", COMPRESSED, "bf16"), ("sglang", "0.5.8", MODELOPT, "fp8"), ("sglang", "0.4.6", MODELOPT, "bf16"),
     ],
 )  # fmt: skip
-def test_the_cache_is_as_the_checkpoint_names_it_from_some_release_on(engine: str, version: str, stored: dict[str, Any], dtype: str) -> None:
+def test_the_cache_is_as_the_checkpoint_names_it_from_some_release_on(
+    engine: str, version: str, stored: dict[str, Any], dtype: str
+) -> None:
     answer = served(stored, engine=engine, engine_version=version)
     assert answer.plan.kv_dtype.name == dtype
     said = next(words for words in answer.assumed if words.startswith("serving.kv_dtype"))
@@ -110,3 +117,10 @@ def test_dynamic_scales_are_not_sglangs() -> None:
     dynamic = {**COMPRESSED, "kv_cache_scheme": {**SCHEME, "dynamic": True}}
     assert served(dynamic, engine="sglang").plan.kv_dtype.name == "bf16"
     assert served(dynamic, engine="vllm").plan.kv_dtype.name == "fp8"
+
+
+def test_the_library_has_no_code_for_it() -> None:
+    with pytest.raises(InputError, match="is not read by transformers") as refused:
+        served(MODELOPT, engine="transformers")
+    assert "--engine vllm" in refused.value.problems[0].hint
+    assert served(MODELOPT, engine="transformers", quantize="fp8").plan.quantization is not None

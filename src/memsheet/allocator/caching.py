@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 
-from memsheet.allocator.blocks import ADDRESS_BITS, UNMAPPED, Block, Pool, put_back, split
+from memsheet.allocator.blocks import ADDRESS_BITS, BUSY, UNMAPPED, Block, Pool, put_back, split
 from memsheet.allocator.memory import grow
 from memsheet.allocator.state import Allocator
 
@@ -44,7 +44,11 @@ def _find(allocator: Allocator, pool: Pool, size: int) -> Block | None:
     # :3756: blocks of max_split_size and more serve only requests of that size, and not where too much would lie idle
     if block.size >= allocator.oversize and (size < allocator.oversize or block.size >= size + allocator.rounding):
         return None
-    pool.take(block)
+    if allocator.expandable:
+        pool.take(block)
+    else:  # whose place is known
+        del keys[at], pool.blocks[block.key]
+        block.state = BUSY
     return block
 
 

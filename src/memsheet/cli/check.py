@@ -18,9 +18,8 @@ from memsheet.cli.flags import JobFlags, OutputFlags, PlanFlags, values
 from memsheet.cli.recognised import of_folders, recognised, unasked
 from memsheet.errors import InputError, refuse, require
 from memsheet.exchange import as_released
-from memsheet.exchange.doubts import another_model, left_open
+from memsheet.exchange.doubts import another_model, left_open, stand_in
 from memsheet.exchange.lint import Case, Found, Rule, lint
-from memsheet.spec.of_the_script import of_the_script
 from memsheet.exchange.together import together
 from memsheet.readers.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
 from memsheet.report.checked import Checked, checked_document, render_checked
@@ -29,6 +28,7 @@ from memsheet.spec.device import parse_gpus
 from memsheet.spec.exchange import Moved, Read
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import request_from
+from memsheet.spec.of_the_script import of_the_script
 
 MAX_FILES = 64
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
@@ -174,7 +174,9 @@ def _served(reads: Mapping[str, Read]) -> str | None:
 
 def _unnamed(reads: Mapping[str, Read]) -> str:
     served = _served(reads)
-    return f"{served} is no bundled model: --model names one, or its config.json" if served else "no model is named: --model"
+    if not served:
+        return "no model is named: --model"
+    return f"{served} is no bundled model: {stand_in(served, _bundled_name) or '--model names one, or its config.json'}"
 
 
 def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> Read:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 
-SWITCHES = ("--json", "--full", "--debug")
-"""Arguments of ``memsheet check`` that take no value; every other one that starts with a dash has its value in it, or after it."""
+SWITCHES = ("--json", "--full", "--debug", "--help", "-h")
+"""Arguments of ``memsheet check`` that take no value, beside a plan's; every other one that starts with a dash has its value in it, or after it."""
 SEVERITY = (2, 10, 11, 0)
 """Exit codes, the worst first: not started, does not fit, uncertain, fits. Any other is worse than all of them."""
 
@@ -16,15 +16,15 @@ def parted(tokens: Sequence[str], switches: Sequence[str] = SWITCHES) -> tuple[l
     arguments: list[str] = []
     files: list[str] = []
     left = iter(tokens)
-    for token in left:
-        if token == "--":
+    for word in left:
+        if word == "--":
             files += left
-        elif not token.startswith("-"):
-            files.append(token)
-        elif "=" in token or token in switches:
-            arguments.append(token)
+        elif not word.startswith("-"):
+            files.append(word)
+        elif "=" in word or word in switches:
+            arguments.append(word)
         else:
-            arguments += [token, *[value for value in (next(left, None),) if value is not None]]
+            arguments += [word, *[value for value in (next(left, None),) if value is not None]]
     return arguments, files
 
 

@@ -186,7 +186,7 @@ def as_released(found: Read, version: Any) -> Read:
     form = found.form
     if not version or form.released is None:
         return found
-    again = read(form.released(form, str(version)), {**found.values, "version": str(version)})
+    again = read(form.released(form, str(version)), found.values)
     beside = found.assumed[len(read(form, found.values).assumed) :]
     return replace(again, assumed=(*again.assumed, *beside))
 

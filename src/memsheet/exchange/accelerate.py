@@ -111,7 +111,10 @@ def _device(name: str, plan: str, line: int) -> Key:
     def back(value: Any, _: Values) -> Mapping[str, Any]:
         return {plan: {"cpu": 1, "nvme": 1, "none": 0}.get(value, value)}
 
-    return Key(at=f"{D}.{name}", out=_of_deepspeed(plan, device=True), back=back, source=f"commands/launch.py:{line}")
+    return Key(
+        at=f"{D}.{name}", out=_of_deepspeed(plan, device=True), back=back, holds=("cpu", "none"), instead="host memory: disks are not modelled",
+        source=f"commands/launch.py:{line}",
+    )  # fmt: skip
 
 
 def _stage(value: Any, values: Values) -> Mapping[str, Any]:
@@ -194,7 +197,6 @@ FORMAT = Format(
     unmodelled={
         f"{F}.fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.fsdp_activation_checkpointing_offload": (False,),
         f"{M}.parallelism_config_sp_size": (1,), "dynamo_config.dynamo_backend": ("NO", "no"), "fp8_config": ({},), "mpirun_config": ({},),
-        f"{D}.offload_optimizer_device": ("cpu", "none"), f"{D}.offload_param_device": ("cpu", "none"),  # disks are not modelled
         f"{D}.offload_optimizer_nvme_path": ("none",), f"{D}.offload_param_nvme_path": ("none",), "use_cpu": (False,),
         f"{D}.deepspeed_moe_layer_cls_names": (), f"{F}.fsdp_sharding_strategy": ("FULL_SHARD", 1),
     },

@@ -95,28 +95,28 @@ def _moves(values: Values, asked: Values) -> Iterator[Moved]:
         yield Moved(at=f"{Z}.stage3_max_live_parameters", why=f"{most:,.0f}", low_bytes=min(0, change), high_bytes=max(0, change))
 
 
-NVME = "nvme (disks are not modelled: the sheet is of host memory in their place)"
-
-
 def _groups(values: Values) -> Mapping[str, Any]:
-    """A group that moves states about in its own way, by its name; and disks, of which only what leaves the GPU is in the sheet."""
-    disks = {at: NVME for at in (f"{HOST}.device", f"{P}.device") if values.get(at) == "nvme"}
-    return {**disks, **({f"{Z}.zenflow": "set"} if any(at.startswith(f"{Z}.zenflow.") for at in values) else {})}
+    """A group that moves states about in its own way, by its name."""
+    return {f"{Z}.zenflow": "set"} if any(at.startswith(f"{Z}.zenflow.") for at in values) else {}
 
 
+ON_HOST: dict[str, Any] = {"holds": ("cpu", "none"), "instead": "host memory: disks are not modelled"}
 KEYS = (
     Key(at="train_batch_size", says="global_batch", source="constants.py:19"),
     Key(at="train_micro_batch_size_per_gpu", says="microbatch", source="constants.py:95"),
     Key(at="gradient_accumulation_steps", says="@accumulation", source="constants.py:107"),
     Key(at=f"{Z}.stage", says="zero", usual=0, source="zero/config.py:95"),
-    Key(at=f"{HOST}.device", out=lambda a: "cpu" if a.get("offload.optimizer") else None, back=_offload_share, source="zero/offload_config.py:58"),
+    Key(
+        at=f"{HOST}.device", out=lambda a: "cpu" if a.get("offload.optimizer") else None, back=_offload_share, **ON_HOST,
+        source="zero/offload_config.py:58",
+    ),
     Key(
         at=f"{HOST}.ratio", out=lambda a: share if 0 < (share := a.get("offload.optimizer") or 0) < 1 else None, back=lambda *_: {},
         source="zero/offload_config.py:99",
     ),
     Key(
         at=f"{P}.device", out=lambda a: "cpu" if a.get("offload.parameters") == 1 else None,
-        back=lambda v, _: {"offload.parameters": {"cpu": 1, "nvme": 1, "none": 0}.get(v, v)}, source="zero/offload_config.py:24",
+        back=lambda v, _: {"offload.parameters": {"cpu": 1, "nvme": 1, "none": 0}.get(v, v)}, **ON_HOST, source="zero/offload_config.py:24",
     ),
     Key(
         at="bf16.enabled", out=lambda a: {"bf16": True, "fp32": False}.get(str(a.get("precision.parameters"))), back=_read_precision, usual=False,
@@ -154,7 +154,6 @@ FORMAT = Format(
         "quantization.weights", "quantization.double_quant", "quantization.group_size", "quantization.skip",
     }),
     unmodelled={
-        f"{HOST}.device": ("cpu", "none"), f"{P}.device": ("cpu", "none"),
         f"{Z}.zero_hpz_partition_size": (1,), f"{Z}.mics_shard_size": (-1,), f"{Z}.zero_quantized_weights": (False,),
         f"{Z}.zero_quantized_nontrainable_weights": (False,), f"{Z}.zero_quantized_gradients": (False,),
         f"{Z}.contiguous_gradients": (True,), f"{Z}.round_robin_gradients": (False,), f"{Z}.memory_efficient_linear": (True,),

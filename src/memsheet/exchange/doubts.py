@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.spec.exchange import UNSET, Read
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import SHORT
-from memsheet.spec.serve_script import OPEN, variables
+from memsheet.spec.serve_script import OPEN, OTHERS, variables
 
 STORED = (
-    (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4(?<!mxfp4)", "nvfp4"),
+    (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4", "nvfp4"),
     (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
 )  # fmt: skip
 """Formats of weights by the words that checkpoints on a hub carry in their names, the first that is found."""
@@ -24,7 +24,7 @@ _auto_fit_max_model_len): what fits whole is sure.
 
 
 def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -> str:
-    """The command's model is not the sheet's: weights of other bits, as its name says, or other sizes. ``known``: the served one, if it is bundled."""
+    """The command's model is not the sheet's: weights of other bits, as its name says, or other sizes. ``known``: the served one, if bundled."""
     if served is None:
         return ""
     own, model = stored_as(served), answer.model
@@ -44,6 +44,14 @@ def stored_as(name: str) -> str:
     return next((form for words, form in STORED if re.search(rf"(?<![a-z])(?:{words})(?![a-z])", last)), "")
 
 
+def stand_in(served: str, bundled: Callable[[str], str | None]) -> str:
+    """Flags that stand in for a checkpoint of a bundled model that somebody quantized, by its name; nothing where it says none."""
+    form, parts = stored_as(served), served.split("-")
+    known = (bundled("-".join(parts[:count])) for count in range(len(parts) - 1, 0, -1))
+    found = next((name for name in known if name), None)
+    return f"--model {found} --quantize {form}" if form and found else ""
+
+
 def _sizes(model: ModelSpec) -> tuple[int, int]:
     return sum(stack.layers for stack in model.stacks), model.hidden
 
@@ -53,6 +61,8 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
     for at, value in read.unmodelled:
         if at == OPEN:
             yield from _defaulted(read, str(value), given)
+        elif at == OTHERS:
+            yield f"a further server ({value.replace(' read', ' commands read')})"
         elif value == UNSET and not _given(read, at, given):
             yield f"{at} {UNSET}{_hint(read, at)}"
         elif value != UNSET and not (at == AUTO_LENGTH and result is Result.FITS):

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-from memsheet.spec.of_the_script import derived_microbatch
 from memsheet.spec.check import flatten
 from memsheet.spec.exchange import COUNTS, Disagreement, Read, Together
+from memsheet.spec.of_the_script import derived_microbatch
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"
@@ -55,12 +55,14 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
     if counts["@accumulation"] and "global_batch" not in request and count:
         request["global_batch"] = _batch(request, count, counts["@accumulation"])
     apart = [
-        Disagreement(key=key, said=tuple(held)) for key, held in said.items() if len({repr(value) for _, value in held}) > 1 and not _alike(held)
+        Disagreement(key=key, said=tuple(held))
+        for key, held in said.items()
+        if len({repr(value) for _, value in held}) > 1 and not _alike(held)
     ]
     meant = {one.key: words for one in apart if (words := _meant(one, reads))}
     return Together(
         request=request, gpus=count, accumulation=counts["@accumulation"], assumed=(*assumed, *meant.values()),
-        disagree=tuple(one for one in apart if one.key not in meant),
+        disagree=tuple(one for one in apart if one.key not in meant), meant=tuple(one for one in apart if one.key in meant),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Values, precision_word
 from memsheet.spec.trainer_script import BESIDE, BITS, LORA, SCRIPT, SFT_OWN, arguments_of
+from memsheet.spec.trainers import with_master
 
 VERSION = "transformers 5.23.0"
 F = "fsdp_config"
@@ -42,8 +43,8 @@ def _sharded(values: Values) -> bool:
 
 def _switch(word: str) -> Key:
     def back(value: Any, values: Values) -> Mapping[str, Any]:
-        if values.get("deepspeed"):
-            return {}  # the DeepSpeed file says it
+        if values.get("deepspeed") and value is True:
+            return with_master(word)  # unless the DeepSpeed file says it: its "auto" is this (integrations/deepspeed.py:183)
         if value is not True:
             return {} if values.get("bf16") is True or values.get("fp16") is True else {"?precision.name": "fp32"}
         reduced = {"precision.reduce": word} if _sharded(values) else {"?precision.reduce": "fp32"}  # accelerate utils/dataclasses.py:2137

@@ -47,11 +47,6 @@ class Look:
         """A capacity or headroom, rounded down."""
         return format_bytes(size, decimal=self.decimal, headroom=True, digits=digits)
 
-    def floor(self, size: int) -> str:
-        """The low end of a need in a column that names the unit, rounded down."""
-        factor = (1000 if self.decimal else 1024) if self.fine else 1
-        return format_giga(size * factor, decimal=self.decimal, headroom=True)
-
     def cell(self, size: int) -> str:
         """A need in a column that names the unit."""
         factor = (1000 if self.decimal else 1024) if self.fine else 1

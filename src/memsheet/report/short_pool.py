@@ -11,6 +11,8 @@ from memsheet.report.layout import flow
 from memsheet.report.words import flags_for
 from memsheet.sheet import Bytes, Component
 
+LEFT_OUT = {"speculative.method": "no --speculative", "quantization.weights": "no --quantize"}
+"""What is said where a change takes an option away."""
 MOST, WORTH = 5, 0.1
 """Changes that are shown, and the share of what is missing that one gives to be worth a line where it does not suffice."""
 
@@ -86,16 +88,17 @@ def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str
     told = [one for one in serving.get("makes_room", ()) if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value][:MOST]
     rows = list(_lengths(serving))
     rows += [(_flags(one["changes"]), _gives(one, look)) for one in told]
-    if together := serving.get("makes_room_together"):
-        rows.append((_flags(together["changes"]), f"together {_gives(together, look)}"))
-    if not rows:
+    together = serving.get("makes_room_together")
+    if not rows and not together:
         yield "Nothing that was tried makes room: no shorter sequence, no other format, no more GPUs."
         return
     yield "What makes room, each accounted again:"
-    wide = max(len(flags) for flags, _ in rows)
+    wide = max((len(flags) for flags, _ in rows), default=0)
     for flags, gives in rows:
         line = f"  {flags:<{wide}}  {gives}"
         yield line if len(line) <= look.width else f"  {flags}\n      {gives}"
+    if together:
+        yield f"  {_flags(together['changes'])}\n      together {_gives(together, look)}"
 
 
 def _lengths(serving: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -107,7 +110,7 @@ def _lengths(serving: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _flags(changes: Mapping[str, Any]) -> str:
-    left_out = "without --speculative" if "speculative.method" in changes else ""
+    left_out = " ".join(words for key, words in LEFT_OUT.items() if key in changes and changes[key] is None)
     return " ".join(part for part in (flags_for({key: value for key, value in changes.items() if value is not None}), left_out) if part)
 
 

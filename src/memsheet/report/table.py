@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 WIDE = 100
 DIGITS = 2
-"""Of the sizes in headlines: those of the table, so that the two say the same. A low end is rounded down, a need and a high end up."""
+"""Of the sizes in headlines: those of the table, so that the two say the same: needs are rounded up, rooms down."""
 VERDICTS = {
     Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
 }  # fmt: skip
@@ -46,7 +46,8 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
     look = look.fitted(sheet.device.high)
     yield _headline(answer, sheet, look)
     yield asked(answer, look)
-    yield bars(answer, sheet, look)
+    if not any(unasked(answer, sheet, look)):  # a bar of what nobody asked for would be all cache
+        yield bars(answer, sheet, look)
     yield _ledger(answer, sheet, look)
     yield from over_steps(answer, look)
     yield _in_words(answer, sheet, look)
@@ -95,7 +96,7 @@ def headroom(verdict: Verdict, look: Look) -> str:
 def spread(size: Bytes, look: Look) -> str:
     if size.low == size.high:
         return ""
-    return f" (range {span(look.room(size.low, DIGITS), look.need(size.high, DIGITS))})"
+    return f" (range {span(look.need(size.low, DIGITS), look.need(size.high, DIGITS))})"
 
 
 def span(low: str, high: str) -> str:
@@ -249,7 +250,7 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
 def _spread(size: Bytes, look: Look) -> str:
     size = size.ordered
-    low, high = look.floor(size.low), look.cell(size.high)
+    low, high = look.cell(size.low), look.cell(size.high)
     return "" if size.low == size.high or low == high == look.cell(size.value) else f" ({low} to {high})"
 
 

@@ -53,7 +53,7 @@ def makes_room(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, l
     saving = [found for found in kinds if found is not None and found.lacks.value < lacks.value]
     order = sorted(saving, key=lambda found: (ORDER[found.result], "gpus" in found.changes, found.lacks.value))
     enough = [found for found in order if found.result is Result.FITS]
-    together = None if enough else _together(model, request, cluster, order)
+    together = None if enough else _together(model, request, cluster, order, list(_more_gpus(before.plan, cluster, request)))
     told = {"makes_room": [_told(found, lacks) for found in order], **_longest(model, request, cluster, before.plan)}
     return {**told, "makes_room_together": _told(together, lacks)} if together else told
 
@@ -72,6 +72,8 @@ def _kinds(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator
     """Changes of one kind, the mildest first."""
     if plan.kv_dtype is not None and plan.kv_dtype.bits >= 16 and not below(cluster.device, FP8_UNITS):
         yield [{"serving.kv_dtype": "fp8"}]
+    if request.get("quantization.weights") is not None:
+        yield [dict.fromkeys(("quantization.weights", "quantization.group_size", "quantization.skip"))]  # as released, which may take less
     bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
     yield [{"quantization.weights": name} for name in FEWER_BITS.get(bits, ())]
     yield [{"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.memory_fraction or 1)]
@@ -94,20 +96,31 @@ def _more_gpus(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iter
 
 
 def _best(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, kind: list[Changes]) -> Found | None:
-    """The first of a kind with which it is sure to start, else the one that leaves least to be found."""
+    """The first of a kind with which it is sure to start, else is expected to, else the one that leaves least to be found."""
     found = [one for changes in kind if (one := _tried(model, request, cluster, changes)) is not None]
-    return next((one for one in found if one.result is Result.FITS), min(found, key=lambda one: one.lacks.value, default=None))
+    likely = next((one for one in found if one.result is Result.UNCERTAIN and one.lacks.value <= 0), None)
+    return next((one for one in found if one.result is Result.FITS), likely or min(found, key=lambda one: one.lacks.value, default=None))
 
 
-def _together(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, order: list[Found]) -> Found | None:
-    """One change after another, those that free most first, until it is sure to start; None where that is never so."""
-    changes: dict[str, Any] = {}
-    for one in sorted(order, key=lambda found: found.lacks.value):
-        changes |= one.changes
-        found = _tried(model, request, cluster, changes)
-        if found is not None and found.result is Result.FITS:
-            return found
-    return None
+def _together(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, order: list[Found], gpus: list[Changes]) -> Found | None:
+    """Changes by what they free, one after another, on the fewest GPUs with which it is sure to start then, less those that are not needed; None
+    where it never is.
+    """
+    kept = [one.changes for one in sorted(order, key=lambda found: found.lacks.value) if "gpus" not in one.changes]
+    ways = ((kept[:many], more) for more in ({}, *gpus) for many in range(1, len(kept) + 1))
+    tried = ((several, more, _all_of(model, request, cluster, [*several, more])) for several, more in ways)
+    kept, more, found = next((one for one in tried if one[2] is not None), ([], {}, None))
+    for one in reversed(kept):
+        rest = [other for other in kept if other is not one]
+        if rest and (fewer := _all_of(model, request, cluster, [*rest, more])) is not None:
+            kept, found = rest, fewer
+    return found
+
+
+def _all_of(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, several: list[Changes]) -> Found | None:
+    """A server that is sure to start with several changes."""
+    found = _tried(model, request, cluster, {key: value for one in several for key, value in one.items()})
+    return found if found is not None and found.result is Result.FITS else None
 
 
 def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes) -> Found | None:

@@ -61,7 +61,9 @@ def _problems(wanted: Mapping[str, Any], prompt: Any, output: Any, pinned: Any) 
     for field, most in (("context", MAX_TOKENS), ("users", MAX_USERS)):
         value = wanted[field]
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most):
-            yield Problem(field=field, value=value, reason=f"is not a whole number from 1 to {most:,}", hint=f"for example {NUMBERS[field]}")
+            yield Problem(
+                field=field, value=value, reason=f"is not a whole number from 1 to {most:,}", hint=f"for example {NUMBERS[field]}"
+            )
     context = wanted["context"]
     if not isinstance(context, int):
         return

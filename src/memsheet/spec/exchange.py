@@ -65,6 +65,8 @@ class Key:
     usual: Any = None
     auto: Any = None
     decides: tuple[Any, ...] = ()  # values by which the engine is to decide itself: no value of a plan, and not accounted
+    holds: tuple[Any, ...] = ()  # the words that the sheet is of, where it takes ``instead`` for any other
+    instead: str = ""
     source: str
 
     def write(self, asked: Values) -> Any:
@@ -155,6 +157,7 @@ class Together:
     assumed: tuple[str, ...]
     disagree: tuple[Disagreement, ...]
     problems: tuple[Problem, ...]
+    meant: tuple[Disagreement, ...] = ()  # of a plan and the file that was written of it, where the format is known to differ
 
 
 def read(form: Format, values: Values) -> Read:
@@ -186,13 +189,18 @@ def read(form: Format, values: Values) -> Read:
             problems += _miscounted(at, said)
             request.update(said)
     other = [at for at in values if at not in rows]
-    said_or_taken = {**{at: held for at, held in values.items() if at not in rows or at in form.unmodelled}, **form.absent(values)}
+    said_or_taken = {**{at: values[at] for at in other}, **form.absent(values)}
     unmodelled = [
         (at, held)
         for at, held in said_or_taken.items()
         if (harmless := form.unmodelled.get(at)) is not None and held not in (*harmless, None, AUTO)
     ]
     unmodelled += [(at, held) for at, held in values.items() if at in rows and (held == UNSET or held in rows[at].decides)]
+    unmodelled += [
+        (at, f"{held} (the sheet is of {row.instead})")
+        for at, row in rows.items()
+        if row.holds and isinstance(held := values.get(at), str) and held not in (*row.holds, AUTO, UNSET)
+    ]
     unknown = [at for at in other if at not in form.unmodelled and not _known(form, at)]
     return Read(
         form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),

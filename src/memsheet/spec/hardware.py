@@ -96,7 +96,7 @@ def not_served_in(engine: str, version: str | None, device: Device | None, famil
     """Dtypes that a server refuses to compute in, and why."""
     found: dict[DType, str] = {}
     if engine == "vllm" and device is not None and below(device, BF16_UNITS):
-        found[BF16] = f"needs compute capability 8.0 in vllm, which stops at its start; {device.name} has {device.compute_capability}"
+        found[BF16] = f"needs compute capability 8.0 in vllm; {device.name} has {device.compute_capability}"
     if engine == "vllm" and family in NO_HALF and version_of(version) >= HALF_SINCE:
         found[FP16] = f"is refused by vllm for {family}, whose numbers it overflows"
     return found

@@ -44,7 +44,6 @@ def derived_microbatch(reads: Mapping[str, Read], request: Mapping[str, Any], ra
     if own is None or not ranks or request.get("microbatch") is not None or own.get(MICRO) is not None:
         return None
     whole, rounds = own.get(BATCH), own.get(ROUNDS, 1)
-    counts = isinstance(whole, int) and isinstance(rounds, int) and not isinstance(rounds, bool) and rounds > 0
-    if not counts or request.get("global_batch") != whole:
+    if not isinstance(whole, int) or not isinstance(rounds, int) or rounds < 1 or request.get("global_batch") != whole:
         return None
-    return int(whole) // ranks // int(rounds) or None
+    return whole // ranks // rounds or None

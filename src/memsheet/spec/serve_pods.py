@@ -21,13 +21,16 @@ _VALUE = re.compile(r"(\$\(\w+\))")
 
 
 def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
-    """The script that a pod's server is, and the GPUs of its container; None for texts of other kinds. Raises InputError for pods without one."""
+    """The script that a pod's server is, and the GPUs of its container; None for texts of other kinds.
+
+    Raises InputError for pods without one.
+    """
     if "apiVersion" not in text or "kind" not in text:
         return None
     seen: list[str] = []
     for one in _BREAK.split(text)[:MOST]:
         tree = _tree(parse, name, one)
-        if tree is None or tree.get("kind") not in KINDS:
+        if tree is None or str(tree.get("kind")) not in KINDS:
             continue
         seen.append(str(tree["kind"]))
         found = [(line, _gpus(held)) for held in _containers(tree) if (line := _line(held)) and _serves(line)]

@@ -54,7 +54,7 @@ def _unknown(case: Case) -> Iterator[Found]:
 
 INSTEAD = {
     "--rope-scaling": "--hf-overrides '{\"rope_parameters\": …}' with the same inside: left out, positions are no longer scaled",
-    "--rope-theta": "--hf-overrides '{\"rope_parameters\": {\"rope_theta\": …}}'",
+    "--rope-theta": '--hf-overrides \'{"rope_parameters": {"rope_theta": …}}\'',
 }
 """What took the place of a removed flag that means something (vLLM v0.33.0 config/model.py, hf_overrides)."""
 
@@ -64,7 +64,10 @@ def _removed(case: Case) -> Iterator[Found]:
         for gone in sorted(read.form.removed):
             if any(at == gone or at.startswith(f"{gone}.") for at in read.values):
                 yield Found(
-                    where=f"{name}: {gone}", says=f"was removed, and {read.form.tested} stops at it", cure=INSTEAD.get(gone, "leave it out"), stops=True
+                    where=f"{name}: {gone}",
+                    says=f"was removed, and {read.form.tested} stops at it",
+                    cure=INSTEAD.get(gone, "leave it out"),
+                    stops=True,
                 )
 
 

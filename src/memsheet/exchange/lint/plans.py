@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer
@@ -18,8 +18,9 @@ def _less_zero(case: Case) -> Iterator[Found]:
     lower = {"deepspeed": (0, 2), "fsdp2": (2,)}.get(str(engine), ())
     if case.request.get("zero") == 3 and fits(case.answer) and not case.request.get("offload.parameters"):
         for zero in lower:
-            other = case.ask({"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None})
-            if fits(other) and _faster(case.answer, other):
+            changes = {"zero": zero, "reshard_after_forward": None, "mesh.dp_shard": None, "mesh.dp_replicate": None}
+            other = case.ask(changes)
+            if fits(other) and _faster(case.answer, other) and _fits_as_planned(case, changes):
                 yield Found(
                     where="zero 3", says=f"parameters are gathered in forward and in backward, and the job fits at zero {zero} too",
                     cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}",
@@ -42,6 +43,12 @@ def _faster(now: Answer | None, other: Answer | None) -> bool:
     except InputError:
         return False
     return after < before * (1 - APART)
+
+
+def _fits_as_planned(case: Case, changes: Mapping[str, Any]) -> bool:
+    """Whether it fits as a plan beside the files says it, too, where the files' engine is known to run it otherwise."""
+    planned = {one.key: one.said[0][1] for one in case.together.meant}
+    return not planned or fits(case.ask({**planned, **changes}))
 
 
 def _needless_offload(case: Case) -> Iterator[Found]:

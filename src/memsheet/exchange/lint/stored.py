@@ -6,10 +6,8 @@ from collections.abc import Iterator
 
 from memsheet.exchange.lint.case import Case, Found, Rule
 
-STORED_ONLY = frozenset({
-    "awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "modelopt_mxfp8", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8",
-})  # fmt: skip
-"""Formats that a checkpoint has or has not: the others are made as weights are loaded."""
+STORED_ONLY = frozenset({"awq", "awq_marlin", "auto_awq", "gptq", "gptq_marlin"})
+"""Formats for which an engine looks for a configuration that the checkpoint has or has not; others are made as weights are loaded."""
 
 
 def _not_stored(case: Case) -> Iterator[Found]:

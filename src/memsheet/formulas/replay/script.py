@@ -106,6 +106,9 @@ class Played:
 
 def _play(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
     """One log. What is in ``held`` is there already and is not made again; ``keeps`` are not freed."""
+    if not sized.heirs:
+        _play_alone(script, log, sized, held, keeps)
+        return
     places, spare = set(sized.heirs.values()) if log is sized.forward else set[int](), dict[int, int]()
     for event, index in log:
         if event is Event.ALLOC and index not in held:
@@ -118,6 +121,21 @@ def _play(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: f
             else:
                 script.give((number,))
     script.give(spare.values())
+
+
+def _play_alone(script: Script, log: Log, sized: Sized, held: dict[int, int], keeps: frozenset[int]) -> None:
+    """As ``_play`` where nothing takes the place of anything: logs are long, and a step has one for each layer and pass."""
+    made, free, sizes, number = Event.ALLOC, Event.FREE, sized.sizes, len(script.sizes)
+    for event, index in log:
+        if event is made:
+            if index not in held:
+                held[index] = number
+                script.sizes.append(sizes[index])
+                script.streams.append(DEFAULT)
+                script.events.append(number)
+                number += 1
+        elif event is free and index in held and index not in keeps:
+            script.events.append(~held.pop(index))
 
 
 def forward(script: Script, part: Recorded, given: int | None, *, lingers: bool = False) -> tuple[Played, int | None]:

@@ -251,17 +251,20 @@ def play(script: Script, start: int, settings: Settings, capacity: int | None = 
     blocks: list[Block | None] = [None] * len(script.sizes)
     most = 0
     rounded = {size: block_bytes(size, settings) for size in set(script.sizes)}
+    sizes, streams, pool = [rounded[size] for size in script.sizes], script.streams, allocator.pool
     for at, event in enumerate(script.events):
         if event >= 0:
-            size = rounded[script.sizes[event]]
+            size = sizes[event]
             if size:
-                blocks[event] = allocate(allocator, allocator.pool(script.streams[event], size), size)
-                if blocks[event] is None:
+                blocks[event] = block = allocate(allocator, pool(streams[event], size), size)
+                if block is None:
                     return None
+                if at > start and allocator.reserved > most:  # only what is asked for changes what is reserved
+                    most = allocator.reserved
         elif (gone := blocks[~event]) is not None:
             release(allocator, gone)
-        if at >= start:
-            most = max(most, allocator.reserved)
+        if at == start:
+            most = allocator.reserved
     return most
 
 

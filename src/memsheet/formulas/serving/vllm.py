@@ -224,7 +224,9 @@ def _blocks(stages: tuple[Stage, ...], plan: Plan, release: Release) -> Bytes:
         return NOTHING
     if any(available is None for available, _ in sizes):
         return Bytes.exact(_asked(sizes[0][1], plan, release))
-    ends = [tuple(max(0, end // layout.block_bytes) for end in (room.low, room.value, room.high)) for room, layout in sizes if room is not None]
+    ends = [
+        tuple(max(0, end // layout.block_bytes) for end in (room.low, room.value, room.high)) for room, layout in sizes if room is not None
+    ]
     return Bytes(*(min(end[place] for end in ends) for place in range(3)))
 
 
