@@ -5,4 +5,5 @@ from __future__ import annotations
 import os
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network
+os.environ.pop("COLUMNS", None)  # a terminal that says its width must not wrap what tests look for
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of several tests at once wait for one another
