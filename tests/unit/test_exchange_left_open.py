@@ -169,12 +169,17 @@ TITAN = "[training]\nlocal_batch_size = 1\nseq_len = 512\n[parallelism]\n"
 
 def test_compilation_has_a_table_of_its_own_in_later_toml(tmp_path: Path) -> None:
     found = checked(
-        tmp_path, {"titan.toml": TITAN + "[compile]\nenable = true\nbackend = 'inductor'\ncomponents = ['model', 'loss']\n"}, seq_len=None
+        tmp_path,
+        {"titan.toml": TITAN + "[compile]\nenable = true\nbackend = 'inductor'\ncomponents = ['model', 'loss']\n"},
+        model="llama-3.1-8b",
+        seq_len=None,
     )
     assert found.answer is not None
     assert found.answer.plan.compile is True
     assert not [one for rule, one in found.mistakes if rule.id == "unknown-key"]
-    partly = checked(tmp_path, {"titan.toml": TITAN + "[compile]\nenable = true\ncomponents = ['loss']\n"}, seq_len=None)
+    partly = checked(
+        tmp_path, {"titan.toml": TITAN + "[compile]\nenable = true\ncomponents = ['loss']\n"}, model="llama-3.1-8b", seq_len=None
+    )
     assert "compile.components" in partly.doubt
 
 
@@ -187,7 +192,7 @@ def test_compilation_has_a_table_of_its_own_in_later_toml(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 def test_a_key_is_offered_where_its_name_and_its_group_are_near(text: str, near: str, tmp_path: Path) -> None:
-    found = checked(tmp_path, {"titan.toml": TITAN + text}, seq_len=None)
+    found = checked(tmp_path, {"titan.toml": TITAN + text}, model="llama-3.1-8b", seq_len=None)
     assert [held for _, held in found.reads["titan.toml"].unknown] == [near]
 
 
@@ -217,3 +222,10 @@ def test_a_lower_stage_is_a_cure_only_where_its_step_is_faster(tmp_path: Path, m
         monkeypatch.setattr(times, "quick_s", lambda _, plan, __, slow=slow: 2.0 if plan.zero == slow else 1.0)
         found = checked(tmp_path, {"accelerate.yaml": LAUNCH}, gpus="16xA100-80GB", microbatch=1)
         assert ("zero3-where-less-fits" in {rule.id for rule, _ in found.mistakes}) is told
+
+
+def test_no_cure_says_that_a_plan_fits_which_nobody_knows(tmp_path: Path) -> None:
+    held: dict[str, Any] = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}, **AUTO, **WIDTH}
+    needless = "offload-without-need"
+    assert needless not in {rule.id for rule, _ in checked(tmp_path, {"ds_config.json": held}).mistakes}
+    assert needless in {rule.id for rule, _ in checked(tmp_path, {"ds_config.json": held}, microbatch=1).mistakes}

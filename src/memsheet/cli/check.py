@@ -28,7 +28,7 @@ from memsheet.spec.device import parse_gpus
 from memsheet.spec.exchange import Moved, Read
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import request_from
-from memsheet.spec.of_the_script import of_the_script
+from memsheet.spec.of_the_script import absent_files
 
 MAX_FILES = 64
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
@@ -84,13 +84,13 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     case = Case(
         reads=reads, texts=texts, together=whole, answer=answer, model=spec, ask=_once(lambda changes: _changed(ask, whole.request, changes)),
         bundled=_bundled_name,
-    )
+    )  # fmt: skip
     mistakes = lint(case)
     moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
     doubt = _doubt(reads, answer, moved, flags)
     if answer and answer.verdict and answer.verdict.result is Result.FITS:  # with more than the sheet is of, what does not fit still does not
-        doubt = "; ".join((*filter(None, (doubt,)), *of_the_script(reads, whole.request, (request, flags))))
+        doubt = "; ".join((*filter(None, (doubt,)), *whole.script))
     return Checked(
         reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
         doubt=doubt, not_read=skipped, no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
@@ -280,8 +280,7 @@ def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved,
     other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
     if other:
         return f"the files are of another model: {'; '.join(other)}"
-    absent = [read.values[at] for read in reads.values() for at in read.form.refers if isinstance(read.values.get(at), str)]
-    if absent and not any(read.form.name == "deepspeed" for read in reads.values()):
+    if absent := absent_files(reads):
         return f"{absent[0]} is named and is not among the files: name it on the command line, too"
     named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
     alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in unasked(read))]

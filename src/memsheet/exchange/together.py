@@ -8,7 +8,7 @@ from typing import Any
 
 from memsheet.spec.check import flatten
 from memsheet.spec.exchange import COUNTS, Disagreement, Read, Together
-from memsheet.spec.of_the_script import derived_microbatch
+from memsheet.spec.of_the_script import derived_microbatch, of_the_script
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"
@@ -63,6 +63,7 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
     return Together(
         request=request, gpus=count, accumulation=counts["@accumulation"], assumed=(*assumed, *meant.values()),
         disagree=tuple(one for one in apart if one.key not in meant), meant=tuple(one for one in apart if one.key in meant),
+        script=of_the_script(reads, request, (plan, given)),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )  # fmt: skip
 

@@ -157,6 +157,7 @@ class Together:
     assumed: tuple[str, ...]
     disagree: tuple[Disagreement, ...]
     problems: tuple[Problem, ...]
+    script: tuple[str, ...] = ()  # what is left to a training script, in words
     meant: tuple[Disagreement, ...] = ()  # of a plan and the file that was written of it, where the format is known to differ
 
 

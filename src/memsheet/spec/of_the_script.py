@@ -22,6 +22,13 @@ def of_the_script(reads: Mapping[str, Read], request: Mapping[str, Any], told: t
     return (*_batch(request), *_precision(reads, told))
 
 
+def absent_files(reads: Mapping[str, Read]) -> list[str]:
+    """Files of DeepSpeed's that others name and that are not among them."""
+    if any(read.form.name == "deepspeed" for read in reads.values()):
+        return []
+    return [read.values[at] for read in reads.values() for at in read.form.refers if isinstance(read.values.get(at), str)]
+
+
 def _batch(request: Mapping[str, Any]) -> Iterator[str]:
     if request.get("microbatch") is None:
         yield "the micro-batch is the training script's: --microbatch (the sheet is of 1, and the Trainer's own default is 8)"  # transformers 5.23 training_args.py:777

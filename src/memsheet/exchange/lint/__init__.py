@@ -18,6 +18,7 @@ from memsheet.exchange.lint.shape import SHAPE
 from memsheet.exchange.lint.stored import STORED
 from memsheet.exchange.lint.trainer import TRAINER
 from memsheet.exchange.lint.zero import ZERO
+from memsheet.spec.of_the_script import absent_files
 
 TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS)
 RULES = (*TRAINING, *SERVING, *STORED)
@@ -30,7 +31,8 @@ SHARE_WORTH_TELLING = 20
 def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
     """Every mistake that is found, those that stop the job first, then by what the cure frees."""
     rules = SERVED if case.request.get("task") == "infer" else TRAINING
-    found = [(rule, _weighed(case, one)) for rule in rules for one in rule.looks(case)]
+    whole = not case.together.script and not absent_files(case.reads)
+    found = [(rule, _weighed(case, one)) for rule in rules if whole or not rule.only_if_whole for one in rule.looks(case)]
     worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _worth(case, one)]
     return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))))
 

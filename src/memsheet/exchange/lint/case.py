@@ -53,12 +53,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling."""
+    """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling;
+    ``only_if_whole``: where nothing is left to a script or to a file that is not there, as the finding says that another plan fits.
+    """
 
     id: str
     source: str
     looks: Callable[[Case], Iterator[Found]]
     only_if_saves: bool = False
+    only_if_whole: bool = False
 
 
 def device_bytes(answer: Answer) -> int:

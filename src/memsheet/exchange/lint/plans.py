@@ -136,8 +136,13 @@ def device_of(sheet: Any) -> int:
 
 _DS = "DeepSpeed 0.19.8 deepspeed/runtime"
 PLANS = (
-    Rule(id="zero3-where-less-fits", source="Rajbhandari et al. 2020, ZeRO, section 7: 1.5 times the communication", looks=_less_zero),
-    Rule(id="offload-without-need", source="Ren et al. 2021, ZeRO-Offload, section 4", looks=_needless_offload),
+    Rule(
+        id="zero3-where-less-fits",
+        source="Rajbhandari et al. 2020, ZeRO, section 7: 1.5 times the communication",
+        looks=_less_zero,
+        only_if_whole=True,
+    ),
+    Rule(id="offload-without-need", source="Ren et al. 2021, ZeRO-Offload, section 4", looks=_needless_offload, only_if_whole=True),
     Rule(id="few-kv-heads", source="Ainslie et al. 2023, GQA, section 2.2", looks=_few_heads),
     Rule(id="eager-attention", source="Dao et al. 2022, FlashAttention, section 3", looks=_eager),
     Rule(id="no-reshard", source="torch 2.13 distributed/fsdp/_fully_shard/_fully_shard.py", looks=_kept_whole),

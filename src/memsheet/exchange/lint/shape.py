@@ -75,7 +75,7 @@ _NARAYANAN = "Narayanan et al. 2021, Efficient Large-Scale Language Model Traini
 SHAPE = (
     Rule(id="starved-pipeline", source=f"{_NARAYANAN}, section 2.2", looks=_starved),
     Rule(id="tp-across-nodes", source=f"{_NARAYANAN}, section 3.2, takeaway 1", looks=_across_nodes),
-    Rule(id="recompute-without-need", source="Korthikanti et al. 2022, section 1: 30 to 40 % more time", looks=_needless_recompute),
+    Rule(id="recompute-without-need", source="Korthikanti et al. 2022, section 1: 30 to 40 % more time", looks=_needless_recompute, only_if_whole=True),
     Rule(id="beyond-positions", source="Chen et al. 2023, Extending Context Window of Large Language Models via Positional Interpolation, section 1", looks=_beyond_positions),
     Rule(id="gathered-logits", source="torchtitan 820504e torchtitan/config_manager.py:298", looks=_whole_vocabulary),
     Rule(id="async-tp-uncompiled", source="torchtitan 820504e models/llama3/parallelize_llama.py:54; b5bcd76 config/configs.py:306", looks=_uncompiled),
