@@ -57,7 +57,10 @@ def check_groups(gaps: Gaps, mesh: Mesh, engine: Engine, model: ModelSpec | None
         return
     if int(mesh.tp) % groups:
         gaps.wrong(
-            "mesh.attn_dp", groups, f"does not divide the {mesh.tp} tensor-parallel ranks that are its groups", _ranks_for(groups, int(mesh.tp))
+            "mesh.attn_dp",
+            groups,
+            f"does not divide the {mesh.tp} tensor-parallel ranks that are its groups",
+            _ranks_for(groups, int(mesh.tp)),
         )
     elif engine.name == "sglang":
         _of_sglang(gaps, mesh, model)

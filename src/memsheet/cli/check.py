@@ -89,7 +89,9 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
     doubt = _doubt(reads, answer, moved, flags)
-    if answer and answer.verdict and answer.verdict.result is Result.FITS:  # with more than the sheet is of, what does not fit still does not
+    if (
+        answer and answer.verdict and answer.verdict.result is Result.FITS
+    ):  # with more than the sheet is of, what does not fit still does not
         doubt = "; ".join((*filter(None, (doubt,)), *whole.script))
     return Checked(
         reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
@@ -286,7 +288,11 @@ def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved,
     alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in unasked(read))]
     if named:
         said = f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}" if len(named) > len(alone) else ""
-        unsaid = f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}" if alone else ""
+        unsaid = (
+            f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}"
+            if alone
+            else ""
+        )
         return "; ".join(filter(None, (said, unsaid)))
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
     room = answer.cluster.device.framework_low_bytes if answer.cluster else 0

@@ -56,7 +56,9 @@ class Look:
 def components(sheet: Sheet) -> list[tuple[Component, Bytes]]:
     """Components at the peak, largest first; what is no tensor comes last, whatever its size."""
     sizes = [(component, sheet.of(component)) for component in Component]
-    present = [(component, size) for component, size in sizes if max(size.low, size.value, size.high)]  # a pool is least where all else is most
+    present = [
+        (component, size) for component, size in sizes if max(size.low, size.value, size.high)
+    ]  # a pool is least where all else is most
     return sorted(present, key=lambda pair: (pair[0] in OUTSIDE_TENSORS, -pair[1].value if pair[0] not in OUTSIDE_TENSORS else 0))
 
 

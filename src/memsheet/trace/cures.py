@@ -21,7 +21,10 @@ CURES = {
 }  # fmt: skip
 """Kinds of errors that torch raises on fake tensors (torch/_subclasses/fake_tensor.py), in words, with the usual cure."""
 
-FORKED, FRESH = "autograd's threading", "a backward pass ran in this process before; trace in a fresh interpreter or notebook kernel, first of all"
+FORKED, FRESH = (
+    "autograd's threading",
+    "a backward pass ran in this process before; trace in a fresh interpreter or notebook kernel, first of all",
+)
 """Of an error of torch in a forked process (torch/csrc/autograd/engine.cpp, in_bad_autograd_fork), and its cure."""
 VALUES = ("DataDependentOutputException", "DynamicOutputShapeException")
 """Those for which the author of the code alone can do something."""
