@@ -8,8 +8,8 @@ import pytest
 
 from memsheet.api import infer
 from memsheet.errors import InputError
-from memsheet.formulas.serving.llama_cpp_buffers import Placed, buffers_of, host_experts
-from memsheet.formulas.serving.llama_cpp_weights import stored_tensors
+from memsheet.formulas.serving.llama_cpp.buffers import Placed, buffers_of, host_experts
+from memsheet.formulas.serving.llama_cpp.weights import stored_tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.spec.dtypes import GGUF

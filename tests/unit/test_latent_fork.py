@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.formulas.serving.llama_cpp_buffers import Buffers, buffers_of
-from memsheet.formulas.serving.llama_cpp_latent_fork import cell_bytes, heads_at_once
-from memsheet.formulas.serving.llama_cpp_weights import stored_tensors
+from memsheet.formulas.serving.llama_cpp.buffers import Buffers, buffers_of
+from memsheet.formulas.serving.llama_cpp.latent_fork import cell_bytes, heads_at_once
+from memsheet.formulas.serving.llama_cpp.weights import stored_tensors
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.report.json import plan_document
 from memsheet.resolve import reread, resolve

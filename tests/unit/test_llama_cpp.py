@@ -11,10 +11,10 @@ from test_gguf_model import GROUPED, write
 from memsheet import infer
 from memsheet.engines.llama_cpp import stages
 from memsheet.errors import InputError
-from memsheet.formulas.serving.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
-from memsheet.formulas.serving.ggml_devices import compute_buffers
-from memsheet.formulas.serving.llama_cpp_build import Reserved
-from memsheet.formulas.serving.llama_cpp_graph import reserved_graph
+from memsheet.formulas.serving.llama_cpp.build import Reserved
+from memsheet.formulas.serving.llama_cpp.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
+from memsheet.formulas.serving.llama_cpp.ggml_devices import compute_buffers
+from memsheet.formulas.serving.llama_cpp.graph import reserved_graph
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.report.json import plan_document
 from memsheet.resolve import reread

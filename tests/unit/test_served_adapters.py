@@ -14,8 +14,8 @@ from memsheet.engines.served_lora import RANKS, SGLANG_PARTS, facts_of
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
 from memsheet.exchange.together import asked_of
-from memsheet.formulas.serving.lora import pairs_of
-from memsheet.formulas.serving.lora_pool import buffers_of
+from memsheet.formulas.serving.sglang.lora import buffers_of
+from memsheet.formulas.serving.vllm.lora import pairs_of
 from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.readers.model import read_model
 from memsheet.report.bars import Look

@@ -8,8 +8,9 @@ import pytest
 
 from memsheet.api import infer
 from memsheet.formulas.pipeline import stage_model
-from memsheet.formulas.serving import sglang, vllm
+from memsheet.formulas.serving.sglang import server as sglang
 from memsheet.formulas.serving.stages import every_stage, same_again
+from memsheet.formulas.serving.vllm import server as vllm
 from memsheet.sheet import Component
 
 

@@ -11,8 +11,8 @@ from memsheet.api import infer
 from memsheet.budget import Answer, Result
 from memsheet.engines.sglang import RELEASES, captured_chunks, release_of
 from memsheet.errors import InputError
-from memsheet.formulas.serving.sglang_pool import Cell, cell_of, pool_bytes, table_bytes
-from memsheet.formulas.serving.sglang_states import slot_bytes, states_of
+from memsheet.formulas.serving.sglang.pool import Cell, cell_of, pool_bytes, table_bytes
+from memsheet.formulas.serving.sglang.states import slot_bytes, states_of
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Instant

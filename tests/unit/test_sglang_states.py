@@ -8,7 +8,7 @@ import pytest
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.formulas.serving.sglang_states import States, states_of
+from memsheet.formulas.serving.sglang.states import States, states_of
 from memsheet.sheet import Bytes, Component
 
 

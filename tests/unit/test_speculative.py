@@ -12,7 +12,7 @@ from memsheet import catalog
 from memsheet.api import infer
 from memsheet.budget import Answer
 from memsheet.formulas.serving.drafts import PREFIX, mtp_heads
-from memsheet.formulas.serving.vllm_speculative import chunk_rows
+from memsheet.formulas.serving.vllm.speculative import chunk_rows
 from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.model import read_model
 from memsheet.sheet import Component, Instant

@@ -23,8 +23,8 @@ class Server(Protocol):
     def facts(self, spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]: ...
 
 
-MODULES = {"transformers": "serving"}
-"""Modules that are called otherwise than what they account."""
+MODULES = {"transformers": "serving", **{name: f"{name}.server" for name in ("vllm", "sglang", "llama_cpp")}}
+"""Modules that are called otherwise than what they account, or lie in a folder with others of their engine."""
 
 
 def server_of(engine: Engine) -> Server:

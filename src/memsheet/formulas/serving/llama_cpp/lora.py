@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import round_up
-from memsheet.formulas.serving.llama_cpp_buffers import Facts, blocks_of, placed, ubatch_of
+from memsheet.formulas.serving.llama_cpp.buffers import Facts, blocks_of, placed, ubatch_of
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
 from memsheet.spec.dtypes import FP32

@@ -13,10 +13,10 @@ from functools import lru_cache
 from memsheet.arith import round_up
 from memsheet.engines.llama_cpp import is_fork
 from memsheet.errors import refuse
-from memsheet.formulas.serving.ggml_devices import compute_buffers
-from memsheet.formulas.serving.llama_cpp_build import Reserved
-from memsheet.formulas.serving.llama_cpp_graph import reserved_graph
-from memsheet.formulas.serving.llama_cpp_weights import OUTPUT, TOKENS, Stored, stored_tensors
+from memsheet.formulas.serving.llama_cpp.build import Reserved
+from memsheet.formulas.serving.llama_cpp.ggml_devices import compute_buffers
+from memsheet.formulas.serving.llama_cpp.graph import reserved_graph
+from memsheet.formulas.serving.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.frozen import dataclass
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import NOTHING, Bytes

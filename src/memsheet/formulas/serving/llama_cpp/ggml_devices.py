@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from memsheet.formulas.serving.ggml import VIEWS, Graph, Tensor, buffer_sizes
+from memsheet.formulas.serving.llama_cpp.ggml import VIEWS, Graph, Tensor, buffer_sizes
 from memsheet.references import GGML, formula
 
 COPIES = 4

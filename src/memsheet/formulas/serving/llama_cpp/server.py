@@ -12,10 +12,10 @@ from typing import Any
 from memsheet.engines.llama_cpp import MAX_SEQUENCES
 from memsheet.formulas.serving.drafts import draft_facts, named
 from memsheet.formulas.serving.driver import driver_items
-from memsheet.formulas.serving.llama_cpp_buffers import CELLS, Buffers, Facts, Placed, blocks_of, buffers_of, cache_of, placed, ubatch_of
-from memsheet.formulas.serving.llama_cpp_draft import Drafting, draft_buffers, draft_caches, draft_per_token, drafting_of
-from memsheet.formulas.serving.llama_cpp_latent_fork import cell_bytes
-from memsheet.formulas.serving.llama_cpp_lora import lora_file_host_bytes, lora_file_items
+from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, Placed, blocks_of, buffers_of, cache_of, placed, ubatch_of
+from memsheet.formulas.serving.llama_cpp.draft import Drafting, draft_buffers, draft_caches, draft_per_token, drafting_of
+from memsheet.formulas.serving.llama_cpp.latent_fork import cell_bytes
+from memsheet.formulas.serving.llama_cpp.lora import lora_file_host_bytes, lora_file_items
 from memsheet.references import GGML, LLAMA_CPP, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
 from memsheet.spec.device import Cluster

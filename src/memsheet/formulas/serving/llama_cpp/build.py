@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memsheet.formulas.serving.ggml import Graph, Tensor
+from memsheet.formulas.serving.llama_cpp.ggml import Graph, Tensor
 
 WORDS = {"f32": 4, "i32": 4, "i64": 8, "f16": 2}
 

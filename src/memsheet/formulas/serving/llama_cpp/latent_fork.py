@@ -6,9 +6,9 @@ ikawrakow/ik_llama.cpp 8db70379 src/llama.cpp:14770, build_deepseek2. The cache 
 from __future__ import annotations
 
 from memsheet.errors import refuse
-from memsheet.formulas.serving.ggml import Tensor
-from memsheet.formulas.serving.llama_cpp_build import Building, Inputs
-from memsheet.formulas.serving.llama_cpp_latent import queries
+from memsheet.formulas.serving.llama_cpp.build import Building, Inputs
+from memsheet.formulas.serving.llama_cpp.ggml import Tensor
+from memsheet.formulas.serving.llama_cpp.latent import queries
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.spec.dtypes import FP16, FP32
 from memsheet.spec.model import LatentAttention

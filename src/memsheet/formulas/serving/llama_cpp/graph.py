@@ -7,10 +7,10 @@ product and sums of experts.
 from __future__ import annotations
 
 from memsheet.errors import refuse
-from memsheet.formulas.serving.ggml import Graph, Tensor
-from memsheet.formulas.serving.llama_cpp_build import Building, Inputs, Reserved
-from memsheet.formulas.serving.llama_cpp_latent import latent_attention
-from memsheet.formulas.serving.llama_cpp_latent_fork import fork_attention
+from memsheet.formulas.serving.llama_cpp.build import Building, Inputs, Reserved
+from memsheet.formulas.serving.llama_cpp.ggml import Graph, Tensor
+from memsheet.formulas.serving.llama_cpp.latent import latent_attention
+from memsheet.formulas.serving.llama_cpp.latent_fork import fork_attention
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 
 SANDWICHED = frozenset({Arrangement.SANDWICH, Arrangement.POST_BRANCH})

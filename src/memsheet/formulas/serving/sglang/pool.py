@@ -9,7 +9,7 @@ from memsheet.engines.sglang import WINDOW_SHARE, Release
 from memsheet.errors import refuse
 from memsheet.formulas.serving.drafts import draft_of
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
-from memsheet.formulas.serving.sglang_speculative import counted_layers
+from memsheet.formulas.serving.sglang.speculative import counted_layers
 from memsheet.frozen import dataclass
 from memsheet.references import SGLANG, formula
 from memsheet.spec.dtypes import INT32

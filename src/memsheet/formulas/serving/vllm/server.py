@@ -16,13 +16,13 @@ from memsheet.formulas.serving.drafts import with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.loaded import VLLM_WAYS, loaded_items, loaded_tensors
-from memsheet.formulas.serving.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
-from memsheet.formulas.serving.lora_buffers import buffer_item
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.formulas.serving.profiled import Peak, profiled, unpacked_tokens
 from memsheet.formulas.serving.sampling import sampler_state_bytes
 from memsheet.formulas.serving.stages import every_stage, same_again
-from memsheet.formulas.serving.vllm_speculative import (
+from memsheet.formulas.serving.vllm.lora import lora_facts, lora_host_bytes, lora_items, recorded_twice
+from memsheet.formulas.serving.vllm.lora_buffers import buffer_item
+from memsheet.formulas.serving.vllm.speculative import (
     ahead_of,
     draft_graphs,
     draft_items,

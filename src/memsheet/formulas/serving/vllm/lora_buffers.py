@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from memsheet.arith import Count, ceil_div, maximum
 from memsheet.engines.served_lora import WHOLE_EXPERTS, Facts, facts_of
 from memsheet.engines.vllm import Release
-from memsheet.formulas.serving.lora import pairs_of
 from memsheet.formulas.serving.profiled import Peak
+from memsheet.formulas.serving.vllm.lora import pairs_of
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
 from memsheet.spec.device import Cluster

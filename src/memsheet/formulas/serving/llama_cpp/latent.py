@@ -5,8 +5,8 @@ ggml-org/llama.cpp 07bede6a src/models/deepseek2.cpp. The cache holds keys alone
 
 from __future__ import annotations
 
-from memsheet.formulas.serving.ggml import Tensor
-from memsheet.formulas.serving.llama_cpp_build import Building, Inputs
+from memsheet.formulas.serving.llama_cpp.build import Building, Inputs
+from memsheet.formulas.serving.llama_cpp.ggml import Tensor
 from memsheet.spec.model import LatentAttention
 
 

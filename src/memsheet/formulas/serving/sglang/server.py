@@ -24,11 +24,11 @@ from memsheet.formulas.serving.drafts import named, verified, with_draft
 from memsheet.formulas.serving.graphs import graph_items
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import SGLANG_WAYS, loaded_items
-from memsheet.formulas.serving.lora_pool import lora_branch_items, lora_pool_facts, lora_pool_host_bytes, lora_pool_items
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
-from memsheet.formulas.serving.sglang_pool import NO_CELL, Cell, counting, draft_cell, pool_bytes, table_bytes
-from memsheet.formulas.serving.sglang_prefix import prefixed_layer
-from memsheet.formulas.serving.sglang_speculative import (
+from memsheet.formulas.serving.sglang.lora import lora_branch_items, lora_pool_facts, lora_pool_host_bytes, lora_pool_items
+from memsheet.formulas.serving.sglang.pool import NO_CELL, Cell, counting, draft_cell, pool_bytes, table_bytes
+from memsheet.formulas.serving.sglang.prefix import prefixed_layer
+from memsheet.formulas.serving.sglang.speculative import (
     ahead_tokens,
     draft_worker_items,
     drafted_layer,
@@ -36,7 +36,7 @@ from memsheet.formulas.serving.sglang_speculative import (
     table_tokens,
     worker_facts,
 )
-from memsheet.formulas.serving.sglang_states import States, keeping_of, slot_bytes, states_of
+from memsheet.formulas.serving.sglang.states import States, keeping_of, slot_bytes, states_of
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
 from memsheet.references import SGLANG, formula

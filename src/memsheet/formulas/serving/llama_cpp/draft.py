@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from memsheet.formulas.serving.llama_cpp_buffers import CELLS, Buffers, Facts, blocks_of, buffers_of, cache_of, placed, ubatch_of
+from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, blocks_of, buffers_of, cache_of, placed, ubatch_of
 from memsheet.frozen import dataclass
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import Bytes

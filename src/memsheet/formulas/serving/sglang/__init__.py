@@ -1,0 +1,1 @@
+"""SGLang: its pools, drafts, adapters and states (``server`` puts them together)."""

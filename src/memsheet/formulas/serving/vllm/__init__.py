@@ -1,0 +1,1 @@
+"""vLLM: its drafts and adapters (``server`` puts them together)."""
