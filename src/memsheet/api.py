@@ -15,8 +15,8 @@ from memsheet.errors import Problem, refuse, require
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
-from memsheet.resolve_length import length_notes
-from memsheet.resolve_version import version_notes
+from memsheet.resolve.length import length_notes
+from memsheet.resolve.version import version_notes
 from memsheet.sheet import Sheet
 from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus

@@ -19,7 +19,7 @@ from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.readers.model import read_model
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
-from memsheet.resolve_attention import has_experts
+from memsheet.resolve.attention import has_experts
 from memsheet.spec.check import RULES
 from memsheet.spec.device import cluster_of
 from memsheet.spec.plan import Plan

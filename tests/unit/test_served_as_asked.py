@@ -14,7 +14,7 @@ from memsheet.errors import InputError
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.readers.model import read_model
 from memsheet.readers.rope_lengths import scaled_positions
-from memsheet.resolve_cut import cuts_heads, most_ranks
+from memsheet.resolve.cut import cuts_heads, most_ranks
 from memsheet.search.serve_load import Holds
 
 H100 = "1xH100-80GB"

@@ -19,7 +19,7 @@ from memsheet.exchange import Files, find_format, of_version, told, write
 from memsheet.exchange.together import asked_of
 from memsheet.report.json import dumps, plan_document, sheet_document
 from memsheet.report.plan_words import seconds
-from memsheet.resolve_attention import has_experts
+from memsheet.resolve.attention import has_experts
 from memsheet.spec.exchange import Format
 from memsheet.units import format_bytes
 

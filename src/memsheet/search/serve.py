@@ -14,8 +14,8 @@ from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_of
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.resolve import resolve
-from memsheet.resolve_length import length_notes
-from memsheet.resolve_version import version_notes
+from memsheet.resolve.length import length_notes
+from memsheet.resolve.version import version_notes
 from memsheet.search.pooled import POOLED, sequences_of
 from memsheet.search.serve_load import Holds, Load, Reason, Served, groups_of, most, reasons_of
 from memsheet.search.serve_space import AXES, cuts, variants

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.engines.sglang import ATTENTION_GROUPS
-from memsheet.resolve_attention import has_experts
+from memsheet.resolve.attention import has_experts
 from memsheet.spec.device import Cluster
 from memsheet.spec.model import ModelSpec, Moe
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import InputError, Problem, refuse, require
-from memsheet.resolve_length import too_long
-from memsheet.resolve_serving import pages
+from memsheet.resolve.length import too_long
+from memsheet.resolve.serving import pages
 from memsheet.search.serve import Deployment, Way, deploy
 from memsheet.search.serve_load import Load, latency
 from memsheet.search.serve_space import formats

@@ -10,8 +10,8 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.exchange.lint.case import Case, Found, Rule, fits
-from memsheet.resolve_attention import has_experts
-from memsheet.resolve_length import longest
+from memsheet.resolve.attention import has_experts
+from memsheet.resolve.length import longest
 from memsheet.sheet import Bytes, Component
 from memsheet.spec.hardware import BF16_UNITS, FP8_UNITS, below, eight_bit_cache
 from memsheet.spec.model import Attention, LatentAttention, Moe

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.gaps import Gaps
-from memsheet.resolve_serving import LIBRARY, dequantizes
+from memsheet.resolve.serving import LIBRARY, dequantizes
 from memsheet.spec import dtypes
 from memsheet.spec.defaults import (
     ADAPTER_PRECISION,

@@ -10,13 +10,13 @@ from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
-from memsheet.resolve_attention import MESH, attention_groups, check_groups
-from memsheet.resolve_cache import kv_dtype_of
-from memsheet.resolve_cut import cut_hint, rest_over
-from memsheet.resolve_length import check_length, longest
-from memsheet.resolve_lora import BY_ENGINE, served_adapters_of
-from memsheet.resolve_options import switches
-from memsheet.resolve_serving import (
+from memsheet.resolve.attention import MESH, attention_groups, check_groups
+from memsheet.resolve.cache import kv_dtype_of
+from memsheet.resolve.cut import cut_hint, rest_over
+from memsheet.resolve.length import check_length, longest
+from memsheet.resolve.lora import BY_ENGINE, served_adapters_of
+from memsheet.resolve.options import switches
+from memsheet.resolve.serving import (
     attention_of,
     check_positions,
     check_tensor_parallel,
@@ -25,9 +25,9 @@ from memsheet.resolve_serving import (
     server_options,
     usual_options,
 )
-from memsheet.resolve_speculative import speculative_of
-from memsheet.resolve_storage import adapter_of, check_in_backward, check_moments, llama_options, precision_of, quantization_of
-from memsheet.resolve_version import check_version
+from memsheet.resolve.speculative import speculative_of
+from memsheet.resolve.storage import adapter_of, check_in_backward, check_moments, llama_options, precision_of, quantization_of
+from memsheet.resolve.version import check_version
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster

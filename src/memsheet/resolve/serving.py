@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import Gaps
-from memsheet.resolve_blocks import check_blocks
+from memsheet.resolve.blocks import check_blocks
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Code, Engine
 from memsheet.spec.hardware import FLASH_UNITS, OWN_KERNELS, below
