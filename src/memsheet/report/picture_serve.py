@@ -83,7 +83,7 @@ def _words(axes: Axes, row: int, one: Served) -> None:
     """The cut on the left, who it holds and how long a token takes on the right."""
     across = axes.get_yaxis_transform()
     said = formats(one)
-    name = wrapped(cut(one.plan) + (f" · {said}" if said else ""), LETTERS)
+    name = wrapped(cut(one.plan).replace(", ", " · ") + (f" · {said}" if said else ""), LETTERS)
     mark, colour = {Holds.YES: ("✓", "#117733"), Holds.PERHAPS: ("~", QUIET), Holds.NO: ("✗", ALARM)}[one.holds]
     left = (0.02 - LEFT) / WIDTH
     axes.text(left, row, mark, transform=across, color=colour, fontsize=11, va="center")
