@@ -10,12 +10,16 @@ from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
+from memsheet.resolve.adapters import adapter_of
 from memsheet.resolve.attention import MESH, attention_groups, check_groups
 from memsheet.resolve.cache import kv_dtype_of
 from memsheet.resolve.cut import cut_hint, rest_over
 from memsheet.resolve.length import check_length, longest
+from memsheet.resolve.llama_cpp import llama_options
 from memsheet.resolve.lora import BY_ENGINE, served_adapters_of
 from memsheet.resolve.options import switches
+from memsheet.resolve.precision import check_in_backward, check_moments, precision_of
+from memsheet.resolve.quantization import quantization_of
 from memsheet.resolve.serving import (
     attention_of,
     check_positions,
@@ -26,7 +30,6 @@ from memsheet.resolve.serving import (
     usual_options,
 )
 from memsheet.resolve.speculative import speculative_of
-from memsheet.resolve.storage import adapter_of, check_in_backward, check_moments, llama_options, precision_of, quantization_of
 from memsheet.resolve.version import check_version
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
@@ -74,17 +77,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
             engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules),
             zero=(*engine.zero, *engine.real_zero),
         )  # fmt: skip
-    for key, harmless in UNMODELLED.items():
-        value = request.get(key)
-        if value is not None and value not in harmless and key not in engine.models and key not in OTHER_TASK[task]:
-            gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
-    for key, harmless in OTHER_TASK[task].items():
-        value = request.get(key)
-        if value is not None and value not in harmless and key not in engine.models:
-            beside = task == "infer" and key.startswith("adapter.")
-            unread = f"is not modelled for adapters that {engine.name} serves" if beside else f"has no meaning in {task}"
-            hint = f"merged, an adapter costs nothing; beside a model: {', '.join(BY_ENGINE)}" if beside else "leave it out"
-            gaps.wrong(key, value, unread, hint)
+    _refuse_unread(gaps, engine, task)
     check_version(gaps, engine)
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
@@ -121,6 +114,21 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     gaps.problems += contradictions(request, task)
     require(gaps.problems)
     return Resolved(plan, tuple(gaps.assumed))
+
+
+def _refuse_unread(gaps: Gaps, engine: Engine, task: str) -> None:
+    """Options that nobody has modelled for the engine, and those of the other task."""
+    for key, harmless in UNMODELLED.items():
+        value = gaps.request.get(key)
+        if value is not None and value not in harmless and key not in engine.models and key not in OTHER_TASK[task]:
+            gaps.wrong(key, value, "is not modelled yet, and an option is never ignored", "leave it out to see the job without it")
+    for key, harmless in OTHER_TASK[task].items():
+        value = gaps.request.get(key)
+        if value is not None and value not in harmless and key not in engine.models:
+            beside = task == "infer" and key.startswith("adapter.")
+            unread = f"is not modelled for adapters that {engine.name} serves" if beside else f"has no meaning in {task}"
+            hint = f"merged, an adapter costs nothing; beside a model: {', '.join(BY_ENGINE)}" if beside else "leave it out"
+            gaps.wrong(key, value, unread, hint)
 
 
 DESCRIBED = ("schema", "model", "gpus")

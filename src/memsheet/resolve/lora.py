@@ -19,7 +19,7 @@ from memsheet.engines.served_lora import (
 from memsheet.engines.sglang import version_of
 from memsheet.engines.vllm import release_of
 from memsheet.gaps import Gaps
-from memsheet.resolve.storage import linear_names, targets_of
+from memsheet.resolve.adapters import linear_names, targets_of
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import LatentAttention, LinearAttention, ModelSpec, Moe, Recurrent, Role, StateSpace

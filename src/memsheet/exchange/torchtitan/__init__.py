@@ -11,6 +11,7 @@ from typing import Any
 
 from memsheet.engines.torchtitan import layers_of_stages
 from memsheet.errors import Problem
+from memsheet.exchange.torchtitan.both import MIXED, STEPS, above, mixed, zero
 from memsheet.spec.exchange import Format, Key, Values
 from memsheet.spec.script import BASE, CLASS, CONFIG, flattened, read_module, returned
 
@@ -22,7 +23,6 @@ PP, TP, CP = f"{P}.pipeline_parallel_degree", f"{P}.tensor_parallel_degree", f"{
 TOKENS, LENGTH, STEP, ROUNDS = (
     f"{T}.num_tokens_per_microbatch_per_dp_rank", f"{T}.max_context_length", f"{T}.num_tokens_per_train_step", f"{P}.num_pp_microbatches",
 )  # fmt: skip
-MIXED = {"bfloat16": "bf16", "float32": "fp32"}
 BACKENDS = {"sdpa": "flex", "flash": "varlen"}
 """Both keep what the fused kernels keep: queries, keys, values, the output and one number a row. Language models have no sdpa (models/common/
 config_utils.py:97)."""
@@ -53,11 +53,6 @@ YOURS = "base_config"
 FUNCTION, NONE = "function", "None"
 _AC = {"selective": "SelectiveAC", "full": "FullAC"}
 SCHEDULES = {"1f1b": "1F1B", "gpipe": "GPipe"}
-STEPS = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
-
-
-def _above(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > least
 
 
 def _length(values: Values) -> Any:
@@ -67,32 +62,21 @@ def _length(values: Values) -> Any:
 def _micro(value: Any, values: Values) -> Mapping[str, Any]:
     """Tokens of a rank as sequences of the longest (:36)."""
     length = _length(values)
-    whole = _above(value, 0) and _above(length, 0) and value % length == 0
+    whole = above(value, 0) and above(length, 0) and value % length == 0
     return {"microbatch": value // length if whole else f"{value} tokens in sequences of {length}"}
 
 
 def _step(value: Any, values: Values) -> Mapping[str, Any]:
     """-1 is one pass of every rank (:42)."""
     if value == -1:
-        return {"@accumulation": values.get(ROUNDS, 1) if _above(values.get(PP, 1), 1) else 1}
+        return {"@accumulation": values.get(ROUNDS, 1) if above(values.get(PP, 1), 1) else 1}
     length = _length(values)
-    whole = _above(value, 0) and _above(length, 0) and value % length == 0
+    whole = above(value, 0) and above(length, 0) and value % length == 0
     return {"global_batch": value // length if whole else f"{value} tokens in sequences of {length}"}
 
 
-def _mixed(value: Any, _: Values) -> Mapping[str, Any]:
-    kept = {f"precision.{name}": "fp32" for name in ("parameters", "gradients", "reduce", "moments")}
-    return {"precision.compute": MIXED.get(value, value), **kept}
-
-
-def _zero(value: Any, values: Values) -> Mapping[str, Any]:
-    """By default freed after forward, but in pipelines (distributed/fsdp.py:112)."""
-    usual = 2 if _above(values.get(PP, 1), 1) else 3
-    return {"zero": {"always": 3, "never": 2, "default": usual}.get(value, value)}
-
-
 def _sequence(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"sequence_parallel": value is True and _above(values.get(TP, 1), 1)}
+    return {"sequence_parallel": value is True and above(values.get(TP, 1), 1)}
 
 
 def _tokens(asked: Values) -> Any:
@@ -108,7 +92,7 @@ def _loss(value: Any, values: Values) -> Mapping[str, Any]:
     if value == "ChunkedLossWrapper.Config":
         return {"loss": "chunked"}
     return (
-        {"loss": "vocab_parallel" if _above(values.get(TP, 1), 1) else "plain"}
+        {"loss": "vocab_parallel" if above(values.get(TP, 1), 1) else "plain"}
         if value == "CrossEntropyLoss.Config"
         else {"loss": str(value)}
     )
@@ -125,14 +109,14 @@ def _policy(asked: Values) -> str:
 
 
 def _schedule(value: Any, values: Values) -> Mapping[str, Any]:
-    if not _above(values.get(PP, 1), 1):
+    if not above(values.get(PP, 1), 1):
         return {}
     return {"schedule": next((own for own, name in SCHEDULES.items() if name == value), str(value).lower())}
 
 
 def _gathers(value: Any, _: Values) -> Mapping[str, Any]:
     """Keys and values are gathered from every rank (models/common/attention.py:798)."""
-    return {"mesh.cp": value, **({"context_parallel_comm": "all_gather"} if _above(value, 1) else {})}
+    return {"mesh.cp": value, **({"context_parallel_comm": "all_gather"} if above(value, 1) else {})}
 
 
 def _flavor(asked: Values) -> Any:
@@ -222,7 +206,7 @@ KEYS = (
     Key(at=STEP, out=_all_tokens, back=_step, usual=-1, source=f"{C}:42"),
     Key(
         at=f"{T}.mixed_precision_param", out=lambda a: next((name for name, own in MIXED.items() if own == a.get("precision.compute")), None),
-        back=_mixed, usual="bfloat16", source=f"{C}:103",
+        back=mixed, usual="bfloat16", source=f"{C}:103",
     ),
     Key(at=f"{P}.data_parallel_replicate_degree", says="mesh.dp_replicate", usual=1, source=f"{C}:132"),
     Key(
@@ -230,7 +214,7 @@ KEYS = (
         source=f"{C}:143",
     ),
     Key(
-        at=f"{P}.fsdp_reshard_after_forward", out=lambda a: {3: "always", 2: "never"}.get(a.get("zero", 0)), back=_zero, usual="default",
+        at=f"{P}.fsdp_reshard_after_forward", out=lambda a: {3: "always", 2: "never"}.get(a.get("zero", 0)), back=zero, usual="default",
         source=f"{C}:155",
     ),
     Key(at=TP, says="mesh.tp", usual=1, source=f"{C}:177"),

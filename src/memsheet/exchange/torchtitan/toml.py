@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.exchange.torchtitan.both import MIXED, STEPS, above, mixed, zero
 from memsheet.spec.exchange import Format, Key, Values
 
 COMMIT = "820504e"  # every line below is of 820504e20d1149fbf0b98c567af24c4b0433b22d torchtitan/config_manager.py
@@ -18,20 +19,14 @@ LATER = "08b8b244f torchtitan/config/job_config.py"  # its last TOML is of 98101
 P, T, AC = "parallelism", "training", "activation_checkpoint"
 PP, TP = f"{P}.pipeline_parallel_degree", f"{P}.tensor_parallel_degree"
 SLICE = f"{P}.pipeline_parallel_microbatch_size"
-MIXED = {"bfloat16": "bf16", "float32": "fp32"}
-STEPS = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
-
-
-def _above(value: Any, least: int) -> bool:
-    return isinstance(value, int) and value > least
 
 
 def _micro(value: Any, values: Values) -> Mapping[str, Any]:
     """A rank's sequences, which a pipeline cuts into slices (:345)."""
-    if not _above(values.get(PP, 1), 1):
+    if not above(values.get(PP, 1), 1):
         return {"microbatch": value}
     own = values.get(SLICE, 1)
-    whole = _above(own, 0) and _above(value, 0) and value % own == 0
+    whole = above(own, 0) and above(value, 0) and value % own == 0
     return {"microbatch": own, **({"@accumulation": value // own} if whole else {})}
 
 
@@ -39,36 +34,25 @@ def _batch(value: Any, values: Values) -> Mapping[str, Any]:
     """-1 is one pass of every rank (:202)."""
     if value != -1:
         return {"global_batch": value}
-    return {} if _above(values.get(PP, 1), 1) else {"@accumulation": 1}
-
-
-def _mixed(value: Any, _: Values) -> Mapping[str, Any]:
-    kept = {f"precision.{name}": "fp32" for name in ("parameters", "gradients", "reduce", "moments")}
-    return {"precision.compute": MIXED.get(value, value), **kept}
-
-
-def _zero(value: Any, values: Values) -> Mapping[str, Any]:
-    """By default freed after forward, but in pipelines (:282)."""
-    usual = 2 if _above(values.get(PP, 1), 1) else 3
-    return {"zero": {"always": 3, "never": 2, "default": usual}.get(value, value)}
+    return {} if above(values.get(PP, 1), 1) else {"@accumulation": 1}
 
 
 def _tensor(value: Any, _: Values) -> Mapping[str, Any]:
     """Norms between are always cut along the sequence (models/llama3/parallelize_llama.py, apply_tp)."""
-    return {"mesh.tp": value, "sequence_parallel": _above(value, 1)}
+    return {"mesh.tp": value, "sequence_parallel": above(value, 1)}
 
 
 def _loss(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"loss": "vocab_parallel" if value is not True and _above(values.get(TP, 1), 1) else "plain"}
+    return {"loss": "vocab_parallel" if value is not True and above(values.get(TP, 1), 1) else "plain"}
 
 
 def _schedule(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"schedule": {"1F1B": "1f1b", "GPipe": "gpipe"}.get(value, value)} if _above(values.get(PP, 1), 1) else {}
+    return {"schedule": {"1F1B": "1f1b", "GPipe": "gpipe"}.get(value, value)} if above(values.get(PP, 1), 1) else {}
 
 
 def _rotation(value: Any, values: Values) -> Mapping[str, Any]:
     known = {"allgather": "all_gather", "alltoall": "ring"}
-    return {"context_parallel_comm": known.get(value, value)} if _above(values.get(f"{P}.context_parallel_degree", 1), 1) else {}
+    return {"context_parallel_comm": known.get(value, value)} if above(values.get(f"{P}.context_parallel_degree", 1), 1) else {}
 
 
 def _recompute(value: Any, values: Values) -> Mapping[str, Any]:
@@ -123,7 +107,7 @@ KEYS = (
     Key(at=f"{T}.seq_len", says="seq_len", usual=2048, source=f"{C}:207"),
     Key(
         at=f"{T}.mixed_precision_param", out=lambda a: next((name for name, own in MIXED.items() if own == a.get("precision.compute")), None),
-        back=_mixed, usual="bfloat16", source=f"{C}:221-231",
+        back=mixed, usual="bfloat16", source=f"{C}:221-231",
     ),
     _switch(f"{T}.compile", "compile", 233),
     Key(at="compile.enable", out=lambda _: None, back=lambda v, _: {"compile": v}, source=f"{LATER}:551"),  # in its place since 2025-08-20
@@ -133,7 +117,7 @@ KEYS = (
         source=f"{C}:270",
     ),
     Key(
-        at=f"{P}.fsdp_reshard_after_forward", out=lambda a: {3: "always", 2: "never"}.get(a.get("zero", 0)), back=_zero, usual="default",
+        at=f"{P}.fsdp_reshard_after_forward", out=lambda a: {3: "always", 2: "never"}.get(a.get("zero", 0)), back=zero, usual="default",
         source=f"{C}:282",
     ),
     Key(at=TP, says="mesh.tp", back=_tensor, usual=1, source=f"{C}:295"),

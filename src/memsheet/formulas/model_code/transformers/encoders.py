@@ -12,9 +12,6 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.model import Head, Weight
 
-DENSE_AND_OUT = 4
-"""Tensors of a head that has a dense layer before its classes: two matrices with a bias each."""
-
 
 def masked_words(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
     """A dense layer, gelu, a norm, the output matrix with its bias (transformers 5.23, modeling_bert.py:466-496, modeling_roberta.py:872)."""

@@ -1,0 +1,112 @@
+"""What trains beside a model: kind, rank, targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memsheet.gaps import Gaps
+from memsheet.spec.defaults import (
+    FUSED_TARGETS,
+    LORA_TARGETS,
+    PROMPTED,
+)
+from memsheet.spec.dtypes import DType, dtype_named
+from memsheet.spec.engine import Engine
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Adapter, AdapterKind
+
+ALL_LINEAR = "all-linear"
+"""peft's word for every linear layer but the head (target_modules)."""
+
+
+def adapter_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> Adapter | None:
+    """The adapter that is asked for: matrices of some rank, or prompts."""
+    rank, asked = gaps.request.get("adapter.rank"), gaps.request.get("adapter.kind")
+    if rank is None and asked not in PROMPTED:
+        return None
+    kind = gaps.choice("adapter.kind", AdapterKind.LORA, engine.adapters, engine.name, silent=True)
+    dtype = dtype_named(gaps.get("adapter.dtype", engine.adapter_dtype))
+    assert dtype is not None
+    if kind.prompts:
+        return _prompts(gaps, kind, dtype)
+    for key in ("adapter.prompt_length", "adapter.start_layer"):
+        if gaps.request.get(key) is not None:
+            gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    return Adapter(
+        kind=kind, rank=rank or 0, targets=targets_of(gaps, model, engine), dtype=dtype, full_modules=_full_modules(gaps, model),
+        dropout=float(gaps.get("adapter.dropout", 0.0, silent=True)),
+    )  # fmt: skip
+
+
+PROMPT_LENGTH, START_LAYER = 10, 2
+"""Learned positions, and the first layer that has them (Lightning-AI/litgpt, litgpt/adapter.py, Config)."""
+
+
+def _prompts(gaps: Gaps, kind: AdapterKind, dtype: DType) -> Adapter:
+    """A llama-adapter, which is on every attention by what it is; names of targets describe it."""
+    for key in ("adapter.rank", "adapter.dropout", "adapter.full_modules"):
+        if gaps.request.get(key):
+            gaps.wrong(key, gaps.request[key], f"has no meaning for {kind.value}", "leave it out")
+    length, start = gaps.get("adapter.prompt_length", PROMPT_LENGTH), gaps.request.get("adapter.start_layer")
+    if start is None:
+        start = START_LAYER
+        gaps.assumed.append(f"adapter.start_layer = {start}")
+    targets = tuple(gaps.request.get("adapter.targets") or ())
+    return Adapter(kind=kind, rank=0, targets=targets, dtype=dtype, prompt_length=length, start_layer=start)
+
+
+def _full_modules(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+    """Modules of which a copy is trained whole, by their last names: embeddings and the output projection."""
+    names = tuple(gaps.request.get("adapter.full_modules") or ())
+    if model is not None and names:
+        known = {weight.path.split(".")[-2] for weight in (*model.embeddings.weights, *model.head.weights) if "." in weight.path}
+        for name in names:
+            if name not in known:
+                gaps.wrong("adapter.full_modules", name, "is not modelled as trained whole", f"modelled: {', '.join(sorted(known))}")
+        if model.head.tied:
+            gaps.wrong(
+                "adapter.full_modules", list(names), "is not modelled where embeddings and output projection are one", "leave it out"
+            )
+        if gaps.request.get("loss") not in (None, "plain"):
+            gaps.wrong("loss", gaps.request["loss"], "is not modelled beside modules that are trained whole", "plain")
+    return names
+
+
+def targets_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
+    targets = gaps.request.get("adapter.targets")
+    if targets is None and engine.usual_targets:
+        gaps.assumed.append(f"adapter.targets = {','.join(engine.usual_targets)} ({engine.name}'s default)")
+        return engine.usual_targets
+    if targets is None:
+        found = LORA_TARGETS.get(model.model_type) if model else None
+        if found is None:
+            gaps.wrong("adapter.targets", None, "is missing; this family has no default", "for example --lora-targets q_proj,v_proj")
+        else:
+            gaps.assumed.append(f"adapter.targets = {','.join(found)} (peft's default)")
+        targets = found or ()
+    if model is None:
+        return tuple(targets)
+    present = linear_names(model)
+    if list(targets) == [ALL_LINEAR]:
+        gaps.assumed.append(f"adapter.targets = {','.join(sorted(present))} (all-linear)")
+        return tuple(sorted(present))
+    for target in targets:
+        if target not in present and target not in engine.targets and not _joined_from(gaps, target, targets, present):
+            hint = f"it has {', '.join(sorted(present))}; or all-linear alone"
+            gaps.wrong("adapter.targets", target, f"names no linear layer of {model.name}", hint)
+    return tuple(targets)
+
+
+def _joined_from(gaps: Gaps, target: str, targets: Sequence[str], present: set[str]) -> bool:
+    """Whether a target joins layers that the model has in parts, none of which is a target too."""
+    parts = FUSED_TARGETS.get(target)
+    if parts is None or not present.issuperset(parts) or set(parts) & set(targets):
+        return False
+    gaps.assumed.append(f"{target} = {', '.join(parts)} as one layer, by code that joins them")
+    return True
+
+
+def linear_names(model: ModelSpec) -> set[str]:
+    """Last names of the linear layers in a model's blocks (``q_proj``)."""
+    blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern)
+    return {w.path.split(".")[-2] for b in blocks for w in b.weights if w.role.value == "linear" and w.path.endswith(".weight")}

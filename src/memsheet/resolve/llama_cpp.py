@@ -1,0 +1,48 @@
+"""What only llama.cpp reads of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet.gaps import Gaps
+from memsheet.spec.dtypes import dtype_named
+from memsheet.spec.engine import Engine
+
+
+def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
+    """The fields of a plan that only llama.cpp reads."""
+    if task != "infer" or engine.server != "llama_cpp":
+        return {}
+    from memsheet.engines.llama_cpp import MAX_SEQUENCES, UBATCH, is_fork
+
+    given, fork = gaps.request.get("serving.k_dtype"), is_fork(gaps.request.get("engine_version"))
+    values = dtype_named(gaps.request.get("serving.kv_dtype") or "fp16")
+    if values is not None and values.block > 1 and gaps.request.get("attention") not in (None, "flash"):
+        gaps.wrong(
+            "serving.kv_dtype",
+            values.name,
+            "needs flash attention in llama.cpp, which stores values turned without it",
+            "--attention flash",
+        )
+    if gaps.request.get("serving.page_tokens") not in (None, 1):
+        gaps.wrong(
+            "serving.page_tokens",
+            gaps.request["serving.page_tokens"],
+            "does not exist in llama.cpp, whose cache has no pages",
+            "leave it out",
+        )
+    for key in ("serving.mla_mode", "serving.attn_max_batch"):
+        if gaps.request.get(key) and not fork:
+            gaps.wrong(key, gaps.request[key], "is the fork's alone", "--engine-version ik_llama.cpp")
+    if gaps.request.get("serving.fused_moe") not in (None, True) or (gaps.request.get("serving.fused_moe") and not fork):
+        gaps.wrong("serving.fused_moe", gaps.request["serving.fused_moe"], "is not modelled for this version", "leave it out")
+    sequences = gaps.request.get("serving.max_sequences") or 1
+    if sequences > MAX_SEQUENCES and not fork:
+        gaps.wrong("serving.max_sequences", sequences, f"is above what one llama.cpp context has: {MAX_SEQUENCES}", "--sequences 256")
+    if sequences > 1:
+        gaps.assumed.append(f"serving.max_model_len is llama.cpp's -c: the cells of all {sequences} sequences together")
+    return {
+        "max_batched_tokens": gaps.get("serving.max_batched_tokens", UBATCH), "k_dtype": dtype_named(given) if given else None,
+        "gpu_layers": gaps.get("serving.gpu_layers", silent=True), "host_experts": gaps.get("serving.host_experts", 0, silent=True),
+        "mla_mode": gaps.get("serving.mla_mode", 0, silent=True), "attn_max_batch": gaps.get("serving.attn_max_batch", 0, silent=True),
+    }  # fmt: skip

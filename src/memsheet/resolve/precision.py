@@ -1,0 +1,198 @@
+"""What a plan computes and keeps its states in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.gaps import Gaps
+from memsheet.spec import dtypes
+from memsheet.spec.defaults import (
+    ADAPTER_PRECISION,
+    NAMED_PRECISIONS,
+)
+from memsheet.spec.device import Device
+from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.hardware import HALF_SINCE, not_served_in, version_of
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
+
+
+def precision_of(
+    gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None, device: Device | None = None
+) -> Precision:
+    """The declared dtypes: named, or one by one, or the engine's."""
+    name = gaps.request.get("precision.name")
+    fields = {k.split(".")[1]: v for k, v in gaps.request.items() if k.startswith("precision.") and k != "precision.name"}
+    if name is not None:
+        _check_name(gaps, name, engine, task)
+        base = NAMED_PRECISIONS[name]
+    elif task == "infer":
+        refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
+        base = _only(_kept(gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused))
+    elif adapter is not None:
+        base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
+        gaps.assumed += [] if fields else [f"precision = bf16 frozen base, {engine.adapter_dtype} adapters"]
+    else:
+        base = NAMED_PRECISIONS[engine.default_precision]
+        gaps.assumed += [] if fields else [f"precision = {engine.default_precision}"]
+    found = _with_fields(base, fields)
+    if task == "infer":
+        _check_served_in(gaps, found, engine, model, device)
+        return _served(gaps, found)
+    if adapter is not None and engine.sharding not in (
+        Sharding.DEEPSPEED,
+        Sharding.MEGATRON,
+    ):  # whose optimizers keep copies of adapters too
+        found = _of_adapters(gaps, found, adapter, engine)
+    _check_reduce(gaps, found, engine)
+    return found
+
+
+def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
+    if (
+        task == "train"
+        and name not in engine.precisions
+        and not (engine.sharding is Sharding.DEEPSPEED and gaps.request.get("adapter.rank"))
+    ):
+        gaps.wrong("precision", name, f"is not how {engine.name} trains", f"it has {', '.join(engine.precisions)}")
+    if task == "infer" and name in ("bf16-master", "fsdp2-mixed"):
+        gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
+
+
+def _check_served_in(gaps: Gaps, found: Precision, engine: Engine, model: ModelSpec | None, device: Device | None) -> None:
+    """A dtype that the server refuses for the card or the family."""
+    refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
+    if (reason := refused.get(found.compute)) is not None:
+        asked = any(key.startswith("precision.") for key in gaps.request)
+        other = _served_in_place(refused).name
+        gaps.wrong("precision.compute", found.compute.name, reason, f"leave the precision out, and it takes {other}" if asked else other)
+
+
+def _served_in_place(refused: Mapping[DType, str]) -> DType:
+    """What a server takes in place of what it refuses (current_platform.supported_dtypes, vLLM v0.11.0 platforms/cuda.py: bf16, fp16, fp32)."""
+    return next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
+
+
+def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None) -> DType:
+    """What weights are served in: the file's dtype where it is one of the three that are computed in. ``lowers``: a server makes 16 bits of
+    fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang v0.5.23 configs/model_config.py _get_and_verify_dtype).
+    """
+    stored = dtype_named(model.dtype) if model and model.dtype else None
+    kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
+    if refused and kept in refused and version_of(gaps.request.get("engine_version")) >= HALF_SINCE:
+        other = _served_in_place(refused)
+        gaps.assumed += [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})"]
+        return other
+    odd = (
+        f" (the file's {model.dtype} is not {'served' if lowers else 'computed'} in)"
+        if model and model.dtype and stored is not kept
+        else ""
+    )
+    gaps.assumed += [] if silent else [f"precision.parameters = {kept.name}{odd}"]
+    return kept
+
+
+def _only(kept: DType, compute: DType | None = None) -> Precision:
+    """Weights that are not trained: what belongs to a step has their dtype and no bytes."""
+    return Precision(parameters=kept, compute=compute or kept, gradients=kept, reduce=kept, master_weights=None, moments=kept)
+
+
+def _served(gaps: Gaps, found: Precision) -> Precision:
+    plain = _only(found.parameters, found.compute)
+    for key in ("gradients", "reduce", "master_weights", "moments"):
+        given = gaps.request.get(f"precision.{key}")
+        if given is not None and dtype_named(given) is not getattr(plain, key):
+            gaps.wrong(f"precision.{key}", given, "has no meaning in infer", "leave it out")
+    return plain
+
+
+def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine) -> Precision:
+    """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither. Replicas reduce in it too."""
+    for key in ("gradients", "moments"):
+        given = gaps.request.get(f"precision.{key}")
+        if given is not None and dtype_named(given) is not adapter.dtype and not (key == "moments" and _in_fp32(gaps, given)):
+            hint = "give adapter.dtype, or leave it out"
+            gaps.wrong(f"precision.{key}", given, f"is not what adapters of {adapter.dtype.name} have: the frozen base has none", hint)
+    if found.master_weights is not None:
+        name = gaps.request.get("precision.name") or found.master_weights.name
+        gaps.wrong("precision", name, f"keeps copies of what trains, and adapters train in {adapter.dtype.name} themselves", "bf16-pure")
+    own = engine.sharding.gathers or gaps.request.get("precision.reduce") is not None
+    return replace(found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype)
+
+
+def _in_fp32(gaps: Gaps, given: str) -> bool:
+    """Whether moments are said to be what some kernels keep them in whatever trains (``formulas.optimizers``)."""
+    return dtype_named(given) is FP32 and gaps.request.get("optimizer.implementation") in (
+        Implementation.BNB.value,
+        Implementation.APEX.value,
+    )
+
+
+def _check_reduce(gaps: Gaps, found: Precision, engine: Engine) -> None:
+    given = gaps.request.get("precision.reduce")
+    if given is not None and not engine.sharding.gathers and found.reduce is not found.gradients:
+        gaps.wrong("precision.reduce", given, f"is not how {engine.name} reduces: in the gradients' {found.gradients.name}", "leave it out")
+
+
+EIGHT_BITS = (OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW_8BIT)
+OWN_DTYPE = (OptimizerName.SGD, OptimizerName.ADAFACTOR, OptimizerName.PAGED_ADAMW)
+"""What keeps no moments, or keeps them in a dtype of its own."""
+
+
+def check_moments(gaps: Gaps, plan: Plan) -> None:
+    """Moments in a dtype that the optimizer does not keep them in."""
+    given, optimizer = gaps.request.get("precision.moments"), plan.optimizer
+    alone = plan.adapter is not None and plan.adapter.kind is AdapterKind.LORA_FA
+    if optimizer is not None and optimizer.name is OptimizerName.LORA_FA and not alone:
+        gaps.wrong("optimizer.name", optimizer.name.value, "steps the second matrices of LoRA-FA alone", "give adapter.kind lora-fa")
+    if given is None or optimizer is None:
+        return
+    dtype, name = dtype_named(given), optimizer.name
+    if dtype is dtypes.INT8 and name not in EIGHT_BITS:
+        gaps.wrong("precision.moments", given, f"is not how {name.value} keeps them", "--optimizer adamw_8bit does")
+    usual = (FP32, dtypes.INT8, plan.precision.parameters, plan.precision.gradients)
+    if (name in EIGHT_BITS or name in OWN_DTYPE) and dtype not in usual:
+        gaps.wrong("precision.moments", given, f"changes nothing: {name.value} keeps none of that dtype", "leave it out")
+
+
+NEVER_IN_BACKWARD = (OptimizerName.MUON, OptimizerName.ADAM_MINI, OptimizerName.GALORE, OptimizerName.LORA_FA)
+
+
+def check_in_backward(gaps: Gaps, plan: Plan, engine: Engine) -> None:
+    """What a step inside backward leaves no room for."""
+    if not plan.optimizer_in_backward:
+        return
+    precision = plan.precision
+    reasons = {
+        f"is not modelled for {engine.name} yet": not engine.steps_in_backward,
+        "steps with every micro-batch, and a step of several gathers their gradients": engine.steps_in_backward and plan.accumulation > 1,
+        "steps before ranks have summed their gradients": engine.steps_in_backward and plan.mesh.gpus > 1,
+        "steps before the scaler knows whether a gradient overflowed": engine.autocast and precision.casts and precision.compute is FP16,
+        "is not modelled with copies in higher precision": precision.master_weights is not None,
+        "is not modelled for this optimizer": plan.optimizer is not None and plan.optimizer.name in NEVER_IN_BACKWARD,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            gaps.wrong("optimizer_in_backward", True, reason, "leave it out")
+
+
+def _with_fields(base: Precision, fields: Mapping[str, Any]) -> Precision:
+    """Dtypes given one by one; a null master_weights means that there is no separate copy."""
+
+    def pick(key: str, default: DType) -> DType:
+        found = dtype_named(fields[key]) if fields.get(key) else default
+        assert found is not None
+        return found
+
+    parameters = pick("parameters", base.parameters)
+    compute = pick("compute", base.compute if "parameters" not in fields else parameters)
+    gradients = pick("gradients", base.gradients if "parameters" not in fields else parameters)
+    master = dtype_named(fields["master_weights"]) if fields.get("master_weights") else None
+    return Precision(
+        parameters=parameters, compute=compute, gradients=gradients, reduce=pick("reduce", gradients),
+        master_weights=master if "master_weights" in fields else base.master_weights if not fields else None,
+        moments=pick("moments", base.moments),
+    )  # fmt: skip

@@ -1,0 +1,146 @@
+"""What weights are stored in, as released or as asked."""
+
+from __future__ import annotations
+
+from memsheet.gaps import Gaps
+from memsheet.resolve.serving import LIBRARY, dequantizes
+from memsheet.spec import dtypes
+from memsheet.spec.defaults import (
+    DEQUANTIZED,
+    FIXED_BLOCK,
+    GROUPED,
+    QUANTIZED,
+    STORED_TRAINABLE,
+    TRAINABLE_QUANTIZED,
+    UNPACKED,
+)
+from memsheet.spec.device import Cluster
+from memsheet.spec.dtypes import DType, dtype_named
+from memsheet.spec.engine import Code, Engine
+from memsheet.spec.gguf_mixes import gguf_named
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Adapter, AdapterKind, Quantization
+
+NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
+
+
+def quantization_of(
+    gaps: Gaps, model: ModelSpec | None, engine: Engine, task: str, adapter: Adapter | None, cluster: Cluster | None = None
+) -> Quantization | None:
+    """What the linear weights are stored in: as the plan says, else as the checkpoint was released; an engine with model code of its own
+    has weights of its own, whatever a checkpoint stores.
+    """
+    name = gaps.request.get("quantization.weights")
+    if task == "train" and name is None and engine.code is not Code.TRANSFORMERS:
+        return None
+    if task == "train" and name is None and adapter is None and _dequantized(gaps, model):
+        return None
+    if task == "train" and model is not None and model.quantization is not None:
+        _check_stored(gaps, model.quantization.weights, adapter)
+    if name is None:
+        return _stored(gaps, model, engine, cluster if task == "infer" else None)
+    weights = gguf_named(name) if name.startswith("gguf:") else QUANTIZED.get(name)
+    if weights is None:
+        gaps.wrong("quantization.weights", name, "is not a known format", f"known: {', '.join(QUANTIZED)}, gguf:Q4_K …")
+        return None
+    if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and engine.server != "llama_cpp":
+        hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
+        gaps.wrong("quantization.weights", name, "is a mix of types that llama.cpp writes, modelled for that engine", hint)
+    if task == "train" and name not in (*TRAINABLE_QUANTIZED, *UNPACKED):
+        hint = f"modelled: {', '.join((*TRAINABLE_QUANTIZED, *UNPACKED))}"
+        gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
+    if task == "train" and name in UNPACKED and adapter is not None and adapter.kind is not AdapterKind.LORA:
+        gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
+    if task == "train" and adapter is None:
+        gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
+    found = Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))
+    return None if name.startswith("gguf:") and _unpacked(gaps, engine, task) else found
+
+
+def _unpacked(gaps: Gaps, engine: Engine, task: str) -> bool:
+    """Whether a GGUF file's tensors are turned into the precision while they are read (transformers modeling_gguf_pytorch_utils.py)."""
+    if task != "infer" or engine.server != "transformers":
+        return False
+    gaps.assumed.append("quantization.weights = none (transformers unpacks a GGUF file as it reads it; engine llama.cpp keeps it packed)")
+    return True
+
+
+def _dequantized(gaps: Gaps, model: ModelSpec | None) -> bool:
+    """Whether a released checkpoint is trained in the precision that is asked for, as transformers loads it with ``dequantize=True``
+    (transformers 5.23 utils/quantization_config.py:1691, 1800).
+    """
+    stored = model.quantization.weights if model is not None and model.quantization is not None else None
+    if stored not in DEQUANTIZED or not any(key.startswith("precision.") for key in gaps.request):
+        return False
+    gaps.assumed.append(f"quantization.weights = none (the released {stored} is dequantized to train)")
+    return True
+
+
+def _check_stored(gaps: Gaps, stored: str, adapter: Adapter | None) -> None:
+    """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained itself."""
+    hint = "give the base model" + (", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else "")
+    if stored not in STORED_TRAINABLE:
+        gaps.wrong("quantization_config", stored, "is a stored format that is not modelled for training", hint)
+    elif adapter is None:
+        gaps.wrong("quantization_config", stored, "freezes the weights, and nothing else trains", "give the base model, or --lora-rank 16")
+
+
+def _scaled(gaps: Gaps, name: str, weights: DType) -> DType:
+    """The format with the scales that are asked for: how many elements share one, and whether they are quantized again."""
+    group, double = gaps.request.get("quantization.group_size"), gaps.request.get("quantization.double_quant")
+    fixed = FIXED_BLOCK.get(name) or (weights.block if name.startswith("gguf:") and weights.block > 1 else None)
+    if group is not None and name not in GROUPED and group != fixed:
+        reason = f"is not the group of {name}" + (f", which is {fixed}" if fixed else ", which has none")
+        gaps.wrong("quantization.group_size", group, reason, f"formats whose group may be chosen: {', '.join(GROUPED)}")
+    if double and name not in TRAINABLE_QUANTIZED:
+        gaps.wrong("quantization.double_quant", double, f"does not exist in {name}", f"{' and '.join(TRAINABLE_QUANTIZED)} have it")
+    if name == "nf4":
+        return dtypes.NF4 if gaps.get("quantization.double_quant", True) else dtypes.NF4_SINGLE
+    if name == "fp4":
+        return dtypes.FP4_BNB_DOUBLE if double else weights
+    if group is None or name not in GROUPED:
+        return weights
+    if weights.name.startswith("fp8"):
+        return dtypes.fp8_blocks(group)
+    return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
+
+
+def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+    """Modules kept as they are. A tied head has no tensor, and what a checkpoint lists itself is taken as it stands."""
+    skip = tuple(gaps.request.get("quantization.skip") or ())
+    if model is not None:
+        blocks = ((stack, block) for stack in model.stacks for run in stack.runs for block in run.pattern)
+        paths = [f"{stack.path}.*.{weight.path}" for stack, block in blocks for weight in block.weights]
+        paths += [weight.path for weight in (*model.embeddings.weights, *model.head.weights, *model.extras)]
+        paths += [f"{stack.final_path}.{norm.path}." for stack in model.stacks for norm in stack.final_norms]
+        known = {"lm_head", *NEVER_QUANTIZED, *(model.quantization.skip if model.quantization else ())}
+        for name in skip:
+            if name not in known and not any(path.startswith(name) or f".{name}." in f".{path}" for path in paths):
+                gaps.wrong("quantization.skip", name, f"names nothing in {model.name}", "for example lm_head")
+    return skip
+
+
+def _stored(gaps: Gaps, model: ModelSpec | None, engine: Engine, cluster: Cluster | None) -> Quantization | None:
+    """A released checkpoint that is quantized stays so unless the plan says otherwise, or the cards cannot compute with it."""
+    if model is None or model.quantization is None:
+        return None
+    stored = model.quantization
+    weights = QUANTIZED.get(stored.weights) or dtype_named(stored.weights)
+    if weights is None:
+        gaps.wrong("quantization_config", stored.weights, "is not a known format")
+        return None
+    if (
+        stored.method == "modelopt" and gaps.request.get("task") == "infer" and engine.server in LIBRARY
+    ):  # transformers 5.23 quantizers/auto.py
+        gaps.wrong(
+            "quantization_config", "modelopt", f"is not read by {engine.name}", "--engine vllm or sglang; or --quantize with another format"
+        )
+    if stored.method == "gguf" and _unpacked(gaps, engine, "infer"):
+        return None
+    if needed := dequantizes(stored.method, cluster):
+        gaps.assumed.append(
+            f"quantization.weights = none (transformers dequantizes released {stored.method} below compute capability {needed})"
+        )
+        return None
+    gaps.assumed.append(f"quantization.weights = {stored.weights} (as released)")
+    return Quantization(weights=weights, skip=stored.skip)
