@@ -230,3 +230,10 @@ def test_another_kind_of_object_is_not_taken_for_a_job() -> None:
         reading("apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n")
     found = reading("apiVersion: kubeflow.org/v1\nkind: MPIJob\nmetadata:\n  name: a\n")
     assert dict(found.unmodelled) == {"kind": "MPIJob"}
+
+
+@pytest.mark.parametrize("name", ["slurm", "skypilot", "torchrun"])
+def test_the_older_name_of_the_allocators_variable_is_read(name: str) -> None:
+    text = written(name, asked(**{"allocator.expandable_segments": True}))
+    assert "PYTORCH_ALLOC_CONF" in text
+    assert reading(text.replace("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")).request["allocator.expandable_segments"] is True

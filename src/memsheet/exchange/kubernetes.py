@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.segments import ALLOCATOR, OLDER, ON, switched
 
 VERSION = "PyTorchJob kubeflow.org/v1 (Kubeflow's training operator since its pull request 1840)"
 COMMIT = "ee11629"  # every field below is of kubeflow/training-operator ee1162919408cbca4a899f2916cfcd0ecd562881
 SOURCE = f"kubeflow/training-operator {COMMIT} manifests/base/crds/kubeflow.org_pytorchjobs.yaml"
-ALLOCATOR, ON = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 SPECS = "spec.pytorchReplicaSpecs"
 MASTER, WORKER = f"{SPECS}.Master", f"{SPECS}.Worker"
 PODS = "template.spec.containers"
@@ -56,8 +56,8 @@ def _read_containers(value: Any, values: Values) -> Mapping[str, Any]:
         nodes, found["@per_node"] = _nodes(values), count
         found |= {"@gpus": count * nodes} if isinstance(count, int) and isinstance(nodes, int) else {}
     for variable in one.get("env") or () if isinstance(one.get("env"), list) else ():
-        if isinstance(variable, Mapping) and variable.get("name") in (ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"):
-            found["allocator.expandable_segments"] = ON.lower() in str(variable.get("value")).replace(" ", "").lower()
+        if isinstance(variable, Mapping) and variable.get("name") in (ALLOCATOR, OLDER):
+            found |= switched(variable.get("value"), values)
     return found
 
 

@@ -13,6 +13,7 @@ from memsheet.spec import serve_command as serving
 from memsheet.spec import serve_drafts as drafts
 from memsheet.spec.abbreviations import whole_names
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.segments import segments
 from memsheet.spec.serve_command import Command
 from memsheet.spec.serve_releases import sglang_of
 
@@ -108,7 +109,7 @@ KEYS = (
     Key(
         at="--ep-size", says="mesh.ep", back=lambda v, values: {} if values.get(SENT) == "deepep" else {"mesh.ep": v}, usual=1, source="parallel.py:281",
     ),
-    serving.SEGMENTS,
+    *segments(),
     *adapters.SGLANG_KEYS,
     *drafts.SGLANG_KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="srt/distributed/utils.py:118"),

@@ -11,12 +11,12 @@ import yaml
 from memsheet.errors import Problem
 from memsheet.spec.device import parse_gpus
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.segments import segments
 from memsheet.spec.serve_command import SCRIPTS, one_node, server_of
 
 VERSION = "SkyPilot 0.14.1"
 SCHEMA = "skypilot-org/skypilot 00052df sky/utils/schemas.py"
 DOCS = "docs.skypilot.co running-jobs/distributed-jobs"
-ALLOCATOR, ON = "envs.PYTORCH_ALLOC_CONF", "expandable_segments:True"
 ACCELERATORS = {
     "A10": "A10", "A100-40GB": "A100", "A100-80GB": "A100-80GB", "GH200-96GB": "GH200", "H100-80GB": "H100", "H200": "H200", "L4": "L4", "L40S": "L40S",
     "RTXA6000": "A6000", "T4": "T4", "V100-16GB": "V100", "V100-32GB": "V100-32GB",
@@ -101,10 +101,6 @@ def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
     return {"@per_node": count, "@gpus": count * nodes} if isinstance(nodes, int) else {"@per_node": count}
 
 
-def _switched(value: Any, _: Values) -> Mapping[str, Any]:
-    return {"allocator.expandable_segments": ON.lower() in str(value).replace(" ", "").lower()}
-
-
 FORMAT = Format(
     name="skypilot", file="skypilot.yaml", kind="yaml", tested=VERSION,
     engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo", *SCRIPTS),
@@ -114,7 +110,7 @@ FORMAT = Format(
         Key(at="num_nodes", says="@nodes", usual=1, source=DOCS),
         Key(at="resources.accelerators", out=_accelerators, back=_per_node, source=DOCS),
         Key(at="run", out=_run, back=_runs, source=DOCS),
-        Key(at=ALLOCATOR, out=lambda a: ON if a.get("allocator.expandable_segments") else None, back=_switched, source="torch/cuda/memory.py:1202"),
+        *segments("envs."),
     ),
     fixed=lambda asked: {"workdir": "."} if asked["engine"] in SCRIPTS else {"workdir": ".", "envs.TRAIN": "train.py"},
     marks=frozenset({"num_nodes", "resources", "file_mounts"}), beside=frozenset({"*"}), compose=_compose, problems=_problems, along=server_of,

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.segments import ALLOCATOR, OLDER, segments
 from memsheet.spec.serve_command import SCRIPTS, one_node, server_of
 
 VERSION = "sbatch as its manual says (Slurm)"
-ALLOCATOR, ON = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _DIRECTIVE = re.compile(r"#SBATCH\s+--([a-z-]+)(?:[=\s]+(\S+))?\s*")
@@ -40,7 +40,7 @@ def _parse(text: str) -> Mapping[str, Any]:
         if told := _DIRECTIVE.fullmatch(line):
             value = told[2]
             found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else value
-        elif line.startswith(f"export {ALLOCATOR}="):
+        elif line.startswith((f"export {ALLOCATOR}=", f"export {OLDER}=")):
             found[ALLOCATOR] = line.partition("=")[2]
         elif line.startswith("srun "):
             found[RUNS] = next((script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN)
@@ -50,10 +50,6 @@ def _parse(text: str) -> Mapping[str, Any]:
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
     nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
     return {"@per_node": int(told[1]), "@gpus": int(told[1]) * nodes} if told and isinstance(nodes, int) else {}
-
-
-def _switched(value: Any, _: Values) -> Mapping[str, Any]:
-    return {"allocator.expandable_segments": ON.lower() in str(value).lower()}
 
 
 FORMAT = Format(
@@ -66,7 +62,7 @@ FORMAT = Format(
         Key(at="#nodes", says="@nodes", usual=1, source="sbatch(1)"),
         Key(at="#gpus-per-node", says="@per_node", back=_per_node, source="sbatch(1)"),
         Key(at="#gres", out=lambda _: None, back=_per_node, source="sbatch(1)"),
-        Key(at=ALLOCATOR, out=lambda a: ON if a.get("allocator.expandable_segments") else None, back=_switched, source="torch/cuda/memory.py:1202"),
+        *segments(),
     ),
     fixed=lambda _: {"#ntasks-per-node": 1},  # torchrun starts the ranks of its node
     marks=frozenset({"#nodes", "#gpus-per-node", "#gres", "#ntasks-per-node"}), beside=frozenset({"*"}), compose=_compose, parse=_parse,

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.segments import ALLOCATOR, OLDER, segments
 
 VERSION = "torch 2.13.0"
-ALLOCATOR = "PYTORCH_ALLOC_CONF"  # c10/core/AllocatorConfig.h; PYTORCH_CUDA_ALLOC_CONF is its older name
-OLDER = "PYTORCH_CUDA_ALLOC_CONF"
-ON = "expandable_segments:True"
 NODES = (
     "--node-rank",
     "--rdzv-backend",
@@ -68,15 +66,11 @@ def _ranks(value: Any, values: Values) -> Mapping[str, Any]:
     return {"@per_node": value, "@gpus": value * nodes} if known else {}
 
 
-def allocator(value: Any, _: Values) -> Mapping[str, Any]:
-    return {"allocator.expandable_segments": ON.lower() in str(value).replace(" ", "").lower()}
-
-
 FORMAT = Format(
     name="torchrun", file="torchrun.sh", kind="shell", tested=VERSION,
     engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo"),
     keys=(
-        Key(at=ALLOCATOR, out=lambda a: ON if a.get("allocator.expandable_segments") else None, back=allocator, source="torch/cuda/memory.py:1202"),
+        *segments(),
         Key(at="--nnodes", says="@nodes", usual=1, source="torch/distributed/run.py"),
         Key(at="--nproc-per-node", says="@per_node", back=_ranks, source="torch/distributed/run.py"),
     ),

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.segments import ALLOCATOR, OLDER, ON, switched
 
 VERSION = "TrainJob trainer.kubeflow.org/v1alpha1 (Kubeflow Trainer 8c0f505)"
 SOURCE = "kubeflow/trainer 8c0f5059bd51ec3ba6d6a6a7b2e1471de7bc13b3 manifests/base/crds/trainer.kubeflow.org_trainjobs.yaml"
-ALLOCATOR, ON = "PYTORCH_ALLOC_CONF", "expandable_segments:True"
 T, GPU = "spec.trainer", "nvidia.com/gpu"
 IMAGE = "registry.example/your-image-with-torch:tag"
 RUNTIME = "torch-distributed"  # manifests/base/runtimes/torch_distributed.yaml
@@ -38,8 +38,8 @@ def _environment(asked: Values) -> Any:
 
 def _switched(value: Any, _: Values) -> Mapping[str, Any]:
     for one in value if isinstance(value, list) else ():
-        if isinstance(one, Mapping) and one.get("name") in (ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF"):
-            return {"allocator.expandable_segments": ON.lower() in str(one.get("value")).replace(" ", "").lower()}
+        if isinstance(one, Mapping) and one.get("name") in (ALLOCATOR, OLDER):
+            return switched(one.get("value"), {})
     return {}
 
 

@@ -10,6 +10,7 @@ from memsheet.spec import serve_adapters as adapters
 from memsheet.spec import serve_command as serving
 from memsheet.spec import serve_drafts as drafts
 from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.segments import segments
 from memsheet.spec.serve_command import Command
 from memsheet.spec.serve_releases import vllm_of
 
@@ -134,7 +135,7 @@ KEYS = (
         at="--all2all-backend", out=lambda a: DEEPEP if a.get("serving.dispatch") == "deepep" else None, back=_sent,
         source="engine/arg_utils.py:1318, config/parallel.py:220",
     ),
-    serving.SEGMENTS,
+    *segments(),
     *adapters.VLLM_KEYS,
     *drafts.VLLM_KEYS,
     Key(at=LAYERS, out=serving.partition_out, back=serving.partition_back, source="envs.py:893, distributed/utils.py:214"),

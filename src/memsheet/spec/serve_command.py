@@ -11,13 +11,12 @@ from memsheet.errors import Problem
 from memsheet.frozen import dataclass
 from memsheet.spec import serve_script as around
 from memsheet.spec.exchange import UNSET, Key, Values
+from memsheet.spec.segments import ALLOCATOR, OLDER
 from memsheet.spec.serve_script import ENDS
 
 SWITCHES = tuple(f"--{name}-" for name in ("enable", "disable", "skip", "no", "trust", "fully", "interleave", "allow-deprecated"))
 """How flags begin that take no value in either engine."""
 GIVEN = "given"
-ALLOCATOR, OLDER, ON = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True"
-"""torch 2.13 c10/core/AllocatorConfig.h, and its older name."""
 _ATTACHED = re.compile(r"-O=?(\w+)")
 """A level without a space (vLLM utils/argparse_utils.py: "-O" and what follows it, in parse_args)."""
 _HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgGtT])")
@@ -211,14 +210,6 @@ def partition_out(asked: Values) -> Any:
 def partition_back(value: Any, _: Values) -> Mapping[str, Any]:
     counts = [number(part.strip()) for part in str(value).split(",")]
     return {"layers_per_stage": counts}
-
-
-SEGMENTS = Key(
-    at=ALLOCATOR,
-    out=lambda asked: ON if asked.get("allocator.expandable_segments") else None,
-    back=lambda value, _: {"allocator.expandable_segments": ON.lower() in str(value).replace(" ", "").lower()},
-    source="torch 2.13.0 torch/cuda/memory.py:1202",
-)
 
 
 def cannot(asked: Values) -> Iterator[Problem]:
