@@ -7,55 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_speculative import DRAFT, HEAD, WORDS, eagle3, facts, model, served
 
 from memsheet import catalog
 from memsheet.api import infer, plan_serving
-from memsheet.budget import Answer
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import sglang, vllm
 from memsheet.readers.draft import with_draft
-from memsheet.readers.model import read_model
 from memsheet.report.json import plan_document
 from memsheet.resolve import reread, resolve
 from memsheet.sheet import Instant
 from memsheet.spec.exchange import read
-from memsheet.spec.model import ModelSpec
 from memsheet.spec.speculative import KEPT, METHODS, methods_of
 from memsheet.units import MIB
-
-HIDDEN, INNER, WORDS, OWN_WORDS = 4096, 14336, 128256, 32000
-HEAD = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLMEagle3"], "hidden_size": HIDDEN, "intermediate_size": INNER,
-    "num_attention_heads": 32, "num_key_value_heads": 8, "num_hidden_layers": 1, "vocab_size": WORDS, "max_position_embeddings": 2048,
-    "torch_dtype": "float16",
-}  # fmt: skip
-"""A head for llama-3.1-8b, by the key names of published ones."""
-DRAFT = {"speculative": "draft", "draft_model": "llama-3.2-1b", "speculative_tokens": 3}
-
-
-def model(name: str) -> ModelSpec:
-    return read_model(name, catalog=catalog.find_model, names=catalog.model_names())
-
-
-def head(folder: Path, **changes: Any) -> str:
-    """A head's config.json."""
-    file = folder / "config.json"
-    file.write_text(json.dumps({**HEAD, **changes}))
-    return str(file)
-
-
-def eagle3(folder: Path, **changes: Any) -> dict[str, Any]:
-    return {"speculative": "eagle3", "draft_model": head(folder, draft_vocab_size=OWN_WORDS, **changes), "speculative_tokens": 3}
-
-
-def served(engine: str = "vllm", name: str = "llama-3.1-8b", gpus: str = "1xH100-80GB", **options: Any) -> Answer:
-    return infer(name, gpus=gpus, engine=engine, **{"max_model_len": 8192, **options})
-
-
-def facts(answer: Answer) -> dict[str, Any]:
-    return dict(answer.serving or {})
-
 
 # plans --------------------------------------------------------------------------------------------------------------------------
 
