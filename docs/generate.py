@@ -17,11 +17,11 @@ import parallelism  # noqa: E402
 
 import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
-from memsheet.formulas.literature import segmented  # noqa: E402
 from memsheet.report.bars import Look  # noqa: E402
 from memsheet.report.plans import render_plans  # noqa: E402
 from memsheet.report.table import render  # noqa: E402
 from memsheet.sheet import Component, Instant, Sheet  # noqa: E402
+from memsheet.textbook import recomputed_activations  # noqa: E402
 from memsheet.units import GIB  # noqa: E402
 
 GENERATED = "<!-- made by docs/generate.py: edit the script or tests/golden/worked_examples.toml, then `make regold` -->\n"
@@ -114,7 +114,7 @@ def recompute_rows() -> list[tuple[str, int, int, int, str]]:
     rows = []
     for name, _, every in ROWS:
         sheet, kept = sheets[name], kept_by_layers(sheets[name])
-        worst = kept if every is None else segmented(LAYERS, every, layer, start)
+        worst = kept if every is None else recomputed_activations(LAYERS, every, layer, start)
         rows.append((name, kept, worst, sheet.allocated.value, sheet.peak_instant.value.replace("_", " ")))
     return rows
 
@@ -130,7 +130,7 @@ def recompute() -> str:
     return RECOMPUTE.format(
         head=GENERATED, table="\n".join(table), layer=_gib(layer), start=_mib(start), ratio=round(layer / start), best=f"{(LAYERS * start / layer) ** 0.5:.1f} layers",
         inputs=_gib(LAYERS * start), saved=_gib(peak["none"] - peak["every layer"]),
-        published=_decimal(segmented(LAYERS, 4, 1_600_000_000, start)), single=_decimal(segmented(LAYERS, 1, 1_600_000_000, start)),
+        published=_decimal(recomputed_activations(LAYERS, 4, 1_600_000_000, start)), single=_decimal(recomputed_activations(LAYERS, 1, 1_600_000_000, start)),
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ LLAMA_CPP = Reference("llama.cpp", "ggml-org/llama.cpp 00395eb2 src; ikawrakow/i
 AUTOAWQ = Reference("AutoAWQ 0.1.6", "casper-hansen/AutoAWQ 8110e028 awq/modules")
 GPT_FAST = Reference("gpt-fast", "meta-pytorch/gpt-fast 6ecad9b5 model.py, quantize.py, tp.py, generate.py")
 VLLM = Reference("vLLM, releases 0.6.4 to 0.33.0", "vllm-project/vllm vllm, at the tag of each release (memsheet/engines/vllm.py)")
-DEEPEP = Reference("DeepEP", "deepseek-ai/DeepEP dd758ca csrc/legacy/config.hpp, deep_ep/buffers/legacy.py")
+DEEPEP_BUFFERS = Reference("DeepEP buffers", "deepseek-ai/DeepEP dd758ca csrc/legacy/config.hpp, deep_ep/buffers/legacy.py")
 SGLANG = Reference("SGLang, releases 0.4.3 to 0.5.23", "sgl-project/sglang python/sglang/srt, at the tag of each release")
 AICONFIGURATOR = Reference(
     "aiconfigurator's tables of operators timed one by one", "ai-dynamo/aiconfigurator 095f58a systems/data (serving_rates.toml)"

@@ -36,6 +36,7 @@ EXCEPTIONS = {
 
 
 def modules() -> Iterator[ModuleType]:
+    yield importlib.import_module("memsheet.textbook")
     for found in pkgutil.walk_packages(memsheet.formulas.__path__, "memsheet.formulas."):
         yield importlib.import_module(found.name)
 
@@ -43,7 +44,7 @@ def modules() -> Iterator[ModuleType]:
 def numeric() -> dict[str, Callable[..., Any]]:
     """Public functions of the package that return bytes or elements, by module and name."""
     return {
-        f"{module.__name__.removeprefix('memsheet.formulas.')}.{name}": function
+        f"{module.__name__.removeprefix('memsheet.').removeprefix('formulas.')}.{name}": function
         for module in modules()
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__ and not name.startswith("_")
@@ -57,7 +58,14 @@ def test_the_walk_finds_formulas() -> None:
 
 @pytest.mark.parametrize("name", sorted(numeric()))
 def test_a_function_that_returns_bytes_or_elements_cites_its_source(name: str) -> None:
-    assert f"memsheet.formulas.{name}" in FORMULAS or name in EXCEPTIONS
+    assert {f"memsheet.formulas.{name}", f"memsheet.{name}"} & {*FORMULAS} or name in EXCEPTIONS
+
+
+def test_every_published_formula_says_where_it_errs() -> None:
+    import memsheet.textbook
+
+    assert all("Where it errs:" in (inspect.getdoc(getattr(memsheet.textbook, name)) or "") for name in memsheet.textbook.__all__)
+    assert {f"memsheet.textbook.{name}" for name in memsheet.textbook.__all__} <= {*FORMULAS}
 
 
 def test_exceptions_are_still_there_and_cite_nothing() -> None:

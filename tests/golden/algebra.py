@@ -33,6 +33,7 @@ HEADER = """\
 
 
 def load_all() -> None:
+    importlib.import_module("memsheet.textbook")
     for module in pkgutil.walk_packages(memsheet.formulas.__path__, "memsheet.formulas."):
         importlib.import_module(module.name)
 
@@ -109,13 +110,18 @@ def cases() -> dict[str, Cases]:
     )
     x = (TENSOR, symbol("n"))
     return {
-        "literature.adam_states": {"bf16-master": call(symbol("P"), mixed)},
-        "literature.zero_states": {f"stage {n}": call(symbol("P"), mixed, stage=n, ranks=symbol("N")) for n in range(4)},
-        "literature.largest_model": {f"stage {n}": call(symbol("M"), mixed, stage=n, ranks=symbol("N")) for n in (0, 3)},
-        "literature.gpt_block_activations": {"fused": call(s, b, h, a, t, fused=True), "unfused": call(s, b, h, a, t)},
-        "literature.gpt_block_activations_sequence_parallel": {"": call(s, b, h, a, t)},
-        "literature.elements_rule": {"": call(symbol("L"), s, b, h, BF16)},
-        "literature.attention_scores": {"bf16": call(b, a, s, BF16)},
+        "textbook.adam_states": {"bf16-master": call(symbol("P"), mixed)},
+        "textbook.zero_states": {f"stage {n}": call(symbol("P"), mixed, stage=n, ranks=symbol("N")) for n in range(4)},
+        "textbook.largest_model": {f"stage {n}": call(symbol("M"), mixed, stage=n, ranks=symbol("N")) for n in (0, 3)},
+        "textbook.gpt_block_activations": {"fused": call(s, b, h, a, t, fused=True), "unfused": call(s, b, h, a, t)},
+        "textbook.gpt_block_activations_sequence_parallel": {"": call(s, b, h, a, t)},
+        "textbook.hidden_rule_activations": {"": call(symbol("L"), s, b, h, BF16)},
+        "textbook.attention_scores": {"bf16": call(b, a, s, BF16)},
+        "textbook.weight_bytes": {"bf16": call(symbol("P"), BF16)},
+        "textbook.redundant_states": {"bf16-master": call(symbol("P"), mixed, ranks=symbol("N"))},
+        "textbook.tensor_pipeline_states": {"stage 1": call(symbol("P"), mixed, tp=symbol("t"), pp=symbol("p"), dp=symbol("d"))},
+        "textbook.lora_parameters": {"two matrices": call(symbol("r"), (symbol("o"), h), (symbol("f"), h))},
+        "textbook.kv_token_bytes": {"bf16": call(symbol("L"), symbol("k"), symbol("d"), BF16)},
         "serving.kv_cache.kv_elements_per_token": {"attention": call(attention(), symbol("tp")), "latent": call(LATENT, symbol("tp"))},
         "serving.kv_cache.latent_elements_per_token": {"": call(LATENT)},
         "serving.kv_cache.kept_tokens": {"window": call(attention(window=4096), symbol("tokens")), "whole": call(attention(), symbol("tokens"))},
@@ -174,7 +180,7 @@ def _key(key: Any) -> str:
 def algebra(name: str) -> dict[str, str]:
     """A formula's algebra by case; empty where it does not take symbols."""
     module, _, function = name.rpartition(".")
-    short = f"{module.removeprefix('memsheet.formulas.')}.{function}"
+    short = f"{module.removeprefix('memsheet.').removeprefix('formulas.')}.{function}"
     found = getattr(importlib.import_module(module), function)
     given = cases().get(short)
     try:
@@ -188,7 +194,10 @@ def algebra(name: str) -> dict[str, str]:
 def lines() -> Iterator[str]:
     load_all()
     for name, (reference, at) in sorted(FORMULAS.items()):
-        short, source = name.removeprefix("memsheet.formulas."), f"{reference.title} ({reference.where}){', ' + at if at else ''}"
+        short, source = (
+            name.removeprefix("memsheet.").removeprefix("formulas."),
+            f"{reference.title} ({reference.where}){', ' + at if at else ''}",
+        )
         for case, text in (algebra(name) or {"": "—"}).items():
             yield f"{short}{f'[{case}]' if case else ''} = {text} ; {source}"
 

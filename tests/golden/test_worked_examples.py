@@ -6,9 +6,9 @@ import pytest
 
 import memsheet
 from golden import worked
+from memsheet import textbook
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.formulas import literature
 from memsheet.sheet import STATES, Instant
 
 
@@ -18,9 +18,15 @@ def test_our_answer(example: worked.Example) -> None:
 
 
 def test_the_collection_is_whole() -> None:
-    assert len(worked.examples()) == 56
+    assert len(worked.examples()) == 62
     assert {e.id for e in worked.examples()} == set(worked.CALCULATORS)
     assert all(e.note for e in worked.examples() if e.agrees is not True), "a number that does not stand is explained"
+
+
+def test_the_parts_that_explain_a_number_add_up_to_it() -> None:
+    explained = [e for e in worked.examples() if e.parts]
+    assert explained
+    assert all(sum(e.parts.values()) == e.ours for e in explained)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,7 @@ def test_the_released_qwen_fits_where_the_published_shape_does_not() -> None:
 def test_the_closed_form_of_the_zero_paper_is_what_the_engine_keeps(stage: int, ranks: int) -> None:
     parameters = 7_000_000_000
     over = "dp_shard" if stage else "dp_replicate"
-    assert worked.states(parameters, zero=stage, **{over: ranks}) == literature.zero_states(
+    assert worked.states(parameters, zero=stage, **{over: ranks}) == textbook.zero_states(
         parameters, worked.MIXED, stage=stage, ranks=ranks
     )
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import memsheet
-from memsheet import catalog
+from memsheet import catalog, textbook
 from memsheet.arith import Term
-from memsheet.formulas import literature
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
 from memsheet.formulas.states.params import parameter_count, tensors
@@ -44,12 +43,13 @@ class Example:
     unit: str
     agrees: bool | None
     note: str
+    parts: Mapping[str, int]  # what ours is the sum of, where that explains it
 
 
 @cache
 def examples() -> tuple[Example, ...]:
     entries = tomllib.loads(FILE.read_text(encoding="utf-8"))["example"]
-    return tuple(Example(**{"agrees": None, "note": "", **entry}) for entry in entries)
+    return tuple(Example(**{"agrees": None, "note": "", "parts": {}, **entry}) for entry in entries)
 
 
 def answer(example: Example) -> Any:
@@ -99,7 +99,7 @@ def data_parallel_degree(i: Inputs) -> int:
 def savings(_: Inputs) -> dict[str, float]:
     """How many times less a rank holds than without ZeRO, over 1,024 ranks."""
     whole, ranks = 1024 * 16, 1024
-    less = {f"zero{n}": literature.zero_states(1024, MIXED, stage=n, ranks=ranks) for n in (1, 2, 3)}
+    less = {f"zero{n}": textbook.zero_states(1024, MIXED, stage=n, ranks=ranks) for n in (1, 2, 3)}
     return {stage: round(whole / size, 3) for stage, size in less.items()}
 
 
@@ -129,25 +129,25 @@ def lora_parameters(i: Inputs) -> int:
 
 
 def rule(i: Inputs) -> int:
-    return literature.elements_rule(i["layers"], i["seq_len"], i["micro_batch"], i["hidden"], BF16)
+    return textbook.hidden_rule_activations(i["layers"], i["seq_len"], i["micro_batch"], i["hidden"], BF16)
 
 
 def gpt_block(i: Inputs) -> dict[str, int]:
     s, b, h, a = (i[key] for key in ("seq_len", "micro_batch", "hidden", "heads"))
     return {
-        "unfused": i["layers"] * literature.gpt_block_activations(s, b, h, a),
-        "fused": i["layers"] * literature.gpt_block_activations(s, b, h, a, fused=True),
+        "unfused": i["layers"] * textbook.gpt_block_activations(s, b, h, a),
+        "fused": i["layers"] * textbook.gpt_block_activations(s, b, h, a, fused=True),
     }
 
 
 def scores(i: Inputs) -> int:
     dtype = dtype_named(i["dtype"])
     assert dtype is not None
-    return i.get("layers", 1) * literature.attention_scores(i.get("micro_batch", 1), i.get("heads", 1), i["seq_len"], dtype)
+    return i.get("layers", 1) * textbook.attention_scores(i.get("micro_batch", 1), i.get("heads", 1), i["seq_len"], dtype)
 
 
 def printed_formula(_: Inputs) -> str:
-    return str(literature.gpt_block_activations(*(Term(name) for name in "sbhat")))  # type: ignore[arg-type]
+    return str(textbook.gpt_block_activations(*(Term(name) for name in "sbhat")))  # type: ignore[arg-type]
 
 
 INPUT_7B = BF16.nbytes(4 * 2048 * 4096)
@@ -158,25 +158,25 @@ def recompute_rows(i: Inputs) -> dict[str, int]:
     layers, size = i["layers"], i["layer_bytes"]
     return {
         "none": layers * size,
-        "every_layer": literature.segmented(layers, 1, size, INPUT_7B),
-        "every_4_layers": literature.segmented(layers, 4, size, INPUT_7B),
+        "every_layer": textbook.recomputed_activations(layers, 1, size, INPUT_7B),
+        "every_4_layers": textbook.recomputed_activations(layers, 4, size, INPUT_7B),
     }
 
 
 def total_without_recompute(i: Inputs) -> int:
-    return states(i["parameters"], zero=0) + literature.elements_rule(32, 2048, 4, 4096, BF16)
+    return states(i["parameters"], zero=0) + textbook.hidden_rule_activations(32, 2048, 4, 4096, BF16)
 
 
 def total_with_recompute(i: Inputs) -> int:
-    layer = literature.elements_rule(1, 2048, 4, 4096, BF16)
-    return states(i["parameters"], zero=0) + literature.segmented(32, 1, layer, INPUT_7B)
+    layer = textbook.hidden_rule_activations(1, 2048, 4, 4096, BF16)
+    return states(i["parameters"], zero=0) + textbook.recomputed_activations(32, 1, layer, INPUT_7B)
 
 
 def six_components(i: Inputs) -> dict[str, int]:
     s, b = i["seq_len"], i["microbatch"]
     return {
-        "activations": 32 * literature.gpt_block_activations(s, b, 4096, 32, fused=True),
-        "recompute_inputs": literature.segmented(32, 1, 0, BF16.nbytes(s * b * 4096)),
+        "activations": 32 * textbook.gpt_block_activations(s, b, 4096, 32, fused=True),
+        "recompute_inputs": textbook.recomputed_activations(32, 1, 0, BF16.nbytes(s * b * 4096)),
     }
 
 
@@ -185,9 +185,48 @@ def recompute_ratio(_: Inputs) -> dict[str, float]:
     s, b, h, a = 2048, 4, 4096, 32
     one = BF16.nbytes(s * b * h)
     return {
-        "fused": literature.gpt_block_activations(s, b, h, a, fused=True) / one,
-        "unfused": literature.gpt_block_activations(s, b, h, a) / one,
+        "fused": textbook.gpt_block_activations(s, b, h, a, fused=True) / one,
+        "unfused": textbook.gpt_block_activations(s, b, h, a) / one,
     }
+
+
+def recompute_inputs(i: Inputs) -> int:
+    one = BF16.nbytes(i["seq_len"] * i["micro_batch"] * i["hidden"])
+    return textbook.recomputed_activations(i["layers"], 1, 0, one)
+
+
+PASSES = {"forward": 1, "backward": 2}
+"""A backward pass multiplies each matrix twice: once for the inputs' gradient, once for the weights'."""
+
+
+def recompute_passes(_: Inputs) -> dict[str, float]:
+    whole = sum(PASSES.values())
+    return {"step": round((whole + PASSES["forward"]) / whole, 3), "forward": 2 * PASSES["forward"] / PASSES["forward"]}
+
+
+def recompute_percent(i: Inputs) -> dict[str, float]:
+    times = recompute_passes(i)
+    step = 100 * PASSES["forward"] / sum(PASSES.values())
+    return {"percent_of_step": round(step, 2), "percent_of_forward": 100 * (times["forward"] - 1)}
+
+
+def eight_bit_ratio(i: Inputs) -> dict[str, float]:
+    n = i["parameters"]
+    small, whole, master = textbook.eight_bit_moments(n), 2 * FP32.nbytes(n), FP32.nbytes(n)
+    return {"moments": round(whole / small, 3), "with_master_copy": round((whole + master) / (small + master), 3)}
+
+
+def zero3_ratio(i: Inputs) -> dict[str, float]:
+    whole = textbook.zero_states(i["parameters"])
+    three = {f"ranks_{n}": whole / textbook.zero_states(i["parameters"], stage=3, ranks=n) for n in (8, 64)}
+    return {**three, "zero2_limit": round(whole / textbook.zero_states(i["parameters"], stage=2, ranks=10**9), 3)}
+
+
+def flash_ratio(i: Inputs) -> dict[str, float]:
+    """One score matrix over one number a row; and with the four tensors that either kind of attention saves besides."""
+    s, b, h, a = (i[key] for key in ("seq_len", "micro_batch", "hidden", "heads"))
+    matrix, rows, tensor = textbook.attention_scores(b, a, s, i["dtype"]), FP32.nbytes(b * a * s), BF16.nbytes(s * b * h)
+    return {"scores": matrix / rows, "attention": round((3 * tensor + matrix) / (4 * tensor + rows), 2)}
 
 
 # ---- serving ---------------------------------------------------------------------------------------------------------------
@@ -216,19 +255,19 @@ def kv_token(i: Inputs) -> int:
 
 def paged(i: Inputs) -> dict[str, int]:
     page = kv_token(i) * i["page_tokens"]
-    count = literature.pages(i["kv_bytes"], kv_token(i), i["page_tokens"])
-    sequences = {f"sequences_at_{n}": literature.paged_sequences(count, n, i["page_tokens"]) for n in (256, 512, 1024, 2048, 4096)}
+    count = textbook.page_count(i["kv_bytes"], kv_token(i), i["page_tokens"])
+    sequences = {f"sequences_at_{n}": textbook.paged_sequences(count, n, i["page_tokens"]) for n in (256, 512, 1024, 2048, 4096)}
     return {"page_bytes": page, "pages": count, "tokens": count * i["page_tokens"], **sequences}
 
 
 def contiguous_waste(i: Inputs) -> float:
-    return 100 * literature.idle_share(i["average_tokens"], i["reserved_tokens"])
+    return 100 * textbook.idle_share(i["average_tokens"], i["reserved_tokens"])
 
 
 def partial_pages(i: Inputs) -> dict[str, float]:
     """The last page of a sequence is empty by half a page on average."""
     empty = (i["page_tokens"] - 1) / 2
-    return {"tokens": empty, **{f"percent_at_{n}": round(100 * literature.idle_share(n, n + empty), 2) for n in (256, 512)}}
+    return {"tokens": empty, **{f"percent_at_{n}": round(100 * textbook.idle_share(n, n + empty), 2) for n in (256, 512)}}
 
 
 def expert_parallel(i: Inputs) -> dict[str, int]:
@@ -261,8 +300,8 @@ CALCULATORS: dict[str, Callable[[Inputs], Any]] = {
     **{f"zero{n}-7b-8gpu": zero for n in range(4)},
     "zero2-7b-8gpu-wrong-formula": zero,
     "redundancy-1b-16gpu": redundancy,
-    "max-model-ddp-80gb": lambda i: literature.largest_model(i["device_bytes"], MIXED),
-    "max-model-fsdp-64x80gb": lambda i: literature.largest_model(i["device_bytes"], MIXED, stage=3, ranks=i["dp_shard"]),
+    "max-model-ddp-80gb": lambda i: textbook.largest_model(i["device_bytes"], MIXED),
+    "max-model-fsdp-64x80gb": lambda i: textbook.largest_model(i["device_bytes"], MIXED, stage=3, ranks=i["dp_shard"]),
     "states-70b-tp8-pp4-dp4-zero1": tensor_pipeline_zero,
     "mesh-128-tp8-pp4": data_parallel_degree,
     "activations-llama2-7b-rule": rule,
@@ -285,7 +324,7 @@ CALCULATORS: dict[str, Callable[[Inputs], Any]] = {
     "total-7b-recompute": total_with_recompute,
     "total-7b-six-components": six_components,
     "rule-18-20-per-billion": lambda i: {
-        "bf16_gradients": states(i["parameters"], zero=0), "fp32_gradients": literature.zero_states(i["parameters"], MASTERS),
+        "bf16_gradients": states(i["parameters"], zero=0), "fp32_gradients": textbook.zero_states(i["parameters"], MASTERS),
     },
     "rule-2-per-billion": weights,
     "score-head-4k": scores,
@@ -294,6 +333,12 @@ CALCULATORS: dict[str, Callable[[Inputs], Any]] = {
     "paged-waste": partial_pages,
     "four-gpu-serving": serving_plans,
     "activations-recompute-10-30x": recompute_ratio,
+    "recompute-70b-under-10gb": recompute_inputs,
+    "recompute-2x-compute": recompute_passes,
+    "recompute-33-and-100-percent": recompute_percent,
+    "eight-bit-adam-8x": eight_bit_ratio,
+    "zero3-8x": zero3_ratio,
+    "flash-4096x": flash_ratio,
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memsheet.arith import ceil_div, round_up
 from memsheet.formulas.serving.profiled import SENT
-from memsheet.references import DEEPEP, formula
+from memsheet.references import DEEPEP_BUFFERS, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
 from memsheet.spec.dtypes import BF16, FP32, INT32, INT64
 from memsheet.spec.model import ModelSpec, Moe
@@ -29,7 +29,7 @@ def _token_bytes(hidden: int) -> int:
     return int(BF16.nbytes(hidden) + META + INT64.nbytes(MOST_CHOICES) + FP32.nbytes(MOST_CHOICES) + FP32.nbytes(MOST_SCALES))
 
 
-@formula(cites=DEEPEP, at="csrc/legacy/config.hpp:54 get_nvl_buffer_size_hint")
+@formula(cites=DEEPEP_BUFFERS, at="csrc/legacy/config.hpp:54 get_nvl_buffer_size_hint")
 def near_bytes(hidden: int, ranks: int) -> int:
     """Bytes of a rank's buffer for ranks that NVLink joins."""
     far, near = max(ranks // NODE, 1), min(ranks, NODE)
@@ -37,7 +37,7 @@ def near_bytes(hidden: int, ranks: int) -> int:
     return int(round_up(size, ALIGNED))
 
 
-@formula(cites=DEEPEP, at="csrc/legacy/config.hpp:78 get_rdma_buffer_size_hint")
+@formula(cites=DEEPEP_BUFFERS, at="csrc/legacy/config.hpp:78 get_rdma_buffer_size_hint")
 def far_bytes(hidden: int, ranks: int) -> int:
     """Bytes of a rank's buffer for other nodes; nothing inside one."""
     if ranks <= NODE:
@@ -47,7 +47,7 @@ def far_bytes(hidden: int, ranks: int) -> int:
     return int(round_up(size, ALIGNED))
 
 
-@formula(cites=DEEPEP, at="csrc/legacy/config.hpp:136 LowLatencyLayout: two of each, for sending, receiving and signals")
+@formula(cites=DEEPEP_BUFFERS, at="csrc/legacy/config.hpp:136 LowLatencyLayout: two of each, for sending, receiving and signals")
 def fast_bytes(hidden: int, experts: int, tokens: int = FAST_TOKENS) -> int:
     """Bytes of a rank's buffer for the fast mode, in which every expert may be sent all of a rank's tokens."""
     scales = hidden // 128
@@ -70,5 +70,5 @@ def deepep_items(part: ModelSpec, plan: Plan) -> list[Item]:
         FIXED_BYTES * min(2, ceil_div(ranks, NODE)) if plan.engine == "vllm"
         else near_bytes(part.hidden, ranks) + max(far_bytes(part.hidden, ranks), fast_bytes(part.hidden, experts))
     )  # fmt: skip
-    source = Cited(DEEPEP, "csrc/legacy/config.hpp:54, 136; vLLM v0.33.0 distributed/device_communicators/all2all.py:263")
+    source = Cited(DEEPEP_BUFFERS, "csrc/legacy/config.hpp:54, 136; vLLM v0.33.0 distributed/device_communicators/all2all.py:263")
     return [Item(Component.COMMUNICATION, "deepep", dict.fromkeys((Instant.PREFILL, Instant.DECODE), Bytes.exact(int(size))), source)]

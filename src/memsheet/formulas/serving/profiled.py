@@ -11,7 +11,7 @@ from memsheet.formulas.serving.pictures import kept_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes, sampler_bytes
 from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.frozen import dataclass
-from memsheet.references import DEEPEP, VLLM, formula
+from memsheet.references import DEEPEP_BUFFERS, VLLM, formula
 from memsheet.sheet import Bytes
 from memsheet.spec.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import Mesh, Plan
@@ -129,13 +129,13 @@ SENT = "deepep"
 """The way on which a token goes to the ranks of its experts alone, and not to all."""
 
 
-@formula(cites=DEEPEP, at="deep_ep/buffers/legacy.py dispatch: a token goes to the ranks of its experts alone")
+@formula(cites=DEEPEP_BUFFERS, at="deep_ep/buffers/legacy.py dispatch: a token goes to the ranks of its experts alone")
 def gathered_groups(plan: Plan) -> Count:
     """Groups whose tokens come together on every rank: all that share experts, unless tokens are sent."""
     return 1 if plan.dispatch == SENT else sharing(plan)
 
 
-@formula(cites=DEEPEP, at="deep_ep/buffers/legacy.py dispatch: a rank receives a token once, whichever of its experts it goes to")
+@formula(cites=DEEPEP_BUFFERS, at="deep_ep/buffers/legacy.py dispatch: a rank receives a token once, whichever of its experts it goes to")
 def received_bytes(block: Block, plan: Plan, tokens: Count) -> Count:
     """Bytes of the tokens that a rank receives of an even routing, where every rank has ``tokens`` of its own."""
     layer = block.feed_forward
