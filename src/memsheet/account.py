@@ -263,11 +263,19 @@ def _evidence(component: Component, engine: Engine) -> Evidence:
 
 
 def account_bare(parameters: int, plan: Plan, cluster: Cluster | None = None) -> Sheet:
-    """The states of a bare parameter count on one rank."""
-    from memsheet.formulas.bare import bare_host, bare_states
+    """The states of a bare parameter count on one rank; of one that serves, its weights."""
+    from memsheet.formulas.bare import bare_host, bare_ranges, bare_states, bare_weights
+    from memsheet.formulas.step import UNSYNCED, UNSYNCED_NOTE
 
-    engine = engine_of(plan)
-    bags, host = bare_states(parameters, plan, engine), bare_host(parameters, plan, engine)
-    items = [*_items(bags, engine), *outside_tensors(plan, cluster, {instant: bag.total for instant, bag in bags.items()})]
+    engine, trains = engine_of(plan), plan.task == "train"
+    bags = bare_states(parameters, plan, engine) if trains else {Instant.LOAD: bare_weights(parameters, plan)}
+    ranges = bare_ranges(parameters, plan, engine) if trains else {}
+    allocated = {instant: bag.total for instant, bag in bags.items()}
+    loaded = 0 if trains else allocated[Instant.LOAD]
+    items = [*_items(bags, engine, ranges), *outside_tensors(plan, cluster, allocated, loaded=loaded)]
     ranks = tuple(range(1, int(plan.mesh.gpus)))
-    return Sheet(rank=0, same_as=ranks, items=tuple(items), host_bytes=host.bytes, notes=host.notes)
+    if not trains:
+        return Sheet(rank=0, same_as=ranks, items=tuple(items))
+    host = bare_host(parameters, plan, engine)
+    notes = (*host.notes, *((UNSYNCED_NOTE,) if UNSYNCED in ranges else ()))
+    return Sheet(rank=0, same_as=ranks, items=tuple(items), host_bytes=host.bytes, notes=notes)

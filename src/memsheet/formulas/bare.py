@@ -1,20 +1,24 @@
 """States of a bare parameter count: what is known of a job without a model's configuration.
 
-Not included: activations, the loss, gathered layers, communication buckets and the padding of single tensors.
+All parameters are taken as one tensor, and go the way that the engine's rule of sharding sends any tensor. Not included: activations, the
+loss, layers gathered one at a time, communication buckets and the padding of single tensors.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.arith import Count, ceil_div
-from memsheet.errors import refuse
+from memsheet.arith import Count, agreed, ceil_div
+from memsheet.errors import Problem, require
 from memsheet.formulas.around.deepspeed import resident
+from memsheet.formulas.around.fsdp2_sizes import unsynced_gradient_bytes
 from memsheet.formulas.around.kept import Host
 from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, check_deepspeed, host_memory, states, zero_of
-from memsheet.formulas.states.held import Held, parameter_shard
+from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard
 from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, merge
+from memsheet.formulas.states.sharding import dim0_gathered
+from memsheet.formulas.step import UNSYNCED, accumulates
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, merge
 from memsheet.references import ZERO, formula
 from memsheet.sheet import STATES, Component, Instant
 from memsheet.spec.engine import Engine, Sharding
@@ -32,17 +36,56 @@ def rank_parameters(parameters: int, plan: Plan) -> Count:
     return ceil_div(parameters, plan.mesh.tp * plan.mesh.pp)
 
 
+def bare_weights(parameters: int, plan: Plan) -> Bag:
+    """Weights of a bare count on one rank that serves, as they are stored."""
+    tensor = _tensor(parameters, plan)
+    dtype = plan.quantization.weights if plan.quantization else tensor.dtype
+    return Bag.of([((C.PARAMETERS, NAME), dtype.nbytes(tensor.elements))])
+
+
 def bare_states(parameters: int, plan: Plan, engine: Engine) -> Steps:
-    """States at each instant of a training step, for a model of which only the number of parameters is known."""
-    if engine.sharding is Sharding.DEEPSPEED:
-        check_deepspeed(plan)
-        return _deepspeed(_zero(parameters, plan))
-    return _even(parameters, plan, engine)
+    """States at each instant of a training step, for a model of which only the number of parameters is known.
+
+    Raises InputError naming what follows from the shapes of tensors, which a count does not have.
+    """
+    _check_countable(plan, engine)
+    match engine.sharding:
+        case Sharding.DEEPSPEED:
+            check_deepspeed(plan)
+            return _deepspeed(_zero(parameters, plan))
+        case Sharding.MEGATRON:
+            return _megatron(parameters, plan)
+        case Sharding.INTERNEVO:
+            return _internevo(parameters, plan)
+        case Sharding.FSDP2 | Sharding.FSDP1 | Sharding.REPLICATED:
+            return _sharded(parameters, plan, engine)
 
 
 def bare_host(parameters: int, plan: Plan, engine: Engine) -> Host:
     """Host memory of one rank."""
     return host_memory(_zero(parameters, plan)) if engine.sharding is Sharding.DEEPSPEED else Host(*_moved(parameters, plan, engine))
+
+
+def _check_countable(plan: Plan, engine: Engine) -> None:
+    """Raises InputError for what a count alone says nothing of, and for states on the host in a form that the engine does not have."""
+    found = list[Problem]()
+
+    def wrong(field: str, value: object, reason: str, hint: str) -> None:
+        found.append(Problem(field=field, value=value, reason=reason, hint=hint))
+
+    if plan.optimizer and plan.optimizer.name in WHOLE_SHAPES:
+        why = "keeps what follows from the shapes of tensors, and a count has none"
+        wrong("optimizer.name", plan.optimizer.name.value, why, "give a model, or adamw")
+    if plan.adapter is not None:
+        wrong("adapter.rank", plan.adapter.rank, "adds matrices to the layers of a model, and a count has none", "give a model")
+    if plan.offload.activations:
+        wrong("offload.activations", True, "moves activations, and a count has none", "leave it out, or give a model")
+    whole = plan.offload.optimizer == 1 and plan.offload.parameters == 1
+    moves = plan.offload.optimizer or plan.offload.parameters
+    if engine.sharding is not Sharding.DEEPSPEED and moves and not whole:
+        why = f"{engine.name} moves parameters, gradients and optimizer states together"
+        wrong("offload", plan.offload.optimizer or plan.offload.parameters, why, "--offload optimizer,parameters")
+    require(found)
 
 
 def _tensor(parameters: int, plan: Plan) -> Held:
@@ -81,51 +124,109 @@ def _gradients(zero: Zero) -> Bag:
     return Bag.of([((C.GRADIENTS, NAME), zero.width * zero.total)])
 
 
+# ---- Megatron, InternEvo -------------------------------------------------------------------------------------------------------
+
+
+def _megatron(parameters: int, plan: Plan) -> Steps:
+    """Parameters and gradients in two buffers that stay, the distributed optimizer's parts, and gradients raised for its step."""
+    from memsheet.formulas.around.megatron import buffers_and_shards, widened_gradients
+
+    tensors = (_tensor(parameters, plan),)
+    always, scratch = buffers_and_shards(tensors, plan), Bag.of([((C.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
+    return _over_the_step(always, always, always, merge([(1, always), (1, scratch)]))
+
+
+def _internevo(parameters: int, plan: Plan) -> Steps:
+    """An even share of the copies and moments: which rank is dealt more follows from the shapes."""
+    from memsheet.formulas.around.internevo import own_states, step_of_share, whole_gradients
+
+    total, ranks = rank_parameters(parameters, plan), plan.mesh.dp_shard
+    share = ceil_div(total, ranks)
+    always = merge([(1, _parameters(parameters, total, plan)), (1, Bag.of(own_states(share, plan)))])
+    gradients = whole_gradients(total, plan)
+    before = gradients if agreed(plan.accumulation > 1) else EMPTY
+    return _over_the_step(
+        always, merge([(1, always), (1, before)]), merge([(1, always), (1, gradients)]), merge([(1, always), (1, step_of_share(share, plan))])
+    )
+
+
 # ---- fully sharded, or replicated ----------------------------------------------------------------------------------------------
 
 
-def _even(parameters: int, plan: Plan, engine: Engine) -> Steps:
-    tensor = _tensor(parameters, plan)
+def _over_the_step(load: Bag, forward: Bag, backward: Bag, step: Bag) -> Steps:
+    return {Instant.LOAD: load, Instant.FORWARD: forward, Instant.BACKWARD: backward, Instant.OPTIMIZER_STEP: step}
+
+
+def _parameters(parameters: int, elements: Count, plan: Plan) -> Bag:
+    return Bag.of([((C.PARAMETERS, NAME), _tensor(parameters, plan).dtype.nbytes(elements))])
+
+
+def _sharded(parameters: int, plan: Plan, engine: Engine) -> Steps:
+    """What a rank keeps of every tensor, whole or a shard; FSDP2 at zero 2 keeps what it gathered until backward ends."""
+    tensor, precision = _tensor(parameters, plan), plan.precision
+    gathered = _gathered(tensor, plan, engine)
+    if plan.offload.parameters:
+        return _over_the_step(EMPTY, gathered, gathered, EMPTY)
     shard = parameter_shard(tensor, plan, engine.sharding)
-    precision = plan.precision
-    if plan.offload.parameters or plan.offload.optimizer:
-        return dict.fromkeys((Instant.LOAD, Instant.FORWARD, Instant.BACKWARD, Instant.OPTIMIZER_STEP), EMPTY)
-    owned = ceil_div(shard, plan.mesh.dp_shard) if engine.sharding is Sharding.INTERNEVO else shard  # whose optimizer states a rank keeps
-    master = precision.master_weights.nbytes(owned) if precision.master_weights else 0
-    always = Bag.of(
-        (key, size)
-        for key, size in (
-            ((C.PARAMETERS, NAME), precision.parameters.nbytes(shard)),
-            ((C.MASTER_WEIGHTS, NAME), master),
-            ((C.OPTIMIZER_STATES, NAME), _moments(tensor, owned, plan)),
-        )
-        if size
-    )
-    gradients = Bag.of([((C.GRADIENTS, NAME), precision.gradients.nbytes(shard))])
-    before = gradients if plan.accumulation > 1 else EMPTY
+    master = precision.master_weights.nbytes(shard) if precision.master_weights else 0
+    rows = (((C.MASTER_WEIGHTS, NAME), master), ((C.OPTIMIZER_STATES, NAME), _moments(tensor, shard, plan)))
+    always = merge([(1, _parameters(parameters, shard, plan)), (1, Bag.of((key, size) for key, size in rows if size))])
+    if plan.optimizer_in_backward:  # a gradient is used up when it arrives: of how many parameters at a time is not known
+        return _over_the_step(always, always, always, always)
+    gradients = Bag.of([((C.GRADIENTS, NAME), gradient_dtype(tensor, plan).nbytes(shard))])
+    waiting = _unsynced(tensor, plan, engine)
+    last = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines  # reduces with the last micro-batch
+    before = EMPTY if last or not accumulates(plan, engine) else gradients
+    return _over_the_step(
+        always, merge([(1, always), (1, before), (1, waiting), (1, gathered)]),
+        merge([(1, always), (1, gradients), (1, waiting), (1, gathered)]),
+        merge([(1, always), (1, _at_step(tensor, shard, gradients, plan, engine))]),
+    )  # fmt: skip
+
+
+def _unsynced(tensor: Held, plan: Plan, engine: Engine) -> Bag:
+    """Whole gradients that wait for the last micro-batch: surely in some pipelines, else perhaps (``bare_ranges``)."""
+    if engine.sharding is not Sharding.FSDP2 or not accumulates(plan, engine):
+        return EMPTY
+    surely = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines
+    return Bag.of([(UNSYNCED, unsynced_gradient_bytes((tensor,), plan) if surely else 0)])
+
+
+def bare_ranges(parameters: int, plan: Plan, engine: Engine) -> dict[Key, tuple[Count, Count]]:
+    """What the engine's configuration leaves open: gradients that are reduced after every micro-batch, or wait whole for the last."""
+    tensor = _tensor(parameters, plan)
+    if UNSYNCED not in _unsynced(tensor, plan, engine).held or (agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines):
+        return {}
+    return {UNSYNCED: (0, unsynced_gradient_bytes((tensor,), plan))}
+
+
+def _gathered(tensor: Held, plan: Plan, engine: Engine) -> Bag:
+    """Parameters that stay whole from forward to backward."""
+    if engine.sharding is not Sharding.FSDP2 or plan.reshard_after_forward:
+        return EMPTY
+    size = plan.precision.compute.nbytes(dim0_gathered(tensor.shape, plan.mesh.sharded))
+    return Bag.of([((C.UNSHARDED_PARAMETERS, f"{NAME}/unsharded"), size)])
+
+
+def _at_step(tensor: Held, shard: Count, gradients: Bag, plan: Plan, engine: Engine) -> Bag:
+    """Gradients and the optimizer's scratch; an optimizer that works on one tensor at a time has as much of it as that tensor."""
     assert plan.optimizer is not None
-    whole = plan.optimizer.implementation is not Implementation.LOOP  # which works on one tensor at a time
-    scratch = Bag.of([((C.TEMPORARIES, "optimizer"), step_temporaries(((tensor, owned),), plan) if whole else 0)])
-    return {
-        Instant.LOAD: always,
-        Instant.FORWARD: merge([(1, always), (1, before)]),
-        Instant.BACKWARD: merge([(1, always), (1, gradients)]),
-        Instant.OPTIMIZER_STEP: merge([(1, always), (1, gradients), (1, scratch)]),
-    }
+    whole = plan.optimizer.implementation is not Implementation.LOOP
+    scratch = step_temporaries(((tensor, shard),), plan) if whole else 0
+    wide = plan.precision.master_weights if engine.sharding is Sharding.REPLICATED else None
+    if wide is not None:  # every gradient is raised to the copies' precision and let go, before they are stepped
+        return Bag.of([((C.TEMPORARIES, "optimizer"), wide.nbytes(shard) + scratch)])
+    return merge([(1, gradients), (1, Bag.of([((C.TEMPORARIES, "optimizer"), scratch)]))])
 
 
 def _moments(tensor: Held, shard: Count, plan: Plan) -> Count:
-    assert plan.optimizer is not None
-    if plan.optimizer.name in WHOLE_SHAPES:
-        why = "keeps what follows from the shapes of tensors, and a count has none"
-        raise refuse("optimizer.name", plan.optimizer.name.value, why, "give a model, or adamw")
     return optimizer_bytes(tensor, shard, plan) - optimizer_bytes(tensor, 0, plan)  # less what each tensor has: how many is not known
 
 
 def _moved(parameters: int, plan: Plan, engine: Engine) -> tuple[tuple[Count, ...], Count]:
     """Parameters and gradients pinned, optimizer states pageable, where the plan keeps them on the host."""
-    if not (plan.offload.parameters or plan.offload.optimizer):
+    if not plan.offload.parameters:
         return (), 0
     tensor = _tensor(parameters, plan)
     shard = parameter_shard(tensor, plan, engine.sharding)
-    return (plan.precision.parameters.nbytes(shard), plan.precision.gradients.nbytes(shard)), _moments(tensor, shard, plan)
+    return (tensor.dtype.nbytes(shard), gradient_dtype(tensor, plan).nbytes(shard)), _moments(tensor, shard, plan)

@@ -176,6 +176,11 @@ def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: 
     )  # fmt: skip
 
 
+def accumulates(plan: Plan, engine: Engine) -> bool:
+    """Whether a micro-batch finds gradients of an earlier one, or of the step before."""
+    return agreed(plan.accumulation > 1) or (engine.name == "transformers" and gradients_stay(plan.engine_version))
+
+
 def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[tuple[Walk, ...], Kept]:
     """The chunks of a rank in order of execution, and what the engine keeps around them, unless that is ``known``."""
     model = rank.model
@@ -198,18 +203,18 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
         return (stage,), _with_inputs(deepspeed_kept(model, plan, stage), plan, model)
     parameters = tuple(held_tensors(model, plan))
     shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
-    accumulates = agreed(plan.accumulation > 1) or (engine.name == "transformers" and gradients_stay(plan.engine_version))
-    release = stepped(plan) if plan.optimizer_in_backward else accumulates and engine.sharding.keeps_whole_gradients
+    adds = accumulates(plan, engine)
+    release = stepped(plan) if plan.optimizer_in_backward else adds and engine.sharding.keeps_whole_gradients
     stage = walk(model, plan, engine, release=release)
     gradients = fsdp2_gradients(stage, plan) if engine.sharding is Sharding.FSDP2 else gradient_bag(shards, plan)
     # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the last micro-batch
     reduces_last = engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
-    unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if accumulates and engine.sharding is Sharding.FSDP2 else {}
+    unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if adds and engine.sharding is Sharding.FSDP2 else {}
     waiting = Bag.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
     unsynced = {} if reduces_last else unsynced
     kept = Kept(
         states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
-        resident=merge([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if accumulates else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
+        resident=merge([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
         ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=0 if plan.offload.optimizer else paged_states(shards, plan),
     )  # fmt: skip
     if model.towers:

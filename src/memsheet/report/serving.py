@@ -23,6 +23,8 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         who = f"{groups} GPUs" if own == 1 else f"{groups} groups of {own} GPUs"
         yield f"Attention is data-parallel: each of {who} has requests and a cache of its own."
         yield "What follows is of one of them, as is each rank's log:"
+    if weights := serving.get("weights_by_dtype"):
+        yield flow(("Weights of a GPU in other dtypes:", *_sizes(weights, look)), look.width, between=" ")
     if per_token := serving.get("kv_bytes_per_token"):
         yield from _token(answer, int(per_token), look)
         yield from _prompts(answer, serving, look)
@@ -49,6 +51,12 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield from _concurrent(held, serving, look)
     if mix := serving.get("lengths"):
         yield from _mixture(mix, look)
+
+
+def _sizes(weights: Mapping[str, int], look: Look) -> Iterator[str]:
+    """Names and sizes, one after another."""
+    last = next(reversed(weights))
+    yield from (f"{name} {look.need(size, 2)}{'.' if name == last else ','}" for name, size in weights.items())
 
 
 def _token(answer: Answer, per_token: int, look: Look) -> Iterator[str]:

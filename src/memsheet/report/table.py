@@ -75,7 +75,8 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet), *speed(answer)), look)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
-        word, style = f"{word}, STATES ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
+        alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
+        word, style = f"{word}, {alone} ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
     needs = f"needs {look.need(verdict.device.value, DIGITS)} of {capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
     left = pool_lacks(answer, look) or headroom(verdict, look)
@@ -155,7 +156,7 @@ def _choices(plan: Plan) -> Iterator[str]:
     yield from _training(plan) if plan.task == "train" else _serving(plan)
     if plan.quantization:
         yield f"{plan.quantization.weights.name} weights"
-    if plan.seq_len or plan.task == "infer":
+    if plan.seq_len or (plan.task == "infer" and plan.max_model_len):
         yield f"{plan.attention.value} attention"
     yield from drafting_words(plan.speculative)
     if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
@@ -190,7 +191,7 @@ def _serving(plan: Plan) -> Iterator[str]:
         asked = f"up to {plan.max_sequences} × {plan.max_model_len} tokens, as the pool holds them"
         alone = f"{plan.max_model_len} tokens for {plan.max_sequences}" if shared else f"{plan.max_sequences} × {plan.max_model_len} tokens"
         yield asked if plan.memory_fraction is not None else alone
-    if plan.kv_dtype:
+    if plan.kv_dtype and plan.max_model_len is not None:
         yield f"{plan.kv_dtype.name} cache"
     if room := plan.served_adapters:
         yield f"{'room for' if plan.memory_fraction is not None else 'with'} {room.slots} adapter{'s' * (room.slots != 1)} of rank {room.rank}"

@@ -59,18 +59,27 @@ def internevo_kept(spec: ModelSpec, plan: Plan) -> Kept:
     """Everything the optimizer keeps on the rank that was dealt most."""
     parameters = tuple(held_tensors(spec, plan))
     own, total, precision = partition(spec, plan.mesh.dp_shard), sum(in_order(spec)), plan.precision
-    assert precision.master_weights is not None
-    states = [
-        *parameter_bytes(spec, plan, parameters, Sharding.INTERNEVO).items(),
-        ((C.MASTER_WEIGHTS, "zero/fp32_flat"), precision.master_weights.nbytes(own)),
-        ((C.OPTIMIZER_STATES, "zero/moments"), 2 * precision.moments.nbytes(own)),
-    ]  # fmt: skip
-    whole = row(C.GRADIENTS, "zero/whole", precision.gradients.nbytes(total))
+    states = [*parameter_bytes(spec, plan, parameters, Sharding.INTERNEVO).items(), *own_states(own, plan)]
+    whole = whole_gradients(total, plan)
     bucket = precision.gradients.nbytes(minimum(total, REDUCE_BUCKET))
     return Kept(
-        states=Bag.of(states), around=_around(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=_at_step(own, plan),
+        states=Bag.of(states), around=_around(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=step_of_share(own, plan),
         ranges={BUCKET: (0, 2 * bucket)}, notes=(NOTE,),
     )  # fmt: skip
+
+
+def own_states(own: Count, plan: Plan) -> list[tuple[Key, Count]]:
+    """Copies and moments of the ``own`` elements that a rank was dealt."""
+    assert plan.precision.master_weights is not None
+    return [
+        ((C.MASTER_WEIGHTS, "zero/fp32_flat"), plan.precision.master_weights.nbytes(own)),
+        ((C.OPTIMIZER_STATES, "zero/moments"), 2 * plan.precision.moments.nbytes(own)),
+    ]
+
+
+def whole_gradients(total: Count, plan: Plan) -> Bag:
+    """Gradients of all parameters, which every rank has."""
+    return row(C.GRADIENTS, "zero/whole", plan.precision.gradients.nbytes(total))
 
 
 @formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:397-450: a bucket is flattened while the one before is on its way")
@@ -81,7 +90,7 @@ def _around(bucket: Count) -> Surroundings:
 
 
 @formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:690-760: its own gradients flat in fp32, then torch's AdamW over them")
-def _at_step(own: Count, plan: Plan) -> Bag:
+def step_of_share(own: Count, plan: Plan) -> Bag:
     assert plan.optimizer is not None
     wide = plan.precision.moments.nbytes(own)
     copies = {Implementation.FOREACH: 1, Implementation.LOOP: 2}.get(plan.optimizer.implementation, 0)

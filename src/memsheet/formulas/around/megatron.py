@@ -4,7 +4,7 @@ placeholders and buffers that stay once they were made (Megatron-LM 23e00ed0963c
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
@@ -74,12 +74,11 @@ def _as_bridge_runs_it(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
 def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
     """States and buffers of a rank; nothing is gathered for a layer."""
     plan, notes = _as_bridge_runs_it(plan)
-    parts = tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in held_tensors(spec, plan))
-    rows = [row for part in parts for row in _states(part, plan)]
+    tensors = tuple(held_tensors(spec, plan))
+    parts = _parts(tensors, plan)
     states = Bag.of(
         [
-            *rows,
-            *_padding(parts, plan),
+            *buffers_and_shards(tensors, plan).held.items(),
             *_inputs(plan),
             *_placeholders(spec, plan),
             *_gathering(spec, plan),
@@ -89,7 +88,7 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
         ]
     )
     dispatched = dispatch_buffers(spec, plan)
-    at_step = Bag.of([((Component.TEMPORARIES, "optimizer"), _widened(parts, plan))])
+    at_step = Bag.of([((Component.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
     return Kept(
         states=states,
         around=Surroundings(),
@@ -98,6 +97,16 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
         ranges={**_ranges(parts), **({DISPATCH: (0, dispatched)} if plan.routing is not None else {})},
         notes=notes,
     )
+
+
+def _parts(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
+    return tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in tensors)
+
+
+def buffers_and_shards(tensors: Iterable[Held], plan: Plan) -> Bag:
+    """The two buffers and the distributed optimizer's parts of these tensors: there at every instant."""
+    parts = _parts(tensors, plan)
+    return Bag.of([*(row for part in parts for row in _states(part, plan)), *_padding(parts, plan)])
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")
@@ -260,9 +269,9 @@ def _scores(spec: ModelSpec, plan: Plan) -> Iterator[tuple[Key, Count]]:
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:2073-2091: shards of gradients are raised to fp32 where they are not, all at once")
-def _widened(parts: tuple[Part, ...], plan: Plan) -> Count:
+def widened_gradients(tensors: Iterable[Held], plan: Plan) -> Count:
     """Bytes of gradients in the main parameters' precision while the optimizer steps; a precision-aware optimizer reads them as they are."""
     precision = plan.precision
     if precision.gradients is FP32 or precision.master_weights is not FP32:
         return 0
-    return sum(FP32.nbytes(part.shard) for part in parts if part.held.trains)
+    return sum(FP32.nbytes(part.shard) for part in _parts(tensors, plan) if part.held.trains)
