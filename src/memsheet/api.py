@@ -11,7 +11,7 @@ from memsheet.account import account, account_bare
 from memsheet.budget import Answer, Result, answer_of, judge_on, started
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
-from memsheet.errors import Problem, refuse, require
+from memsheet.errors import Problem, missing_package, refuse, require
 from memsheet.readers.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
@@ -56,8 +56,11 @@ def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: An
     without it (or ``any``) those that train any model from its configuration. ``method``: full, lora or qlora. ``top``: how many plans are accounted one by one.
     Raises InputError with every problem of the question.
     """
-    from memsheet.readers.calibration import efficiency_of
-    from memsheet.search.advice import ENGINES, METHODS, advise
+    try:
+        from memsheet.readers.calibration import efficiency_of
+        from memsheet.search.advice import ENGINES, METHODS, advise
+    except ModuleNotFoundError as error:
+        raise (missing_package(error) or error) from error
 
     if method not in METHODS:
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")

@@ -58,6 +58,14 @@ def require(problems: Iterable[Problem]) -> None:
         raise InputError(found)
 
 
+def missing_package(error: ModuleNotFoundError) -> InputError | None:
+    """What is said where a package that memsheet stands on is not installed; None where a module of its own is missing."""
+    package = (error.name or "").split(".")[0]
+    if not package or package == __name__.split(".", maxsplit=1)[0]:
+        return None
+    return refuse(package, None, "is needed for this and is not installed in this environment", f"python -m pip install {package}")
+
+
 def nearest(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6) -> list[str]:
     """The ``n`` known words most like ``word``, for hints; imported when a mistake has been made, not at every start."""
     import difflib

@@ -107,7 +107,10 @@ def test_gradients_of_earlier_micro_batches_are_those_of_a_model(engine: str) ->
         bare, compared = account_bare(COUNT, resolve(request, None).plan), compared + 1
         for end in ("value", "high"):
             expected = sum(getattr(s.of(Component.GRADIENTS, instant=Instant.FORWARD), end) for s in stages) / len(stages)
-            assert getattr(bare.of(Component.GRADIENTS, instant=Instant.FORWARD), end) == pytest.approx(expected, rel=ROUNDING), (request, end)
+            assert getattr(bare.of(Component.GRADIENTS, instant=Instant.FORWARD), end) == pytest.approx(expected, rel=ROUNDING), (
+                request,
+                end,
+            )
     assert compared
 
 
@@ -139,7 +142,9 @@ def test_weights_of_a_count_are_its_bytes_over_the_ranks(dtype: str | None, widt
     assert "serving.max_model_len" not in " ".join(answer.assumed)
 
 
-@pytest.mark.parametrize("option", [{"max_model_len": 2048}, {"sequences": 4}, {"kv_dtype": "fp8"}, {"attention": "sdpa"}, {"lora_rank": 8}])
+@pytest.mark.parametrize(
+    "option", [{"max_model_len": 2048}, {"sequences": 4}, {"kv_dtype": "fp8"}, {"attention": "sdpa"}, {"lora_rank": 8}]
+)
 def test_what_needs_layers_is_refused_of_a_served_count(option: dict[str, Any]) -> None:
     with pytest.raises(InputError) as caught:
         memsheet.infer(parameters="7e9", **option)

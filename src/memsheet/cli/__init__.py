@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from memsheet.errors import InputError
+from memsheet.errors import InputError, missing_package
 
 INTERRUPTED = 130
 BROKEN = 70
@@ -60,9 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if "--debug" in given:
             raise
-        from memsheet.cli.trouble import explain_broken
+        from memsheet.cli.trouble import explain_broken, explain_input
 
-        return explain_broken(error, BROKEN)
+        missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
+        return explain_input(missing) if missing else explain_broken(error, BROKEN)
 
 
 def _run(given: list[str]) -> int:

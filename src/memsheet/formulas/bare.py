@@ -146,7 +146,10 @@ def _internevo(parameters: int, plan: Plan) -> Steps:
     gradients = whole_gradients(total, plan)
     before = gradients if agreed(plan.accumulation > 1) else EMPTY
     return _over_the_step(
-        always, merge([(1, always), (1, before)]), merge([(1, always), (1, gradients)]), merge([(1, always), (1, step_of_share(share, plan))])
+        always,
+        merge([(1, always), (1, before)]),
+        merge([(1, always), (1, gradients)]),
+        merge([(1, always), (1, step_of_share(share, plan))]),
     )
 
 

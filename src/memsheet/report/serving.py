@@ -55,8 +55,8 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
 
 def _sizes(weights: Mapping[str, int], look: Look) -> Iterator[str]:
     """Names and sizes, one after another."""
-    last = next(reversed(weights))
-    yield from (f"{name} {look.need(size, 2)}{'.' if name == last else ','}" for name, size in weights.items())
+    *others, last = (f"{name} {look.need(size, 2)}" for name, size in weights.items())
+    yield from (*(f"{words}," for words in others), f"{last}.")
 
 
 def _token(answer: Answer, per_token: int, look: Look) -> Iterator[str]:
