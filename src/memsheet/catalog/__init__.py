@@ -12,13 +12,19 @@ from memsheet.errors import refuse
 from memsheet.spec.device import Basis, Device, Links, parse_gpus
 from memsheet.units import GIB, MIB
 
-__all__ = ["devices", "find_device", "find_gpus", "find_model", "model_names", "rates", "serving_rates"]
+__all__ = ["devices", "find_device", "find_gpus", "find_model", "model_names", "rates", "serving_rates", "terms"]
 
 _VENDORS = ("nvidia", "amd", "google", "intel", "huawei")
 
 
 def _read(*path: str) -> str:
     return Path(__file__).parent.joinpath(*path).read_text(encoding="utf-8")
+
+
+@cache
+def terms() -> dict[str, Any]:
+    """The words that `memsheet explain` knows: kind (and group of words) → name → text, cites, also."""
+    return _toml(_read("terms.toml"))
 
 
 def _model_key(name: str) -> str:

@@ -6,7 +6,8 @@ import textwrap
 
 from memsheet.cli import screen
 from memsheet.cli.flags import Debug, Json
-from memsheet.report.terms import Term, find_term, term_names
+from memsheet.questions.explain import Term, all_terms
+from memsheet.questions.explain import explain as find_term
 
 
 def explain(term: str = "", /, *, json: Json = False, debug: Debug = False) -> int:
@@ -27,16 +28,24 @@ def explain(term: str = "", /, *, json: Json = False, debug: Debug = False) -> i
 def _page(term: Term) -> str:
     text = textwrap.fill(term.text, width=screen.width())
     source = textwrap.fill(f"Source: {term.source}", width=screen.width(), subsequent_indent="  ") if term.source else ""
-    return "\n".join(part for part in (f"{term.name} ({term.kind})", text, source) if part) + "\n"
+    also = textwrap.fill(f"Also: {', '.join(term.also)}", width=screen.width(), subsequent_indent="  ") if term.also else ""
+    return "\n".join(part for part in (f"{term.name} ({term.kind})", text, also, source) if part) + "\n"
 
 
 def _list(*, json: bool) -> int:
+    terms = all_terms()
+    groups = dict.fromkeys((term.kind, term.group) for term in terms)
     if json:
-        screen.write_json({"schema": "memsheet/terms/1", "terms": [{"kind": kind, "names": names} for kind, names in term_names().items()]})
+        rows = [{"kind": kind, "group": group, "names": [t.name for t in terms if t.group == group]} for kind, group in groups]
+        screen.write_json({"schema": "memsheet/terms/1", "terms": rows})
         return 0
-    paragraphs = (
-        f"{kind}\n{textwrap.indent(textwrap.fill(', '.join(names), width=screen.width() - 2), '  ')}"
-        for kind, names in term_names().items()
-    )
-    screen.write("\n".join(paragraphs) + "\n")
+    shown = [(group, [t.name for t in terms if t.group == group]) for kind, group in groups if kind != "formula"]
+    formulas = sum(term.kind == "formula" for term in terms)
+    paragraphs = [f"{group}\n{_indented(', '.join(names))}" for group, names in shown]
+    last = f"{formulas} formulas too, each by its name (`memsheet explain --json` lists them); other words for a term do as well."
+    screen.write("\n".join([*paragraphs, textwrap.fill(last, width=screen.width())]) + "\n")
     return 0
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(textwrap.fill(text, width=screen.width() - 2), "  ")

@@ -1,0 +1,1 @@
+"""What can be asked, one file a question; each is a public function of ``memsheet``."""

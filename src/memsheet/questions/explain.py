@@ -1,0 +1,140 @@
+"""What a word on a sheet means: the terms of the catalogue, every engine's facts, and every formula by its own docstring."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from inspect import getdoc
+from pkgutil import walk_packages
+from typing import Any
+
+from memsheet import references
+from memsheet.catalog import terms
+from memsheet.engines import MODELLED, find_engine
+from memsheet.errors import refuse
+from memsheet.frozen import dataclass
+from memsheet.references import FORMULAS, Reference
+from memsheet.sheet import Cited, Evidence, FromCode
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One explained word. ``kind``: component, instant, word, engine or formula; ``group``: its heading in the list."""
+
+    name: str
+    kind: str
+    group: str
+    text: str
+    source: str = ""
+    also: tuple[str, ...] = ()
+
+
+def explain(name: str) -> Term:
+    """The term of that name, of another word for it, or of a formula (its dotted name where several share the last part).
+
+    Case, dashes and spaces do not matter. Raises InputError with the nearest names.
+    """
+    key = _term_key(name)
+    found = _words().get(key) or _formulas().get(key)
+    if found is not None:
+        return found
+    alike = [formula for formula in _formulas() if formula.endswith(f".{key}")]
+    if alike:
+        raise refuse("term", name, "names several formulas", f"one of {', '.join(alike)}")
+    near = difflib.get_close_matches(key, [*_words(), *_formulas()], n=3, cutoff=0.4)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    raise refuse("term", name, "is not explained here", f"{hint}`memsheet explain` lists the terms")
+
+
+def all_terms() -> tuple[Term, ...]:
+    """Every term once: words by their groups, then engines, then formulas."""
+    words = {(term.kind, term.name): term for term in _words().values()}
+    return (*words.values(), *_formulas().values())
+
+
+def _term_key(name: str) -> str:
+    return re.sub(r"[\s/-]+", "_", name.strip().lower())
+
+
+def _citation(reference: Reference | None, at: str = "") -> str:
+    if reference is None:
+        return ""
+    return f"{reference.title}, {reference.where}" + (f"; {at}" if at else "")
+
+
+def _words() -> dict[str, Term]:
+    """Terms by name and by every other word for them; a term's own name comes before another's other word."""
+    entries = [*_catalogued(), *_engines()]
+    named = {_term_key(term.name): term for term in entries}
+    return named | {key: term for term in entries for word in term.also if (key := _term_key(word)) not in named}
+
+
+def _catalogued() -> Iterator[Term]:
+    for kind, group, name, entry in _flat(terms()):
+        source = _citation(getattr(references, entry["cites"])) if "cites" in entry else ""
+        yield Term(name, kind, group, entry["text"], source, tuple(entry.get("also", ())))
+
+
+def _flat(tables: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+    """(kind, group, name, entry) of each entry; words are in groups of their own."""
+    for kind, table in tables.items():
+        groups = table if kind == "word" else {kind: table}
+        for group, entries in groups.items():
+            yield from ((kind, group, name, entry) for name, entry in entries.items())
+
+
+def _engines() -> Iterator[Term]:
+    for engine in map(find_engine, MODELLED):
+        if engine is not None:
+            text = (
+                f"Read at {engine.tested}. Tasks: {', '.join(engine.tasks)}. Mesh: {', '.join(engine.axes)}. "
+                f"Zero: {', '.join(map(str, engine.zero))}. Precisions: {', '.join(engine.precisions)} (default {engine.default_precision}). "
+                f"Offload: {', '.join(engine.offload) or 'none'}."
+            )
+            source = "; ".join(f"{what}: {_evidence_text(evidence)}" for what, evidence in engine.evidence.items())
+            yield Term(engine.name, "engine", "engine", text, source)
+
+
+def _evidence_text(evidence: Evidence) -> str:
+    match evidence:
+        case Cited(reference, at):
+            return _citation(reference, at)
+        case FromCode(project, commit, file, line):
+            return f"{project} {file}:{line} at {commit}"
+        case _:
+            return str(evidence)
+
+
+def _formulas() -> dict[str, Term]:
+    """Every formula by the shortest dotted end of its name that no word and no other formula has."""
+    functions = dict(_formula_functions())
+    ends = _shortest_ends(list(functions), taken=set(_words()))
+    return {
+        end: Term(end, "formula", "formula", " ".join((getdoc(functions[name]) or FORMULAS[name][1]).split()), _citation(*FORMULAS[name]))
+        for name, end in ends.items()
+    }
+
+
+def _formula_functions() -> Iterator[tuple[str, Any]]:
+    package = import_module("memsheet.formulas")
+    homes = ["memsheet.textbook", *(found.name for found in walk_packages(package.__path__, "memsheet.formulas."))]
+    modules = {name: import_module(name) for name in homes}
+    for qualified in FORMULAS:
+        module, _, name = qualified.rpartition(".")
+        yield qualified, getattr(modules[module], name, None)
+
+
+def _shortest_ends(names: list[str], taken: set[str]) -> dict[str, str]:
+    """Each dotted name's shortest end that no other name ends in and that is not ``taken``; a leading underscore is not said."""
+    ends = {name: [_dotted_end(name, parts) for parts in range(1, name.count(".") + 2)] for name in names}
+    used: dict[str, int] = {}
+    for candidates in ends.values():
+        for end in candidates:
+            used[end] = used.get(end, 0) + 1
+    return {name: next(end for end in candidates if used[end] == 1 and end not in taken) for name, candidates in ends.items()}
+
+
+def _dotted_end(name: str, parts: int) -> str:
+    return ".".join(part.lstrip("_") for part in name.lower().split(".")[-parts:])
