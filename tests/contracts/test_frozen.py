@@ -78,7 +78,7 @@ FLAGS = {
         "--units",
     ],
     "calibrate": ["--debug", "--forget", "--from", "--gpus", "--json"],
-    "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--model"]),
+    "check": sorted([*PLAN_FLAGS, *JOB_FLAGS, "--each", "--model"]),
     "export": ["--debug", "--force", "--out", "--pick", "--to"],
     "compare": ["--debug", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],

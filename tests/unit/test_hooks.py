@@ -14,7 +14,7 @@ import yaml
 
 from memsheet.cli import application
 from memsheet.cli.check import check
-from memsheet.cli.each import SWITCHES, _switches, parted, worst
+from memsheet.cli.each import worst
 
 ROOT = Path(__file__).parents[2]
 HOOKS: list[dict[str, Any]] = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
@@ -39,7 +39,7 @@ def repository(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("hook", HOOKS, ids=[hook["id"] for hook in HOOKS])
 def test_a_hook_names_a_command_that_is_there(hook: dict[str, Any]) -> None:
     assert {"id", "name", "entry", "language", "files"} <= set(hook)
-    assert hook["entry"] in ("memsheet check", "python -m memsheet.cli.each")
+    assert hook["entry"] in ("memsheet check", "memsheet check --each")
     assert application()["check"].default_command is check
     assert hook["language"] == "python"
 
@@ -98,27 +98,6 @@ def test_no_input_is_text_of_a_script() -> None:
 def test_the_worst_code_is_no_largest_number(codes: tuple[int, ...], code: int) -> None:
     assert worst(codes) == code
     assert worst(reversed(codes)) == code
-
-
-@pytest.mark.parametrize(
-    ("tokens", "files"),
-    [
-        ("--model m a.json b.json", ["a.json", "b.json"]), ("--plan plan.json a.json", ["a.json"]), ("--plan=plan.json a.json", ["a.json"]),
-        ("--full a.json --json", ["a.json"]), ("--cuda-graphs a.json", ["a.json"]), ("--no-cuda-graphs a.json", ["a.json"]),
-        ("--gpus 8xA100-80GB -- -a.json --b.json", ["-a.json", "--b.json"]), ("--plan", []), ("", []),
-    ],
-)  # fmt: skip
-def test_the_value_of_an_argument_is_no_file(tokens: str, files: list[str]) -> None:
-    arguments, found = parted(tokens.split(), (*SWITCHES, *_switches()))
-    assert found == files
-    assert [word for word in tokens.split() if word != "--"] == sorted((*arguments, *found), key=tokens.split().index)
-
-
-def test_a_switch_is_what_the_check_takes_without_a_value() -> None:
-    from memsheet.cli.flags import OutputFlags
-
-    own = {f"--{name}" for name, held in OutputFlags.__dataclass_fields__.items() if held.default is False}
-    assert own <= set(SWITCHES)
 
 
 def test_a_hook_takes_a_plan_for_an_argument_and_ends_with_the_worst(repository: Path) -> None:

@@ -13,6 +13,7 @@ from memsheet import api
 from memsheet.budget import Answer, Result
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
+from memsheet.cli.each import worst_of_each
 from memsheet.cli.export import PLAN, SHEET, picked
 from memsheet.cli.flags import JobFlags, OutputFlags, PlanFlags, values
 from memsheet.cli.recognised import of_folders, recognised, unasked
@@ -44,8 +45,11 @@ def check(
     job: Annotated[JobFlags | None, Parameter(name="*")] = None,
     plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
     output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
+    each: Annotated[bool, Parameter(help="Each file by itself; the exit code is the worst.", negative="", show_default=False)] = False,
 ) -> int:
     """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known mistakes."""
+    if each and files:
+        return worst_of_each(files, lambda file: check(file, model=model, job=job, plan=plan, output=output))
     output = output or OutputFlags()
     decimal = screen.decimal(output.units)
     checked = checking(files, model, jobs.question(None, plan, job or JobFlags()), request_from(values(plan)))

@@ -1,31 +1,14 @@
-"""``python -m memsheet.cli.each [ARGUMENT …] FILE …``: ``memsheet check`` of each file by itself, for hooks and workflows. The exit code is the worst."""
+"""``memsheet check --each FILE …``: each file by itself, for hooks and workflows. The exit code is the worst."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-SWITCHES = ("--json", "--full", "--debug", "--help", "-h")
-"""Arguments of ``memsheet check`` that take no value, beside a plan's; every other one that starts with a dash has its value in it, or after it."""
+from memsheet.cli.trouble import explain_input
+from memsheet.errors import InputError
+
 SEVERITY = (2, 10, 11, 0)
 """Exit codes, the worst first: not started, does not fit, uncertain, fits. Any other is worse than all of them."""
-
-
-def parted(tokens: Sequence[str], switches: Sequence[str] = SWITCHES) -> tuple[list[str], list[str]]:
-    """Arguments, and the files among them: an argument's value is no file, whether there is one of that name or not."""
-    arguments: list[str] = []
-    files: list[str] = []
-    left = iter(tokens)
-    for word in left:
-        if word == "--":
-            files += left
-        elif not word.startswith("-"):
-            files.append(word)
-        elif "=" in word or word in switches:
-            arguments.append(word)
-        else:
-            arguments += [word, *[value for value in (next(left, None),) if value is not None]]
-    return arguments, files
 
 
 def worst(codes: Iterable[int]) -> int:
@@ -33,26 +16,16 @@ def worst(codes: Iterable[int]) -> int:
     return min(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else -1, default=0)
 
 
-def main(tokens: Sequence[str]) -> int:
-    from memsheet.cli import main as memsheet
-
-    arguments, files = parted(tokens, (*SWITCHES, *_switches()))
-    if not files:
-        return memsheet(["check", *arguments])  # which says what is missing
-    codes = []
-    for file in files:
-        print(f"== {file}", flush=True)
-        codes.append(memsheet(["check", *arguments, "--", file]))
-    return worst(codes)
+def worst_of_each(files: Iterable[str], checked: Callable[[str], int]) -> int:
+    """The worst exit code of files that are checked one after the other; one that cannot be read does not keep the others from it."""
+    return worst([_named(file, checked) for file in files])
 
 
-def _switches() -> list[str]:
-    """Flags of a plan that are on or off."""
-    from memsheet.spec.check import RULES
-    from memsheet.spec.names import SHORT
+def _named(file: str, checked: Callable[[str], int]) -> int:
+    from memsheet.cli import screen
 
-    return [f"--{on}{name.replace('_', '-')}" for name, key in SHORT.items() if RULES[key].kind == "flag" for on in ("", "no-")]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    screen.write(f"== {file}\n")
+    try:
+        return checked(file)
+    except InputError as error:
+        return explain_input(error)

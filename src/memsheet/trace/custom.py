@@ -32,23 +32,33 @@ _ENGINE_HOMES = ("torch.autograd", "torch.autograd.graph", "torch._tensor")
 
 
 def function_in(name: str) -> Build:
-    """The function that ``FILE.py:FUNCTION`` names. The file is run to find it, in this process."""
+    """The function that ``FILE.py:FUNCTION`` names. The file is run to find it, in this process.
+
+    The modules beside it are its own to import, after everything that is installed: none of them takes the place of ours.
+    """
     file, _, function = name.rpartition(":")
     path = Path(file)
     if not path.is_file():
         raise refuse("model", name, f"{file} is not a file", "FILE.py:FUNCTION")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    own = _module_name(path.stem)
+    spec = importlib.util.spec_from_file_location(own, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(path.resolve().parent))
-    sys.modules[path.stem] = module
+    sys.path.append(str(path.resolve().parent))
+    sys.modules[own] = module
     spec.loader.exec_module(module)
     found = getattr(module, function, None)
     if not callable(found):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise refuse("model", name, f"{path.name} has no function {function}", f"it has {', '.join(known[:8])}" if known else "")
     return found  # type: ignore[no-any-return]
+
+
+def _module_name(stem: str) -> str:
+    """What a file's module is called: as the file is, unless that is another module's name (a step may stand in ``numpy.py``)."""
+    taken = not stem.isidentifier() or stem in sys.modules or importlib.util.find_spec(stem) is not None
+    return f"step_{stem}" if taken else stem
 
 
 def trace_custom(build: Build, how: How) -> Timeline:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from memsheet.errors import InputError, refuse
 from memsheet.spec.plan import Plan
-from memsheet.trace.parent import Traced, died, environment_of, read_answer, trace_in_child
+from memsheet.trace.parent import PYTHON, Traced, died, environment_of, read_answer, trace_in_child
 
 REQUEST, ANSWER = "request.json", "answer-{rank}.json"
 _ENDED = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
@@ -79,7 +79,7 @@ def _one_of_many(asked: Mapping[str, Any], memory_bytes: int, time_s: float) -> 
 
 def _torchrun(asked: Mapping[str, Any], ranks: int, memory_bytes: int, time_s: float) -> list[Traced]:
     """All ranks on this machine. Each reads the same request and writes its own answer; the first one's is that of all, if all went well."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "memsheet.trace.child"]
+    command = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "memsheet.trace.child"]
     with TemporaryDirectory() as name, TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps({**asked, "memory_bytes": memory_bytes}), encoding="utf-8")

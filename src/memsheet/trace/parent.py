@@ -21,7 +21,12 @@ from memsheet.units import GIB
 MEMORY_BYTES, TIME_S = 4 * GIB, 600
 """A trace of the largest models takes well under 1 GiB and a minute; beyond these something is wrong."""
 
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+PYTHON = (sys.executable, "-P")
+"""Our own interpreter, which imports nothing from the folder that a command is given in: what lies there is a stranger's."""
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONSAFEPATH": "1",  # -P for the children's children, which torch's own launcher and its compilers start
+}  # fmt: skip
 
 
 def environment_of(request: Mapping[str, Any]) -> dict[str, str]:
@@ -52,7 +57,7 @@ def available_bytes() -> int | None:
 def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYTES, time_s: float = TIME_S) -> list[Traced]:
     """Ask a child. Raises InputError with what was wrong with the question, the code or the limits."""
     asked = json.dumps({**request, "memory_bytes": memory_bytes})
-    command = [sys.executable, "-m", "memsheet.trace.child"]
+    command = [*PYTHON, "-m", "memsheet.trace.child"]
     try:
         with TemporaryFile("w+", encoding="utf-8", errors="replace") as said:  # a pipe would be waited for as long as a program holds it
             done = subprocess.run(  # noqa: S603 - our own interpreter, our own module

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memsheet.errors import refuse
 from memsheet.readers.guard import read_json
+from memsheet.trace.parent import PYTHON
 from memsheet.units import GIB
 
 PORT = 29500
 """torch.distributed's own default (torch/distributed/run.py)."""
+SAFE = ("PYTHONSAFEPATH", "1")
+"""submitit starts ``python -m`` of its own, in the folder that the command was given in: nothing is imported from there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +55,11 @@ def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], 
         raise refuse("slurm", queue.partition, f"cannot be asked: {_end(str(error))}", "a login node of a cluster") from None
     executor.update_parameters(nodes=ranks // here, tasks_per_node=1, timeout_min=-(-int(queue.time_s) // 60), name="memsheet")
     if queue.kind == "slurm":
-        executor.update_parameters(gpus_per_node=here, slurm_partition=queue.partition, slurm_mem=0)
-    job = executor.submit(node, here, ["measure", str(model), "--plan", str(plan), "--record", str(record), *words])
+        executor.update_parameters(
+            gpus_per_node=here, slurm_partition=queue.partition, slurm_mem=0, slurm_setup=[f"export {'='.join(SAFE)}"]
+        )
+    with _safe_path():
+        job = executor.submit(node, here, ["measure", str(model), "--plan", str(plan), "--record", str(record), *words])
     try:
         job.results()
     except Exception as error:  # noqa: BLE001 - whatever the queue raises: the job did not run
@@ -60,6 +67,21 @@ def measured_by_job(given: Mapping[str, Any], ranks: int, words: Sequence[str], 
             "slurm", queue.partition, f"the job failed: {_end(str(job.stderr() or error))}", f"its logs are in {folder / 'logs'}"
         ) from None
     return read_json(record, max_bytes=GIB)
+
+
+@contextmanager
+def _safe_path() -> Iterator[None]:
+    """A time in which processes that are started import nothing from the current folder."""
+    name, value = SAFE
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def node(ranks: int, words: Sequence[str]) -> None:
@@ -71,7 +93,11 @@ def node(ranks: int, words: Sequence[str]) -> None:
         "--nnodes", place.num_nodes, "--node-rank", place.node, "--nproc-per-node", ranks, "--master-addr", place.hostnames[0],
         "--master-port", PORT,
     ]  # fmt: skip
-    subprocess.run([sys.executable, "-m", "torch.distributed.run", *map(str, launch), "-m", "memsheet", *words], check=True)  # noqa: S603 - ours
+    subprocess.run(  # noqa: S603 - ours
+        [*PYTHON, "-m", "torch.distributed.run", *map(str, launch), "-m", "memsheet", *words],
+        env={**os.environ, **dict([SAFE])},
+        check=True,
+    )
 
 
 def _end(text: str) -> str:
