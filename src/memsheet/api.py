@@ -12,7 +12,7 @@ from memsheet.budget import Answer, Result, answer_of, judge_on, started
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
 from memsheet.errors import Problem, missing_package, refuse, require
-from memsheet.readers.guard import parse_json
+from memsheet.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
 from memsheet.resolve.length import length_notes

@@ -19,7 +19,7 @@ from strategies import cluster, law, model
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, told, write
 from memsheet.exchange.together import asked_of, together
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.spec.plan import Plan

@@ -15,9 +15,9 @@ import pytest
 from craft import LLAMA, array, config, entry, gguf, gguf_llama, info, key, raw_config, safetensors, string, text, u32
 
 from memsheet.errors import InputError
+from memsheet.guard import parse_json, read_yaml
 from memsheet.readers.cluster_file import read_cluster
 from memsheet.readers.gguf import read_header as read_gguf
-from memsheet.readers.guard import parse_json, read_yaml
 from memsheet.readers.model import read_model
 from memsheet.readers.safetensors import folder_stored_bytes, read_index
 from memsheet.readers.safetensors import read_header as read_safetensors

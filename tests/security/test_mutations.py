@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from memsheet.allocator.recorded import against
 from memsheet.errors import InputError
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.readers.cluster_file import cluster_from
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.gguf_model import model_from_gguf
-from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.record import read_record
 from memsheet.readers.safetensors import read_header as read_safetensors

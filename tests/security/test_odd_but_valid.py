@@ -11,10 +11,10 @@ import pytest
 from craft import LLAMA, array, config, entry, gguf, gguf_llama, info, key, raw_config, safetensors, string, text, u32
 
 from memsheet.errors import InputError
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.readers.gguf import MAX_KEYS
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.gguf import stored_bytes as gguf_bytes
-from memsheet.readers.guard import parse_json, parse_yaml
 from memsheet.readers.model import read_model
 from memsheet.readers.safetensors import folder_stored_bytes, read_index
 from memsheet.readers.safetensors import read_header as read_safetensors

@@ -11,7 +11,7 @@ from memsheet.errors import InputError
 from memsheet.exchange import read_text
 from memsheet.formulas.serving.deepep import far_bytes, fast_bytes, near_bytes
 from memsheet.formulas.serving.dp_attention import group_plan
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.report.serve_words import cut
 from memsheet.sheet import Bytes, Component, Instant
 

@@ -9,7 +9,7 @@ import yaml
 
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NAMES = ("skypilot", "kubernetes")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memsheet.exchange import read_text
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.spec.exchange import Read
 
 FOLDER = Path(__file__).parent.parent / "configs"

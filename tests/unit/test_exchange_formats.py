@@ -9,7 +9,7 @@ import yaml
 
 from memsheet.errors import InputError
 from memsheet.exchange import NAMES, find_format, nested, read_text, told, write
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.spec.check import RULES
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

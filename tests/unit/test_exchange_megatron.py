@@ -10,7 +10,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, told, write
 from memsheet.exchange.megatron.flags import SWITCHES, VALUED
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 ASKED: dict[str, Any] = {

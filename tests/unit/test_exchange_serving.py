@@ -15,7 +15,7 @@ from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
 from memsheet.exchange.together import asked_of, together
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.readers.model import read_model
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve

@@ -7,7 +7,7 @@ import pytest
 
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 ASKED: dict[str, Any] = {

@@ -9,7 +9,7 @@ from memsheet.cli.check import checking
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
 from memsheet.exchange.lint.scripts import SCRIPTS
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.report.checked import Checked
 from memsheet.spec.exchange import UNSET, Read
 

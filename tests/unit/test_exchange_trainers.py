@@ -10,7 +10,7 @@ import yaml
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.spec.exchange import Read
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

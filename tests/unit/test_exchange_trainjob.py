@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from memsheet.exchange import find_format, read_text, write
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 FORM = find_format("trainjob")

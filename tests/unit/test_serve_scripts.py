@@ -16,7 +16,7 @@ from memsheet.engines import vllm as engine
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text
 from memsheet.exchange.doubts import stored_as
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.spec import serve_script as around
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

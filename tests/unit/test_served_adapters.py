@@ -16,7 +16,7 @@ from memsheet.exchange import find_format, read_text, write
 from memsheet.exchange.together import asked_of
 from memsheet.formulas.serving.sglang.lora import buffers_of
 from memsheet.formulas.serving.vllm.lora import pairs_of
-from memsheet.readers.guard import parse_json, parse_yaml
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.readers.model import read_model
 from memsheet.report.bars import Look
 from memsheet.report.json import plan_document

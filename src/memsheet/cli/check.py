@@ -22,7 +22,7 @@ from memsheet.exchange import as_released
 from memsheet.exchange.doubts import another_model, left_open, stand_in
 from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together
-from memsheet.readers.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
+from memsheet.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
 from memsheet.report.checked import Checked, checked_document, render_checked
 from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus

@@ -12,7 +12,7 @@ from memsheet.budget import Answer, Result
 from memsheet.cli import screen
 from memsheet.cli.flags import JobFlags, OutputFlags, values, whole
 from memsheet.errors import Problem, refuse, require
-from memsheet.readers.guard import MAX_JSON_BYTES, parse_json, read_json
+from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json
 from memsheet.units import parse_bytes
 
 _FUNCTION = re.compile(r".+\.py:\w+")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memsheet.errors import InputError, refuse
 from memsheet.exchange import NAMES, read_text
-from memsheet.readers.guard import is_folder, parse_json, parse_yaml
+from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.spec.exchange import Read
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

@@ -13,7 +13,7 @@ from typing import Any
 
 from memsheet.errors import refuse
 from memsheet.formulas.step_time import Efficiency
-from memsheet.readers.guard import parse_json, read_bytes
+from memsheet.guard import parse_json, read_bytes
 
 SCHEMA = "memsheet/calibration/1"
 VARIABLE = "MEMSHEET_CALIBRATION"

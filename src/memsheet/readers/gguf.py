@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from memsheet.arith import round_up
 from memsheet.errors import InputError, refuse
-from memsheet.readers.guard import exactly, open_regular
+from memsheet.guard import exactly, open_regular
 from memsheet.spec.dtypes import GGUF, DType
 
 FORMAT = "ggml docs/gguf.md (file structure, value types, alignment); ggml/include/gguf.h"

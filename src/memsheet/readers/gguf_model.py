@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import printable, refuse
+from memsheet.guard import is_file
 from memsheet.readers.fields import MAX_LAYERS, Fields
 from memsheet.readers.gguf import Array, Header, Tensor, Value, read_header
-from memsheet.readers.guard import is_file
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.spec.model import ModelSpec, Source, StoredQuantization
 

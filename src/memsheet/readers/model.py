@@ -10,7 +10,7 @@ from typing import Any
 
 from memsheet.errors import InputError, nearest, printable, refuse
 from memsheet.frozen import dataclass
-from memsheet.readers.guard import is_file, is_folder, read_json
+from memsheet.guard import is_file, is_folder, read_json
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.modelopt import BESIDE
 from memsheet.spec.model import ModelSpec, Source

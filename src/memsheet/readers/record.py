@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import printable, refuse
-from memsheet.readers.guard import MAX_JSON_BYTES, MAX_VALUES, parse_json, read_bytes
+from memsheet.guard import MAX_JSON_BYTES, MAX_VALUES, parse_json, read_bytes
 
 RECORD_SCHEMA = "memsheet/record/1"
 GZIP = b"\x1f\x8b"

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from memsheet.errors import refuse
-from memsheet.readers.guard import read_bytes
+from memsheet.guard import read_bytes
 
 MAX_BYTES, MAX_REQUESTS, MAX_TOKENS = 8 * 2**20, 200_000, 2**26
 _PAIR = re.compile(r"\s*(\d{1,9})\s*[,;\s]\s*(\d{1,9})\s*")

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, TypeGuard
 
 from memsheet.errors import refuse
-from memsheet.readers.guard import exactly, is_file, is_folder, open_regular, parse_json, read_json
+from memsheet.guard import exactly, is_file, is_folder, open_regular, parse_json, read_json
 
 FORMAT = "safetensors README, Format; safetensors 0.8 tensor.rs, validate"
 MAX_HEADER_BYTES = 100_000_000  # the same limit as the format's own library

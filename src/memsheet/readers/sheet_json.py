@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memsheet.errors import Problem, printable, refuse, require
+from memsheet.guard import MAX_JSON_BYTES, parse_json, read_bytes
 from memsheet.readers.fields import Fields
-from memsheet.readers.guard import MAX_JSON_BYTES, parse_json, read_bytes
 from memsheet.readers.record import parse_packed, sheet_within
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 

@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.allocator import Settings, settings_from
 from memsheet.allocator.recorded import ALLOC, FREED, GIVEN, TAKEN, Event, Recorded
 from memsheet.errors import refuse
-from memsheet.readers.guard import read_bytes
+from memsheet.guard import read_bytes
 from memsheet.readers.record import parse_packed
 
 MAX_BYTES, MAX_VALUES = 256 * 2**20, 8_000_000

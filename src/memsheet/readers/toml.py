@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import printable, refuse
-from memsheet.readers.guard import MAX_DEPTH, MAX_INT, read_bytes
+from memsheet.guard import MAX_DEPTH, MAX_INT, read_bytes
 
 MAX_TOML_BYTES = 16 * 2**10  # what is read as TOML has a few hundred bytes
 MAX_DOTS = 256  # of a line: the parser takes n^2 steps for a key of n parts

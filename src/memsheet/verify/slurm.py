@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memsheet.errors import refuse
-from memsheet.readers.guard import read_json
+from memsheet.guard import read_json
 from memsheet.trace.parent import PYTHON
 from memsheet.units import GIB
 
