@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +12,17 @@ import pytest
 import memsheet
 from memsheet import catalog
 from memsheet.account import account
+from memsheet.engines import MODELLED
+from memsheet.engines import find_engine as found_engine
 from memsheet.errors import InputError
 from memsheet.readers.model import read_model
 from memsheet.report.json import plan_document
-from memsheet.resolve import Resolved, resolve
+from memsheet.resolve import Resolved, reread, resolve
 from memsheet.spec.check import RULES, flatten
 from memsheet.spec.defaults import DESCRIPTIVE
 from memsheet.spec.device import Cluster, cluster_of
 from memsheet.spec.model import ModelSpec, StoredQuantization
+from memsheet.spec.plan import RecomputeMode
 
 TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "serving.max_model_len": 64}
 LORA = {**TRAIN, "adapter.rank": 8, "adapter.targets": ["q_proj"]}
@@ -165,3 +169,46 @@ def test_every_key_changes_the_sheet_or_is_refused(key: str, base: str) -> None:
     if flatten(plan_document(resolve(request, model(), cards(gpus)).plan)).get(key) == value:
         return  # the default itself
     assert any(changed != usual for changed, usual in pairs)
+
+
+# ---- a plan as a document ----------------------------------------------------------------------------------------------------
+
+AXES = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "ep")
+TRAINERS = [name for name in MODELLED if "train" in found_engine(name).tasks]
+
+
+def resolved(name: str, key: str, value: Any, spec: ModelSpec, *, real: bool) -> Resolved | None:
+    """A plan of an engine with one key given, None where it is refused. Every mesh takes as many cards as its product."""
+    request = {**TRAIN, "engine": name, key: value}
+    with suppress(InputError):
+        return resolve(request, spec, None, real=real)
+    return None
+
+
+@pytest.mark.parametrize("real", [False, True], ids=["modelled", "run"])
+@pytest.mark.parametrize("name", TRAINERS)
+def test_every_plan_that_is_made_reads_back(name: str, real: bool) -> None:
+    """What resolve fills in, resolve accepts: as a document a plan goes to the process that traces it and to an engine's files."""
+    changes = [(f"mesh.{axis}", 2) for axis in AXES] + [(key, other_value(key)) for key in sorted(set(RULES) - set(ELSEWHERE))]
+    made = 0
+    for spec in (model(), model("qwen3-30b-a3b")):
+        for key, value in changes:
+            found = resolved(name, key, value, spec, real=real)
+            if found is not None:
+                assert reread(plan_document(found.plan), spec, real=real) == found.plan, (spec.name, key)
+                made += 1
+    assert made > len(AXES)
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("part", ["modules", "every", "layers", "segments"])
+def test_a_kind_of_recompute_that_is_implied_is_refused_as_if_it_were_named(name: str, part: str) -> None:
+    implied = RecomputeMode.SELECTIVE if part == "modules" else RecomputeMode.FULL
+    value: Any = ["mlp"] if part == "modules" else 2
+    found = resolved(name, f"recompute.{part}", value, model(), real=False)
+    if found is not None:
+        assert found.plan.recompute.mode is implied
+        assert implied in found_engine(name).recompute
+    elif implied not in found_engine(name).recompute:
+        with pytest.raises(InputError, match=f"recompute.{part}"):
+            resolve({**TRAIN, "engine": name, f"recompute.{part}": value}, model(), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import Implementation, OptimizerName, Schedule
+from memsheet.spec.plan import ContextParallel, Implementation, OptimizerName, Schedule
 
 ENGINE = Engine(
     name="fsdp2",
@@ -14,6 +14,7 @@ ENGINE = Engine(
     axes=("dp_replicate", "dp_shard", "tp"),
     real_axes=("cp", "pp", "vpp", "ep"),
     real_schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
+    context_parallel=(ContextParallel.ALL_GATHER,),  # accelerate 1.15, utils/dataclasses.py:2245
     zero=(2, 3),
     default_zero=3,
     sharding=Sharding.FSDP2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.references import MEGATRON
 from memsheet.sheet import Cited
 from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.spec.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 ENGINE = Engine(
     name="megatron",
@@ -19,7 +19,6 @@ ENGINE = Engine(
     models=frozenset(
         {
             "sequence_parallel",
-            "context_parallel_comm",
             "moe.dispatch",
             "moe.capacity_factor",
             "moe.pad_to_capacity",
@@ -35,6 +34,7 @@ ENGINE = Engine(
     precisions=("megatron-mixed", "bf16-master"),
     autocast=False,
     attention=(AttentionKind.FLASH, AttentionKind.CUDNN, AttentionKind.EAGER),
+    context_parallel=(ContextParallel.RING, ContextParallel.ALL_GATHER, ContextParallel.ALL_TO_ALL),
     losses=(Loss.FUSED, Loss.PLAIN, Loss.VOCAB_PARALLEL),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
@@ -46,6 +46,7 @@ ENGINE = Engine(
     workspaces=("transformer_engine",),
     evidence={
         "activations": Cited(MEGATRON, "transformer/attention.py, mlp.py, moe; TransformerEngine's modules"),
+        "context_parallel": Cited(MEGATRON, "extensions/transformer_engine.py:810: point to point unless given"),
         "parameters": Cited(MEGATRON, "distributed/param_and_grad_buffer.py"),
         "optimizer_states": Cited(MEGATRON, "optimizer/distrib_optimizer.py"),
     },

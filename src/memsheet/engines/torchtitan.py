@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM
 from memsheet.sheet import Cited, Evidence, FromCode
 from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.spec.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 COMMIT = "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a"
 MID_2025 = "820504e20d1149fbf0b98c567af24c4b0433b22d"
@@ -100,12 +100,13 @@ ENGINE = Engine(
     sharding=Sharding.FSDP2,
     code=Code.TORCHTITAN,
     models=frozenset({
-        "compile", "sequence_parallel", "async_tp", "context_parallel_comm", "fp8.recipe", "fp8.all_gather", "fp8.skip",
+        "compile", "sequence_parallel", "async_tp", "fp8.recipe", "fp8.all_gather", "fp8.skip",
     }),
     default_precision="fsdp2-mixed",
     precisions=("fp32", "fsdp2-mixed"),
     autocast=False,
     attention=(AttentionKind.SDPA, AttentionKind.FLASH),
+    context_parallel=(ContextParallel.ALL_GATHER, ContextParallel.RING),
     losses=(Loss.PLAIN, Loss.VOCAB_PARALLEL, Loss.CHUNKED),
     recompute=(RecomputeMode.NONE, RecomputeMode.SELECTIVE, RecomputeMode.FULL),
     selective=("op",),
@@ -120,6 +121,8 @@ ENGINE = Engine(
     evidence={
         "activations": _code("models/llama/model.py", 172, END_2024),
         "recompute": _code("parallelisms/parallelize_llama.py", 214, END_2024),
+        "context_parallel": _code("config_manager.py", 356, MID_2025),
+        "context_parallel of the newest": _code("models/common/decoder_sharding.py", 276),
         "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),
         "unsharded_parameters": _code("parallelisms/parallelize_llama.py", 339, END_2024),
         "unsharded_parameters of the newest": _code("distributed/fsdp.py", 252),

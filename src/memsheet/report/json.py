@@ -87,13 +87,19 @@ def _switches(plan: Plan) -> dict[str, Any]:
         "seq_len_kind": "maximum" if plan.varied else None,
         "context_parallel_comm": plan.context_parallel.value if plan.context_parallel else None,
         "cuda_graphs": list(plan.cuda_graphs) or None,
-        "moe": {
-            "dispatch": routing.dispatch, "capacity_factor": routing.capacity_factor, "pad_to_capacity": routing.padded,
-            "balanced": routing.balanced,
-        } if routing and routing != Routing() else None,
+        "moe": _routing(routing) if routing and routing != Routing() else None,
         "fp8": {"recipe": fp8.recipe, "param_storage": fp8.stored, "all_gather": fp8.gathered, "skip": list(fp8.skip)} if fp8 else None,
     }  # fmt: skip
     return {key: value for key, value in held.items() if value is not None}
+
+
+def _routing(routing: Routing) -> dict[str, Any]:
+    """The usual dispatch is not said: an engine that offers no other takes none."""
+    dispatch = None if routing.dispatch == Routing().dispatch else routing.dispatch
+    return {
+        "dispatch": dispatch, "capacity_factor": routing.capacity_factor, "pad_to_capacity": routing.padded or None,
+        "balanced": routing.balanced,
+    }  # fmt: skip
 
 
 def _whole(count: Any) -> int | None:

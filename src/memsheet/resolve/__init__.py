@@ -402,6 +402,10 @@ def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute
     named = RecomputeMode.SELECTIVE if gaps.request.get("recompute.modules") else RecomputeMode.NONE
     by_layers = tuple(gaps.request.get("recompute.modules") or ()) == ("layer",) and "layer" in engine.policies
     implied = RecomputeMode.FULL if (every and not by_layers) or segments or counted else named
+    if implied not in engine.recompute and gaps.request.get("recompute.mode") is None:
+        key = next(f"recompute.{part}" for part in ("modules", "every", "layers", "segments") if gaps.request.get(f"recompute.{part}"))
+        hint = f"modelled: {', '.join(known.value for known in engine.recompute)}"
+        gaps.wrong(key, gaps.request[key], f"asks for recompute {implied.value}, which is not modelled for {engine.name} yet", hint)
     mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if mode is not RecomputeMode.FULL and implied is RecomputeMode.FULL:

@@ -15,7 +15,7 @@ def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) ->
     """Fields of a plan that are off unless they are asked for."""
     return {
         "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
-        "context_parallel": _context_parallel(gaps, mesh),
+        "context_parallel": _context_parallel(gaps, mesh, engine),
         "image_tokens": _image_tokens(gaps, model),
         "compile": _compile(gaps, engine),
         "async_tp": bool(gaps.get("async_tp", False, silent=True)),
@@ -78,13 +78,15 @@ def _image_tokens(gaps: Gaps, model: ModelSpec | None) -> int:
     return given
 
 
-def _context_parallel(gaps: Gaps, mesh: Mesh) -> ContextParallel | None:
+def _context_parallel(gaps: Gaps, mesh: Mesh, engine: Engine) -> ContextParallel | None:
     given = gaps.request.get("context_parallel_comm")
     if mesh.cp == 1:
         if given is not None:
             gaps.wrong("context_parallel_comm", given, "is how ranks share a sequence, and each has its own", "give cp, or leave it out")
         return None
-    return gaps.choice("context_parallel_comm", ContextParallel.RING, tuple(ContextParallel), "cp")
+    if not engine.context_parallel:  # whose ranks share none: the degree is refused
+        return None
+    return gaps.choice("context_parallel_comm", engine.context_parallel[0], engine.context_parallel, engine.name)
 
 
 def _routing(gaps: Gaps, model: ModelSpec | None) -> Routing | None:

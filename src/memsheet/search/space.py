@@ -17,7 +17,7 @@ from memsheet.spec.check import check_request
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import ModelSpec, Moe
-from memsheet.spec.plan import ContextParallel, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.spec.plan import Loss, OptimizerName, RecomputeMode, Schedule
 
 Request = Mapping[str, Any]
 AXES = ("dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
@@ -88,8 +88,8 @@ def _choices(engine: Engine, fixed: Request, *, every: bool) -> Iterator[Request
         _values(fixed, "loss", [loss.value for loss in (engine.losses if every else _losses(engine))]),
         _values(fixed, "optimizer.name", [name.value for name in _optimizers(engine, every=every)]),
         _offload(engine, fixed),
-        _switched(engine, fixed, "sequence_parallel", "tp", (False, True) if every else (True,)),
-        _switched(engine, fixed, "context_parallel_comm", "cp", [c.value for c in ContextParallel] if every else [ContextParallel.RING.value]),
+        _switched(engine, fixed, "sequence_parallel", "tp", _sequences_cut(engine, every=every)),
+        _switched(engine, fixed, "context_parallel_comm", "cp", [how.value for how in engine.context_parallel[: None if every else 1]]),
     ]  # fmt: skip
     for combination in product(*tables):
         choice = {key: value for part in combination for key, value in part.items()}
@@ -110,7 +110,12 @@ def _values(fixed: Request, key: str, values: Any) -> list[Request]:
 
 def _switched(engine: Engine, fixed: Request, key: str, axis: str, values: Any) -> list[Request]:
     """An option that only ranks of an axis have; each plan drops it where it has none."""
-    return _values(fixed, key, values) if key in engine.models and axis in engine.axes else [{}]
+    return _values(fixed, key, values) if values and axis in engine.axes else [{}]
+
+
+def _sequences_cut(engine: Engine, *, every: bool) -> tuple[bool, ...]:
+    """Whether tensor-parallel ranks share sequences between the regions that they cut, where the engine says."""
+    return () if "sequence_parallel" not in engine.models else (False, True) if every else (True,)
 
 
 def _optimizers(engine: Engine, *, every: bool) -> tuple[OptimizerName, ...]:

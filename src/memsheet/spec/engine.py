@@ -10,7 +10,7 @@ from typing import Any
 from memsheet.frozen import dataclass
 from memsheet.sheet import Evidence
 from memsheet.spec.model import Role
-from memsheet.spec.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
+from memsheet.spec.plan import AdapterKind, AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 
 class Sharding(Enum):
@@ -74,6 +74,7 @@ class Engine:
     steps_in_backward: bool = False  # its optimizers can step a parameter when its gradient arrives
     autocast: bool  # parameters kept in fp32 are cast operation by operation, copies cached until forward ends
     attention: tuple[AttentionKind, ...] = (AttentionKind.SDPA, AttentionKind.EAGER, AttentionKind.FLASH)
+    context_parallel: tuple[ContextParallel, ...] = ()  # how its ranks share a sequence where ``cp`` may exceed 1; the first is the default
     losses: tuple[Loss, ...] = (Loss.PLAIN, Loss.FUSED)
     recompute: tuple[RecomputeMode, ...] = (RecomputeMode.NONE, RecomputeMode.FULL)
     schedules: tuple[Schedule, ...] = ()
