@@ -170,5 +170,8 @@ def test_deepspeed_itself_stops_where_the_lint_says_so(rule: str, tmp_path: Path
         config.DeepSpeedConfig(json.loads(files[DS]))
 
 
-def test_an_empty_group_that_was_removed_stops(tmp_path: Path) -> None:
-    assert checked(tmp_path, {DS: deepspeed(elasticity={})}).stops
+def test_an_empty_group_that_was_removed_stops_where_the_release_is_said(tmp_path: Path) -> None:
+    assert checked(tmp_path, {DS: deepspeed(elasticity={})}, engine_version="0.19.8").stops
+    unsaid = checked(tmp_path, {DS: deepspeed(elasticity={})})
+    assert "removed-key" in rules(unsaid)
+    assert not unsaid.stops

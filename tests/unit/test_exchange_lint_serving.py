@@ -137,9 +137,10 @@ def test_what_a_cure_gives_is_the_caches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--swap-space 4", "--num-scheduler-steps 8", "--disable-log-requests", "--preemption-mode swap"])
 def test_flags_that_were_removed_stop(flag: str, tmp_path: Path) -> None:
-    found = checked(tmp_path, f"{V} {SMALL} {flag}")
-    assert rules(found) == {"removed-key"}
-    assert found.stops
+    for release, stops in (("0.33.0", True), (None, False)):
+        found = checked(tmp_path, f"{V} {SMALL} {flag}", engine_version=release)
+        assert rules(found) == {"removed-key"}
+        assert found.stops is stops
 
 
 @pytest.mark.parametrize("rule", ["batch-below-length", "batch-below-sequences", "length-beyond-model", "no-experts-to-deal"])

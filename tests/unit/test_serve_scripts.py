@@ -93,7 +93,7 @@ def test_sglang_is_of_its_release_too(version: str, tmp_path: Path) -> None:
 
 def test_flags_of_an_older_release_start_there(tmp_path: Path) -> None:
     for flag, sure in (("--disable-log-requests", True), ("--swap-space 16", True), ("--num-scheduler-steps 8", False)):
-        assert checked(tmp_path, f"{SMALL} {flag}").stops
+        assert checked(tmp_path, f"{SMALL} {flag}", engine_version="0.33.0").stops
         older = checked(tmp_path, f"{SMALL} {flag}", engine_version="0.8.5")
         assert not older.stops
         assert bool(older.doubt) is not sure

@@ -14,6 +14,7 @@ from typing import Any
 
 from memsheet.errors import Problem, refuse, require
 from memsheet.spec.exchange import Format, Read, Values, read
+from memsheet.spec.releases import stated_release
 from memsheet.spec.serve_pods import command_of, given_to
 
 NAMES = (
@@ -177,18 +178,20 @@ def _recognised(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
 
 def _open(form: Format, text: str, found: Read) -> Read:
     """What was read, as the release has it that the file names, with what the text leaves open."""
-    found = as_released(found, found.request.get("engine_version"))
+    found = as_released(found, found.request.get("engine_version") or stated_release(form, text[:MOST_SCRIPT]))
     return replace(found, assumed=(*found.assumed, *form.taken(text[:MOST_SCRIPT]))) if form.taken else found
 
 
 def as_released(found: Read, version: Any) -> Read:
     """A file read as an engine's release has it: the flags it has, and whose defaults they are."""
     form = found.form
-    if not version or form.released is None:
+    if not version:
         return found
+    if form.released is None:
+        return replace(found, release=str(version))
     again = read(form.released(form, str(version)), found.values)
     beside = found.assumed[len(read(form, found.values).assumed) :]
-    return replace(again, assumed=(*again.assumed, *beside))
+    return replace(again, assumed=(*again.assumed, *beside), release=str(version))
 
 
 def _scripted(form: Format, text: str) -> Any:

@@ -120,5 +120,5 @@ FORMAT = Format(
         **{f"spec.elasticPolicy.{name}": () for name in ("minReplicas", "maxReplicas", "nProcPerNode")},  # ranks that come and go
     },
     strict=("", "spec", "spec.elasticPolicy", "spec.runPolicy", SPECS, MASTER, WORKER),  # kubectl apply: --validate=strict is its default
-    said={"task": "train"},
+    said={"task": "train"}, program_known=lambda values: values.get("kind") == "PyTorchJob",
 )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.spec.exchange import Format, Key, Values, precision_word
+from memsheet.spec.exchange import Format, Key, Values, is_key, precision_word
 from memsheet.spec.trainer_script import BESIDE, BITS, LORA, SCRIPT, SFT_OWN, arguments_of
 from memsheet.spec.trainers import with_master
 
@@ -153,12 +153,19 @@ def _python(tree: Values) -> Mapping[str, str]:
     return {"training_args.py": text}
 
 
+def _into_arguments(values: Values) -> bool:
+    """Whether it is known that ``TrainingArguments`` takes it: a script calls them, or a file holds nothing else. With further keys it is of the
+    dataclasses of some script.
+    """
+    return f"{SCRIPT}.reads" in values or all(is_key(FORMAT, at) for at in values)
+
+
 FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_fixed, more=_python, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT}),
     rename=_renamed, also=arguments_of,
-    refers=("deepspeed",),
+    refers=("deepspeed",), program_known=_into_arguments,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({

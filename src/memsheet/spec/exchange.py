@@ -93,6 +93,7 @@ class Format:
     file: str
     kind: str  # json, yaml or shell
     tested: str  # the version whose source was read, and whose parser is tried
+    keys_of: str = ""  # the newest version whose keys are listed, where a file is of a newer one
     engines: tuple[str, ...]  # of a plan, that it can run
     keys: tuple[Key, ...]
     marks: frozenset[str]  # a file with one of these at its top is of this format
@@ -122,6 +123,7 @@ class Format:
     taken: Callable[[str], tuple[str, ...]] | None = None  # what a text leaves open and its defaults fill, in words
     released: Callable[[Format, str], Format] | None = None  # the format as a release of the engine has it
     along: Callable[[Values], tuple[str, ...]] = lambda _: ()  # formats of further files, without which it does not run the plan
+    program_known: Callable[[Values], bool] = lambda _: True  # whether what the file says tells which program reads it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,7 @@ class Read:
     unmodelled: tuple[tuple[str, Any], ...]
     assumed: tuple[str, ...]
     problems: tuple[Problem, ...]
+    release: str = ""  # of the program that reads it, where the file, a flag or a requirement says one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,6 +215,11 @@ def read(form: Format, values: Values) -> Read:
 
 def _word(value: Any) -> str:
     return {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+
+def is_key(form: Format, at: str) -> bool:
+    """Whether a format has a key of that name, with bytes or without."""
+    return any(key.at == at for key in form.keys) or at in form.unmodelled or _known(form, at)
 
 
 def _known(form: Format, at: str) -> bool:

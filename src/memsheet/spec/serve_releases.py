@@ -29,7 +29,7 @@ def _of(form: Format, name: str, version: str, harmless: frozenset[str]) -> Form
     """The format under the release's name. Flags that an older one had are known to it, or not accounted where they took room."""
     told = f"{name} {version.removeprefix('v')}"
     if not _older(version, form.tested):
-        return replace(form, tested=told)
+        return replace(form, tested=told, keys_of=form.tested)
     gone = form.removed
     return replace(
         form, tested=told, removed=frozenset(), known=form.known | (gone & harmless), unmodelled={**form.unmodelled, **dict.fromkeys(gone - harmless, ())}

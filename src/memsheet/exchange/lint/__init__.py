@@ -32,9 +32,15 @@ def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
     """Every mistake that is found, those that stop the job first, then by what the cure frees."""
     rules = SERVED if case.request.get("task") == "infer" else TRAINING
     whole = not case.together.script and not absent_files(case.reads)
-    found = [(rule, _weighed(case, one)) for rule in rules if whole or not rule.only_if_whole for one in rule.looks(case)]
+    found = [(rule, _weighed(case, _sure(case, one))) for rule in rules if whole or not rule.only_if_whole for one in rule.looks(case)]
     worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _worth(case, one)]
     return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))))
+
+
+def _sure(case: Case, found: Found) -> Found:
+    """A remark alone, where the program that reads the file is not known: no one can say what it stops at."""
+    of = next((read for name, read in case.reads.items() if found.where.startswith(f"{name}:")), None)
+    return found if of is None or not found.stops or of.form.program_known(of.values) else replace(found, stops=False)
 
 
 def _weighed(case: Case, found: Found) -> Found:

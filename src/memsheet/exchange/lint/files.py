@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 
 from memsheet.exchange.lint.case import Case, Found, Rule
+from memsheet.spec.exchange import Read
+from memsheet.spec.releases import keys_known, misspelt
 
 
 def _batches(case: Case) -> Iterator[Found]:
@@ -20,8 +22,13 @@ def _batches(case: Case) -> Iterator[Found]:
                 over = f"{gpus} GPUs" if gpus else "any number of GPUs"
                 yield Found(
                     where=f"{name}: train_batch_size", says=f"{whole} is not {micro} sequences · {rounds} rounds · {over}",
-                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out", stops=True,
+                    cure=f"train_batch_size {product}" if gpus else "leave one of the three out", stops=_always(case, whole, micro * rounds),
                 )  # fmt: skip
+
+
+def _always(case: Case, whole: int, product: int) -> bool:
+    """Whether no number of data-parallel ranks makes it right: which ranks those are is the training script's, unless something says it."""
+    return bool(whole % product) or any(name != "deepspeed" for name in (read.form.name for read in case.reads.values()))
 
 
 def _disagree(case: Case) -> Iterator[Found]:
@@ -34,22 +41,33 @@ def _unknown(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for at, near in read.unknown:
             group = at.rsplit(".", 1)[0] if "." in at else ""
+            strict = group in read.form.strict
             if any(key.at.startswith(f"{at}.") for key in read.form.keys):
                 yield Found(
-                    where=f"{name}: {at}",
-                    says="takes keys of its own, not a value",
-                    cure=f'"{at}": {{"enabled": true}}, for example',
-                    stops=True,
-                )
+                    where=f"{name}: {at}", says="takes keys of its own, not a value", cure=f'"{at}": {{"enabled": true}}, for example',
+                    stops=at in read.form.strict,
+                )  # fmt: skip
                 continue
-            stops = group in read.form.strict
-            does = "stops at it" if stops else "ignores it silently"
+            wrong = strict and (keys_known(read) or misspelt(at, near))
             yield Found(
                 where=f"{name}: {at}",
-                says=f"is no key; {read.form.tested} {does}",
-                cure=f"{near}?" if near else "leave it out",
-                stops=stops,
+                says=_not_taken(read, strict=strict, wrong=wrong),
+                cure=f"{near}?" if near else _left_out(wrong=wrong, strict=strict),
+                stops=wrong,
             )
+
+
+def _not_taken(read: Read, *, strict: bool, wrong: bool) -> str:
+    """What comes of a key that nobody knows: sure only where the program that reads the file is known, and its release."""
+    if not read.form.program_known(read.values):
+        return f"is not a key of {read.form.tested}; the program that reads the file may know it"
+    if not strict:
+        return f"is no key; {read.form.tested} ignores it silently"
+    return f"is no key; {read.form.tested} stops at it" + ("" if wrong else ", another release may know it")
+
+
+def _left_out(*, wrong: bool, strict: bool) -> str:
+    return "leave it out" if wrong or not strict else "say the release: --engine-version"
 
 
 INSTEAD = {
@@ -62,13 +80,13 @@ INSTEAD = {
 def _removed(case: Case) -> Iterator[Found]:
     for name, read in case.reads.items():
         for gone in sorted(read.form.removed):
-            if any(at == gone or at.startswith(f"{gone}.") for at in read.values):
+            if any((at == gone or at.startswith(f"{gone}.")) and held is not None for at, held in read.values.items()):
+                sure = keys_known(read)
+                older = "" if sure else ", older ones take it"
                 yield Found(
-                    where=f"{name}: {gone}",
-                    says=f"was removed, and {read.form.tested} stops at it",
-                    cure=INSTEAD.get(gone, "leave it out"),
-                    stops=True,
-                )
+                    where=f"{name}: {gone}", says=f"was removed, and {read.form.tested} stops at it{older}", cure=INSTEAD.get(gone, "leave it out"),
+                    stops=sure,
+                )  # fmt: skip
 
 
 def _both_widths(case: Case) -> Iterator[Found]:

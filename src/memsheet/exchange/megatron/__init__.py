@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.exchange.megatron.flags import ALLOCATOR, LAUNCHER, SWITCHES, VALUED, flags_of
+from memsheet.exchange.megatron.flags import ALLOCATOR, LAUNCHER, PROGRAM, SWITCHES, VALUED, flags_of
 from memsheet.exchange.megatron.stages import STAGES, unlike
 from memsheet.spec.exchange import Format, Key, Values
 
@@ -20,6 +20,8 @@ ON = "expandable_segments:True"
 ONE = "one micro-batch for each rank"
 TP = "--tensor-model-parallel-size"
 FUSION, FUSED_BY = "--cross-entropy-loss-fusion", "--cross-entropy-fusion-impl"
+OWN = ("pretrain_gpt.py", "pretrain_bert.py", "pretrain_t5.py", "pretrain_mamba.py")
+"""Programs of its own that add no flags to the ones read here; others have more."""
 MARKS = frozenset({TP, "--pipeline-model-parallel-size", "--micro-batch-size", "--seq-length", "--use-distributed-optimizer"})
 BACKENDS = {"flash": "flash", "cudnn": "fused", "eager": "unfused"}  # core/transformer/enums.py:59, AttnBackend
 
@@ -274,6 +276,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
 
 FORMAT = Format(
     name="megatron", file="pretrain_gpt.sh", kind="shell", tested=VERSION, engines=("megatron",), keys=KEYS, compose=_compose, problems=_cannot,
+    program_known=lambda values: values.get(PROGRAM) in OWN,
     parse=lambda text: flags_of(text, MARKS), said={"task": "train", "engine": "megatron"},
     marks=MARKS,
     fixed=lambda a: {FUSED_BY: "te"} if a.get("loss") == "fused" else {},  # core/fusions: the native kernel is another

@@ -14,6 +14,8 @@ USED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:\[[@*]\]|:?[-=?][^}]*)?\}|
 ARGUMENTS = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
 ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 DEEPEST, MOST_WORDS = 6, 4000
+PROGRAM = "$.program"
+"""The script that the flags are given to."""
 
 
 def _names(text: str) -> frozenset[str]:
@@ -194,6 +196,7 @@ def _flags(words: list[str]) -> dict[str, Any]:
             found[at] = _value(value) if equals else True
         elif word.endswith(".py"):
             at = ""
+            found[PROGRAM] = word.rpartition("/")[2]
         elif at in SWITCHES or not at:
             found |= {f"$.{word[1:]}": AUTO} if word.startswith("$") and word not in ARGUMENTS else {}
         elif word not in ARGUMENTS:
