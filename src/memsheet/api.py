@@ -135,6 +135,7 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
     request, said = with_method(request)
     spec = drafted(spec, request)
     resolved = resolve(request, spec, cluster)
+    said += cluster.device.assumed if cluster else ()
     resolved = replace(resolved, assumed=(*said, *resolved.assumed)) if said else resolved
     require(unsupported(resolved.plan, cluster, spec) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
@@ -194,6 +195,7 @@ SHOWN_DTYPES = ("fp32", "bf16", "int8", "nf4")
 def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster | None) -> Answer:
     served = request["task"] == "infer"
     resolved = _bare_plan(request, cluster)
+    resolved = replace(resolved, assumed=(*cluster.device.assumed, *resolved.assumed)) if cluster else resolved
     sheet = account_bare(parameters, resolved.plan, cluster)
     nothing = ModelSpec(
         name=f"{parameters:,} parameters", model_type="", hidden=0, vocab=0, embeddings=Embeddings(weights=()), stacks=(),
@@ -283,10 +285,11 @@ def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:
         )
         return None
     count, name = parse_gpus(str(gpus))
+    device = find_device(name)
     if count is None:
-        raise refuse("gpus", gpus, "has no count", f"write for example 1x{name}")
+        count, device = 1, replace(device, assumed=(*device.assumed, f"gpus = 1x{device.name} (no count was given)"))
     return cluster_of(
-        find_device(name), count, per_node=where["per_node"], nodes=where["nodes"],
+        device, count, per_node=where["per_node"], nodes=where["nodes"],
         host_bytes=parse_bytes(str(host), "host_memory") if host is not None else None,
     )  # fmt: skip
 

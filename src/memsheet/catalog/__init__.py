@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from memsheet.catalog.cards import card, card_names, other_spellings
+from memsheet.catalog.spellings import device_key, family_and_size, named_capacity
 from memsheet.errors import refuse
 from memsheet.spec.device import Basis, Device, Links, parse_gpus
 from memsheet.units import GIB, MIB
 
 __all__ = ["devices", "find_device", "find_gpus", "find_model", "model_names", "rates", "serving_rates", "terms"]
-
-_VENDORS = ("nvidia", "amd", "google", "intel", "huawei")
 
 
 def _read(*path: str) -> str:
@@ -58,12 +59,6 @@ def find_model(name: str) -> dict[str, Any] | None:
     return model
 
 
-def _device_key(name: str) -> str:
-    """Letters and digits only, without the vendor's name, as ``RTX 4090`` and ``NVIDIA rtx-4090`` are one card."""
-    key = re.sub(r"[^a-z0-9]", "", name.lower())
-    return next((key.removeprefix(vendor) for vendor in _VENDORS if key.startswith(vendor)), key)
-
-
 def _toml(text: str) -> dict[str, Any]:
     import tomllib
 
@@ -104,13 +99,34 @@ def rates() -> dict[str, Any]:
 
 @cache
 def _device_index() -> dict[str, str]:
-    """Every spelling → the device's name. Names and aliases are plain strings on one line each; a test parses them all."""
+    """Every spelling of devices.toml → the device's name. Names and aliases are plain strings on one line each; a test parses them all."""
     index = {}
     for name, text in _sections().items():
         lines = re.findall(r"^(?:full_name|aliases) = .*$", text, flags=re.MULTILINE) if name else []
         spellings = (name, *(spelling for line in lines for spelling in re.findall(r'"([^"]*)"', line)))
-        index.update({_device_key(spelling): name for spelling in spellings if spelling})
+        index.update({device_key(spelling): name for spelling in spellings if spelling})
     return index
+
+
+@cache
+def _card_index() -> dict[str, str]:
+    """Every spelling of cards.toml → the card's name. Read where devices.toml has no such name."""
+    return {device_key(spelling): name for name in card_names() for spelling in (name, *other_spellings(name))}
+
+
+@cache
+def _families() -> dict[str, tuple[str, ...]]:
+    """A name without its memory size → the devices of that name."""
+    families: dict[str, tuple[str, ...]] = {}
+    spellings = [
+        *((name, name) for name in _sections()),
+        *((called, name) for name in card_names() for called in (name, *other_spellings(name))),
+    ]
+    for called, name in spellings:
+        family, size = family_and_size(called)
+        if size:
+            families[family] = (*families.get(family, ()), name)
+    return families
 
 
 def _cite(names: list[str]) -> str:
@@ -172,6 +188,7 @@ def _device(name: str) -> Device:
         framework_bytes=value, framework_low_bytes=low, framework_high_bytes=high, basis=basis, evidence=evidence,
         per_node=row.get("devices_per_node"), links=_links(row),
         scale_up_kind=_kind(row["scale_up_link"]), host_kind=_kind({"type": "PCIe", **row["pcie"]}) if "pcie" in row else "",
+        engines=tuple(row["engines"]) if "engines" in row else None, backend=row.get("backend", "CUDA"),
         uncertain=tuple(row.get("uncertain", ())), notes=tuple(row.get("notes", ())),
         sources=tuple(f"{what}: {_cite(names)}" for what, names in sources.items()),
     )  # fmt: skip
@@ -179,25 +196,70 @@ def _device(name: str) -> Device:
 
 def devices() -> tuple[Device, ...]:
     """Every device of the catalogue, in its order."""
-    return tuple(_device(name) for name in _sections() if name)
+    return (*(_device(name) for name in _sections() if name), *map(card, card_names()))
 
 
 def find_device(name: str) -> Device:
-    """The device of that name, alias or driver's name; case, dashes and spaces do not matter.
+    """The device of that name, alias or driver's name; case, dashes, spaces and makers' words do not matter.
+
+    A name that several sizes share (``a100``) is the one with the least memory, and a size alone (``24GB``) a card sold with it, the one of
+    which frameworks get least; ``24GiB`` is exactly that. What was taken for granted is in ``assumed``.
 
     Raises InputError with the nearest names.
     """
-    found = _device_index().get(_device_key(name))
-    if found is None:
+    if (capacity := named_capacity(name)) is not None:
+        return _of_size(capacity[0], exact=capacity[1])
+    key = device_key(name)
+    for spelling in (key, f"{key}gb"):  # a100-80
+        if spelling in _device_index():
+            return _device(_device_index()[spelling])
+        if spelling in _card_index():
+            return card(_card_index()[spelling])
+    sizes = [_named(found) for found in _families().get(key, ())]
+    if not sizes:
         raise refuse("gpus", name, "is not a device memsheet knows", f"did you mean {', '.join(_near(name))}? `memsheet gpus` lists all")
-    return _device(found)
+    least = min(sizes, key=lambda device: device.datasheet_bytes)
+    others = ", ".join(dict.fromkeys(device.name for device in sizes if device.name != least.name))
+    return (
+        replace(least, assumed=(f"gpus {name.strip()} = {least.name}, the least memory of its name (also {others})",)) if others else least
+    )
+
+
+def _named(name: str) -> Device:
+    return _device(name) if name in _sections() else card(name)
+
+
+def _of_size(size: float, *, exact: bool) -> Device:
+    """A card about which nothing but its memory is said."""
+    nameless: dict[str, Any] = {"vendor": "", "arch": "", "datasheet_bytes": int(size * (GIB if exact else 10**9))}
+    if exact:
+        capacity, name = int(size * GIB), f"{size:g}GiB"
+        return Device(
+            name=name, full_name=f"a device of {size:g} GiB", framework_bytes=capacity, framework_low_bytes=capacity,
+            framework_high_bytes=capacity, basis=Basis.ASKED, evidence="as asked", **nameless,
+        )  # fmt: skip
+    sold = [device for device in devices() if device.datasheet_bytes == size * 10**9 and device.engines is None]
+    name = f"{size:g}GB"
+    if not sold:
+        low, value, high, basis, evidence = _framework({"datasheet_gb": size}, "")
+        assumed = f"gpus {name} = a card sold as {name}, of which the catalogue has none: {evidence}"
+    else:
+        least = min(sold, key=lambda device: device.framework_low_bytes)
+        low = value = least.framework_low_bytes
+        high, basis = max(device.framework_high_bytes for device in sold), Basis.DATASHEET
+        evidence = f"the least of {len(sold)} cards sold as {name}, {least.name}"
+        assumed = f"gpus {name} = a card sold as {name}: {evidence}"
+    return Device(
+        name=name, full_name=f"a card sold as {name}", framework_bytes=value, framework_low_bytes=low, framework_high_bytes=high,
+        basis=basis, evidence=evidence, assumed=(assumed,), **nameless,
+    )  # fmt: skip
 
 
 def _near(name: str) -> list[str]:
     """Three names: those that begin alike first, then those spelt alike."""
     import difflib
 
-    index, key = _device_index(), _device_key(name)[:40]
+    index, key = {**_card_index(), **_device_index()}, device_key(name)[:40]
     alike = [index[k] for k in index if key and k.startswith(key)]
     spelt = [index[k] for k in difflib.get_close_matches(key, index, n=6, cutoff=0.0)]
     return list(dict.fromkeys(alike + spelt))[:3]

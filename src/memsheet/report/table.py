@@ -344,10 +344,11 @@ def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
 
 
 def _notes(answer: Answer, look: Look) -> Iterator[str]:
-    if answer.cluster is not None:
+    if answer.cluster is not None and answer.cluster.device.basis is not Basis.ASKED:
         device = answer.cluster.device
         box = format_bytes(device.datasheet_bytes, decimal=True, digits=1)
         known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
         yield f"a framework gets {look.room(device.framework_bytes, 2)} of each {device.name} (sold as {box}){known}"
+        yield from device.notes if device.unified else ()
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
     yield from dict.fromkeys(one_line(note) for note in notes)

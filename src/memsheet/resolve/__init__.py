@@ -71,7 +71,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     gaps = Gaps(request)
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None
-    engine = _engine(gaps, task, gpus, model)
+    engine = _engine(gaps, task, cluster, model)
     if real:
         engine = replace(
             engine, axes=(*engine.axes, *engine.real_axes), schedules=(*engine.schedules, *engine.real_schedules),
@@ -140,12 +140,14 @@ def reread(document: Mapping[str, Any], model: ModelSpec | None = None, *, real:
     return resolve({key: value for key, value in flatten(document).items() if key not in DESCRIBED}, model, None, real=real).plan
 
 
-def _engine(gaps: Gaps, task: str, gpus: int | None, model: ModelSpec | None) -> Engine:
-    several = (gpus or _product(gaps.request)) > 1
+def _engine(gaps: Gaps, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
+    several = (cluster.count if cluster else _product(gaps.request)) > 1
     sharded = task == "train" and several and gaps.request.get("zero") != 0
     default = "fsdp2" if sharded else "vllm" if task == "infer" and several and pages(model) else "transformers"
     if task == "infer" and model is not None and model.source.kind == "gguf":
         default = "llama.cpp"
+    if cluster and cluster.device.engines is not None:
+        default = _engine_there(cluster.device.engines, task) or default
     name = gaps.get("engine", default)
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:
@@ -154,6 +156,11 @@ def _engine(gaps: Gaps, task: str, gpus: int | None, model: ModelSpec | None) ->
         require(gaps.problems)
     assert engine is not None
     return engine.alone if engine.alone is not None and not several else engine
+
+
+def _engine_there(names: tuple[str, ...], task: str) -> str | None:
+    """The first engine of those accounted on a device that has the task."""
+    return next((name for name in names if (engine := find_engine(name)) and task in engine.tasks), None)
 
 
 def _product(request: Request) -> int:

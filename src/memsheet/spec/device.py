@@ -18,6 +18,7 @@ class Basis(Enum):
     REPORTED = "reported"  # frameworks were seen to print it
     DRIVER = "driver"  # derived: the driver's total less the gap seen on other cards
     DATASHEET = "datasheet"  # nothing but the marketed size is known
+    ASKED = "asked"  # whoever asks says so
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +66,13 @@ class Device:
     links: Links = Links()
     scale_up_kind: str = ""  # what the links are called: NVLink 4
     host_kind: str = ""
+    engines: tuple[str, ...] | None = None  # the only ones accounted on it; None: all that are modelled
+    backend: str = "CUDA"  # what llama.cpp runs on there, as its log names it
+    unified: bool = False  # processor and device share their memory
     uncertain: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  # what a name left open, and what was taken for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,23 +117,27 @@ def cluster_of(
     return Cluster(device=device, per_node=size, nodes=count // size, links=links.over(device.links), host_bytes=host_bytes)
 
 
-_GPUS = re.compile(r"^\s*(?:([+-]?\d+)\s*[xX×]\s*)?(\S(?:.{0,98}\S)?)\s*$")
+_GPUS = re.compile(r"^\s*(?:([+-]?\d+)\s*[xX×*]\s*|([1-9]\d{0,2})\s+(?!g[i]?b\b)(?=\S))?(\S(?:.{0,98}\S)?)\s*$", re.IGNORECASE)
+_COUNT_LAST = re.compile(r"^\s*(\S(?:.{0,98}?\S)?)\s*(?:\s[xX×]\s*|:)(\d{1,7})\s*$")
 _SEVERAL = re.compile(r"^\s*\d+\s*[xX×][^,;+]*[,;+]\s*\d+\s*[xX×]")
 MIXED = "names several kinds of device or node, and only equal ones are planned for"
 MIXED_HINT = "plan for the smallest: the device with the least memory, as many of it as there are in all"
 
 
 def parse_gpus(text: str) -> tuple[int | None, str]:
-    """``8xH100-80GB`` → (8, "H100-80GB"). Without a count the count is None: for commands that find it.
+    """``8xH100-80GB``, ``8 H100-80GB``, ``H100-80GB:8`` or ``H100-80GB x8`` → (8, "H100-80GB"). Without a count the count is None: for commands
+    that find it.
 
     The name is only cut out here; the catalogue says whether there is such a device.
     """
+    if last := _COUNT_LAST.match(text):
+        text = f"{last[2]}x{last[1]}"
     match = _GPUS.match(text)
     if _SEVERAL.match(text):
         raise refuse("gpus", text, MIXED, MIXED_HINT)
     if match is None:
         raise refuse("gpus", text, "does not name devices", "write a count and a device, for example 8xH100-80GB")
-    digits, name = match.groups()
+    digits, name = match[1] or match[2], match[3]
     if digits is None:
         return None, name
     if digits.startswith("-") or not digits.lstrip("+0"):

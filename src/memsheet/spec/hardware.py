@@ -11,8 +11,6 @@ from memsheet.spec.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.spec.model import Attention, ModelSpec
 from memsheet.spec.plan import AttentionKind, Plan
 
-OTHER_STACKS = ("Google", "Intel", "Huawei")
-"""Vendors whose cards the modelled engines do not drive through CUDA or ROCm, the allocator and libraries that are accounted."""
 FLASH_UNITS = (8, 0)
 """FlashAttention-2 needs Ampere, compute capability 8.0 (Dao-AILab/flash-attention README)."""
 BF16_UNITS = (8, 0)
@@ -41,9 +39,10 @@ OWN_KERNELS = frozenset({"llama.cpp"})
 def unsupported(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) -> Iterator[Problem]:
     """Every choice of a plan that its card does not have."""
     device = cluster.device
-    if device.vendor in OTHER_STACKS:
-        reason = f"is not a card that {plan.engine} is accounted on"
-        yield Problem(field="gpus", value=device.name, reason=reason, hint="cards of NVIDIA and AMD are")
+    if device.engines is not None and plan.engine not in device.engines:
+        reason = f"is not a device that {plan.engine} is accounted on"
+        hint = f"accounted there: {', '.join(device.engines)}" if device.engines else "cards of NVIDIA and AMD are"
+        yield Problem(field="gpus", value=device.name, reason=reason, hint=hint)
     if (words := eight_bit_cache(plan, device, model)) and refuses_eight_bits(plan, device, model):
         other = "fp16" if plan.precision.compute is not BF16 else "bf16"
         yield Problem(field="serving.kv_dtype", value="fp8", reason=words, hint=f"--kv-dtype {other}, or a card from Ada and Hopper on")

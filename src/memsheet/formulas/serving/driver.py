@@ -6,10 +6,13 @@ from collections.abc import Iterable
 
 from memsheet.catalog import overheads
 from memsheet.formulas.runtime import workspaces
-from memsheet.sheet import Bytes, Component, Fitted, FromCode, Instant, Item
+from memsheet.sheet import Bytes, Component, Derived, Fitted, FromCode, Instant, Item
 from memsheet.spec.device import Cluster
 from memsheet.spec.plan import Plan
 
+CUDA_LIKE = ("CUDA", "ROCm")
+"""Backends of llama.cpp with a context and libraries as CUDA has them."""
+UNKNOWN_DRIVER = Derived("what other drivers than CUDA's hold beside buffers is not known: from nothing to what CUDA's context takes")
 CUBLAS = FromCode("ggml-org/llama.cpp", "00395eb285c7c6821ff372e3ca41dae9da33c2c7", "ggml/src/ggml-cuda/common.cuh", 0)
 
 
@@ -20,6 +23,8 @@ def driver_items(plan: Plan, cluster: Cluster | None, instants: Iterable[Instant
     instants, entry = tuple(instants), overheads()["context"]
     measured = Fitted(entry["runs"], entry["hardware"], entry["date"], entry["spread"])
     context = Bytes(entry["low_bytes"], entry["value_bytes"], entry["high_bytes"])
+    if cluster.device.backend not in CUDA_LIKE:
+        return [Item(Component.CONTEXT, "driver", dict.fromkeys(instants, Bytes(0, context.low, context.high)), UNKNOWN_DRIVER)]
     most = workspaces(plan, cluster).high
     late = [instant for instant in instants if instant is not Instant.LOAD]
     items = [Item(Component.CONTEXT, "cuda", dict.fromkeys(instants, context), measured)]

@@ -11,7 +11,7 @@ from typing import Any
 
 from memsheet.engines.llama_cpp import MAX_SEQUENCES
 from memsheet.formulas.serving.drafts import draft_facts, named
-from memsheet.formulas.serving.driver import driver_items
+from memsheet.formulas.serving.driver import CUDA_LIKE, driver_items
 from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, Placed, blocks_of, buffers_of, cache_of, placed, ubatch_of
 from memsheet.formulas.serving.llama_cpp.draft import Drafting, draft_buffers, draft_caches, draft_per_token, drafting_of
 from memsheet.formulas.serving.llama_cpp.latent_fork import cell_bytes
@@ -37,15 +37,16 @@ def items(spec: ModelSpec, plan: Plan, engine: Engine, cluster: Cluster | None, 
     del engine
     instants = (Instant.LOAD,) if plan.phase == "load" else ALWAYS
     made = buffers_of(spec, plan)
-    found = _buffer_items(spec, plan, made, stage)
+    pooled = cluster is None or cluster.device.backend in CUDA_LIKE
+    found = _buffer_items(spec, plan, made, stage, pooled=pooled)
     found += lora_file_items(spec, plan, stage, instants, int(made.compute[stage].value))
     if drafting := drafting_of(spec, plan):
-        found += named(_buffer_items(drafting.model, drafting.plan, draft_buffers(drafting), stage))
+        found += named(_buffer_items(drafting.model, drafting.plan, draft_buffers(drafting), stage, pooled=pooled))
     return [*found, *driver_items(plan, cluster, instants)]
 
 
-def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int) -> list[Item]:
-    """A model's buffers on one device."""
+def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int, *, pooled: bool = True) -> list[Item]:
+    """A model's buffers on one device. ``pooled``: its products allocate from a pool, as CUDA's do."""
     mixed = any(size.low != size.high for size in made.weights[stage].values())
     evidence: Evidence = MIXED if mixed else Cited(LLAMA_CPP, "llama-model.cpp load_tensors: tensors as the file stores them")
     instants = (Instant.LOAD,) if plan.phase == "load" else ALWAYS
@@ -68,7 +69,8 @@ def _buffer_items(spec: ModelSpec, plan: Plan, made: Buffers, stage: int) -> lis
                 graph,
             )
         )
-        found.append(Item(Component.WORKSPACES, "cuda_pool", dict.fromkeys(SERVING, _pool(spec, plan)), POOL))
+        if pooled:
+            found.append(Item(Component.WORKSPACES, "cuda_pool", dict.fromkeys(SERVING, _pool(spec, plan)), POOL))
     return found
 
 
@@ -116,9 +118,10 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     }  # fmt: skip
     if plan.phase == "load":
         return found
-    found["start_up"] = start_up(made)
+    backend = cluster.device.backend if cluster else "CUDA"
+    found["start_up"] = start_up(made, backend)
     if drafting:
-        found["start_up"] += start_up(draft_buffers(drafting))
+        found["start_up"] += start_up(draft_buffers(drafting), backend)
         found["speculative"] = _drafting_facts(drafting, plan, devices)
     if cluster is not None:
         rooms = [_room(sheet, cluster) for sheet in sheets]
@@ -185,9 +188,9 @@ def host_bytes(spec: ModelSpec, plan: Plan, stage: int) -> int:
     return sum(held) + lora_file_host_bytes(spec, plan) if stage == 0 else 0
 
 
-def start_up(made: Buffers) -> list[str]:
+def start_up(made: Buffers, backend: str = "CUDA") -> list[str]:
     """The buffers in llama.cpp's own words, to put beside its log."""
-    names = [f"CUDA{number}" for number in range(len(made.compute) - 1)]
+    names = [f"{backend}{number}" for number in range(len(made.compute) - 1)]
     lines = [
         f"load_tensors: {name:>12} model buffer size = {sum(size.value for size in sizes.values()) / 2**20:8.2f} MiB"
         for name, sizes in zip(("CPU_Mapped", *names), (made.weights[-1], *made.weights), strict=False)
@@ -200,6 +203,6 @@ def start_up(made: Buffers) -> list[str]:
     ]
     lines += [
         f"sched_reserve: {name:>11} compute buffer size = {size.value / 2**20:8.2f} MiB"
-        for name, size in zip((*names, "CUDA_Host"), made.compute, strict=True)
+        for name, size in zip((*names, f"{backend}_Host" if backend in CUDA_LIKE else "CPU"), made.compute, strict=True)
     ]
     return lines

@@ -1,0 +1,36 @@
+"""The many spellings of a device's name: one key for ``RTX 4090``, ``NVIDIA GeForce rtx-4090`` and ``4090``, its memory size set apart."""
+
+from __future__ import annotations
+
+import re
+
+MAKERS = (
+    "nvidia", "geforce", "quadro", "tesla", "rtx", "amd", "radeon", "instinct", "rx", "intel", "arc", "google", "huawei", "apple",
+)  # fmt: skip
+"""Words before a card's own name that a person may leave out."""
+LAPTOP = re.compile(r"\b(?:mobile|notebook|max-?q|laptop)\b|(?<=\d)m\b")
+_SIZE = re.compile(r"(?<![a-z0-9.])(\d{1,4})[\s_-]*gi?b?(?![a-z0-9])")
+_CAPACITY = re.compile(r"\s*(\d{1,4}(?:\.\d{1,3})?)\s*(gi?b)\s*(?:gpu|card|vram)?s?\s*", re.IGNORECASE)
+
+
+def family_and_size(name: str) -> tuple[str, str]:
+    """A name's letters and digits without its makers' words, and the memory size in it as ``80gb`` (empty where it says none)."""
+    text = LAPTOP.sub(" laptop", name.lower())
+    size = _SIZE.search(text)
+    if size:
+        text = text[: size.start()] + text[size.end() :]
+    key = re.sub(r"[^a-z0-9]", "", text).removesuffix("gpu")
+    while maker := next((word for word in MAKERS if key.startswith(word) and key != word), ""):
+        key = key.removeprefix(maker)
+    return key, f"{size[1]}gb" if size else ""
+
+
+def device_key(name: str) -> str:
+    """One key for all spellings of a device."""
+    return "".join(family_and_size(name))
+
+
+def named_capacity(name: str) -> tuple[float, bool] | None:
+    """``24GB`` → (24.0, False), ``24GiB`` → (24.0, True: exactly so many); None where a name is no capacity."""
+    found = _CAPACITY.fullmatch(name)
+    return (float(found[1]), found[2].lower() == "gib") if found and float(found[1]) > 0 else None
