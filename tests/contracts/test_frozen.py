@@ -1,7 +1,8 @@
 """What others build on: the public names, and the flags of every command. A change here is a decision, not an accident."""
 
 import memsheet
-from memsheet.cli import application
+from memsheet.cli.commands import COMMANDS
+from memsheet.cli.line import spellings
 
 NAMES = [
     "Answer",
@@ -88,8 +89,7 @@ FLAGS = {
 
 
 def flags_of(command: str) -> list[str]:
-    arguments = application()[command].assemble_argument_collection()
-    return sorted(name for argument in arguments for name in argument.names if name.startswith("--") and argument.parse)
+    return sorted(name for flag in COMMANDS[command].flags for name, _ in spellings(flag))
 
 
 def test_public_names():
@@ -97,7 +97,7 @@ def test_public_names():
 
 
 def test_commands():
-    assert sorted(name for name in application() if not name.startswith("-")) == sorted(FLAGS)
+    assert sorted(COMMANDS) == sorted(FLAGS)
 
 
 def test_flags():

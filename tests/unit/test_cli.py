@@ -1,20 +1,29 @@
 """The command line: exit codes, what goes where, errors that say what to do, plans from files and pipes."""
 
+import gc
 import json
 import os
+import shlex
 import subprocess
 import sys
-from dataclasses import fields
 
 import pytest
 
 import answers
 import memsheet.api
-from memsheet.cli import flags, main, screen
-from memsheet.cli.flags import HELP
+from memsheet.cli import main, screen
+from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
+from memsheet.cli.flags import HELP, PLAN_FLAGS
+from memsheet.cli.help import START
+from memsheet.cli.line import given
 from memsheet.errors import InputError
+from memsheet.measuring import STEPS, VARIED_STEPS
+from memsheet.spec.check import RULES
 from memsheet.spec.names import SHORT
+from memsheet.tracing import CACHES
+from memsheet.verify.ladder import CPU_OPERATIONS
 
+TWO_SCREENS = 60
 TRAIN = ("train", "llama-tiny", "--seq-len", "128")
 BIG = ("train", "llama-3-70b", "--gpus", "8xA100-80GB", "--seq-len", "2048")
 
@@ -80,7 +89,7 @@ def test_uncertain_is_eleven(capsys, monkeypatch):
         (("train", "--parameters", "1e999999999"), ["is not a whole number"]),
         (("train", "--parameters", "many"), ["is not a number"]),
         (("train", "--plan", "nowhere.json"), ["nowhere.json"]),
-        (("trian", "llama-tiny"), ['Did you mean "train"?']),
+        (("trian", "llama-tiny"), ["trian: is not a command", "did you mean train?"]),
         (("explain", "fragmentatoin"), ["is not explained here"]),
         (("models", "nothing-of-that-name"), ["memsheet models"]),
         (("gpus", "abacus"), ["memsheet gpus"]),
@@ -224,8 +233,9 @@ def test_host_memory_is_understood(capsys):
 
 def test_every_plan_option_is_a_flag_with_words():
     assert set(HELP) == set(SHORT)
-    assert {f.name for f in fields(flags.PlanFlags)} == {*SHORT, "offload"}
+    assert {flag.field for flag in PLAN_FLAGS} == {*SHORT, "offload"}
     assert all(words.endswith((".", "…")) and metavar == metavar.strip() for _, metavar, words in HELP.values())
+    assert {name for name, (_, metavar, _) in HELP.items() if not metavar} == {name for name in SHORT if RULES[SHORT[name]].kind == "flag"}
 
 
 def test_help_names_the_flags_and_the_commands(capsys):
@@ -292,3 +302,65 @@ def test_states_alone_never_pass_for_a_whole_job(capsys):
     first = out.splitlines()[0]
     assert "STATES ALONE" in first
     assert "7.00 B parameters" in out
+
+
+def test_commands_of_one_process_share_no_flags(capsys, monkeypatch):
+    """Each line is read by itself, whether it comes from the shell or from a call."""
+    lines = (["train", "llama-tiny", "--seq-len", "128", "--json"], ["infer", "llama-tiny", "--max-model-len", "64", "--json"])
+    for line in (*lines, ["train", "llama-tiny", "--seq-len", "64", "--microbatch", "2", "--json"]):
+        monkeypatch.setattr(sys, "argv", ["memsheet", *line])
+        assert main() == 0
+        shell = capsys.readouterr().out
+        assert main(line) == 0
+        assert capsys.readouterr().out == shell
+        assert json.loads(shell)["plan"]["task"] == line[0]
+
+
+def test_a_call_leaves_the_collector_as_it_was(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["memsheet", "--version"])
+    assert main() == 0
+    assert gc.isenabled()
+    assert capsys.readouterr().out.strip() == memsheet.__version__
+
+
+def test_every_unknown_flag_of_a_line_is_told_at_once(capsys):
+    code, out, err = ask(capsys, "train", "llama-tiny", "--seq-lem", "8", "--grps", "8xL4", "--quantise", "nf4", "--ttft", "1s")
+    assert (code, out) == (2, "")
+    assert err.startswith("memsheet: 4 problems")
+    hints = ("did you mean --seq-len?", "did you mean --gpus?", "did you mean --quantize?", "`memsheet plan`")
+    assert all(hint in err for hint in hints), err
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_two_screens_and_the_rest_is_asked_for(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "80")
+    short, long = (ask(capsys, name, flag)[1].splitlines() for flag in ("--help", "--help-all"))
+    assert len(short) <= TWO_SCREENS
+    assert max(map(len, [*short, *long])) <= 80
+    assert "Examples" in short
+    for flag in COMMANDS[name].flags:
+        assert any(line.startswith(("  --" + flag.name, f"  --[no-]{flag.name}")) for line in long), flag.name
+    assert {*COMMANDS[name].often} <= {flag.name for flag in COMMANDS[name].flags}
+    hidden = len(COMMANDS[name].flags) - sum(line.startswith("  --") for line in short)
+    assert (f"{hidden} more flags: memsheet {name} --help-all" in short) == (hidden > 0)
+
+
+def test_the_help_of_the_program_is_two_screens_too(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert len(ask(capsys, "--help")[1].splitlines()) <= TWO_SCREENS
+    assert all(f"memsheet {name} " in ask(capsys, "--help-all")[1] for name in COMMANDS)
+
+
+@pytest.mark.parametrize("example", sorted({line for command in COMMANDS.values() for line in command.examples} | {*START}))
+def test_an_example_can_be_typed(example):
+    for part in example.split(" > ")[0].split(" | "):
+        program, name, *words = shlex.split(part)
+        assert program == "memsheet"
+        given(COMMANDS[name], words)
+
+
+def test_numbers_in_the_table_of_flags_are_those_of_the_code():
+    words = {flag.name: flag for command in ("trace", "measure", "verify") for flag in COMMANDS[command].flags}
+    assert words["cache"].metavar == "|".join(CACHES)
+    assert f"{STEPS}, or {VARIED_STEPS} " in next(flag.words for flag in MEASURE_FLAGS if flag.name == "steps")
+    assert float(words["operations"].default) == CPU_OPERATIONS

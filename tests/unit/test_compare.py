@@ -324,7 +324,7 @@ def test_texts_that_are_no_document_are_refused(text, tmp_path, capsys, monkeypa
         (("a", "b", "--instant", "bakward"), "did you mean backward?"),
         (("a", "b", "--rank", "one"), "is not a whole number"),
         (("a", "b", "--units", "PB"), "is not a unit"),
-        (("a",), "requires an argument"),
+        (("a",), "B.json: is missing"),
     ],
 )
 def test_bad_questions_are_told_on_stderr_and_are_two(arguments, said, capsys):

@@ -15,7 +15,9 @@ from memsheet.api import catalogued
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.cli import main
-from memsheet.cli.plan_pictures import KINDS, PictureFlags, check, pictures
+from memsheet.cli.commands import PICTURE_FLAGS
+from memsheet.cli.line import Given
+from memsheet.cli.plan_pictures import KINDS, check, pictures
 from memsheet.errors import InputError
 from memsheet.readers.model import read_model
 from memsheet.report import picture_front, picture_heat, picture_waterfall
@@ -36,6 +38,11 @@ SVG = "{http://www.w3.org/2000/svg}"
 TITLE = "From the naive run to a plan that fits: llama-3-70b on 8×A100-80GB"
 CARD = answers.cluster().device.framework_bytes
 VERDICTS = (Result.FITS, Result.UNCERTAIN, Result.DOES_NOT_FIT)
+
+
+def drawing(**flags):
+    """The picture's flags of a line, as it gives them."""
+    return Given(**{flag.field: flag.default for flag in PICTURE_FLAGS} | flags)
 
 
 def cell(gib: float, result: Result = Result.FITS, *, seconds: float | None = None, host_short: bool = False) -> Cell:
@@ -299,37 +306,37 @@ def test_a_front_on_a_terminal_names_what_it_marks(ranking):
 )
 def test_flags_are_refused_before_anything_takes_time(flags, said):
     with pytest.raises(InputError, match=said):
-        check(PictureFlags(**flags))
+        check(drawing(**flags))
 
 
 def test_a_folder_that_is_none_and_json_on_the_terminal_are_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is not a folder"):
-        check(PictureFlags(picture=str(tmp_path / "file" / "a.svg")))
+        check(drawing(picture=str(tmp_path / "file" / "a.svg")))
     with pytest.raises(InputError, match="where JSON goes"):
-        check(PictureFlags(show="front"), json=True)
-    check(PictureFlags(show="front", picture=str(tmp_path / "a.svg")), json=True)
+        check(drawing(show="front"), json=True)
+    check(drawing(show="front", picture=str(tmp_path / "a.svg")), json=True)
 
 
 def test_what_is_asked_for_is_drawn(ranking, tmp_path):
     look = Look(width=80)
-    assert pictures(ranking, STEPS, PictureFlags(), look) == ""
+    assert pictures(ranking, STEPS, drawing(), look) == ""
     for kind in KINDS:
-        flags = PictureFlags(show=kind, axes="tp,zero" if kind == "heat" else None)
+        flags = drawing(show=kind, axes="tp,zero" if kind == "heat" else None)
         assert "llama-3.2-1b" in pictures(ranking, STEPS, flags, look)
         file = tmp_path / f"{kind}.svg"
-        assert pictures(ranking, STEPS, replace(flags, picture=str(file)), look) == ""
+        assert pictures(ranking, STEPS, drawing(**{**vars(flags), "picture": str(file)}), look) == ""
         assert file.stat().st_size > 1000
     file = tmp_path / "usual.svg"
-    pictures(ranking, STEPS, PictureFlags(picture=str(file)), look)
+    pictures(ranking, STEPS, drawing(picture=str(file)), look)
     assert file.read_bytes() == (tmp_path / "front.svg").read_bytes()
 
 
 def test_where_nothing_fits_the_way_ends_at_the_least(hopeless):
-    text = pictures(hopeless, STEPS[:2], PictureFlags(show="waterfall"), Look(width=100))
+    text = pictures(hopeless, STEPS[:2], drawing(show="waterfall"), Look(width=100))
     assert text.startswith("From the naive run to the plan that needs least")
     assert "the plan that needs least, of every legal one" in " ".join(text.split())
-    assert "no plan fits" in pictures(hopeless, (), PictureFlags(show="front"), Look(width=100))
+    assert "no plan fits" in pictures(hopeless, (), drawing(show="front"), Look(width=100))
 
 
 # the command

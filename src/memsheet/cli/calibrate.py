@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from memsheet.catalog import find_device, find_gpus, find_model, model_names
 from memsheet.cli import screen
-from memsheet.cli.flags import Debug, Json
+from memsheet.cli.line import Given
 from memsheet.errors import refuse
 from memsheet.formulas.step_time import Efficiency, fitted
 from memsheet.formulas.step_time.calibration import MeasuredStep
@@ -26,41 +24,25 @@ from memsheet.spec.device import Device, cluster_of
 MOST_RECORDS = 2
 
 
-def _option(words: str, **more: Any) -> Parameter:
-    return Parameter(help=words, negative="", show_default=False, **more)
-
-
-def calibrate(
-    *,
-    from_: Annotated[
-        list[str] | None, _option("A record of a measured training step; a second one tells more apart.", name="--from", metavar="RECORD")
-    ] = None,
-    gpus: Annotated[
-        str | None, _option("The device it ran on, where the record's name of it is not in the catalogue.", metavar="NxDEVICE")
-    ] = None,
-    forget: Annotated[bool, _option("Remove what is kept of the device and engine of the record.")] = False,
-    json: Json = False,
-    debug: Debug = False,
-) -> int:
+def calibrate(asked: Given) -> int:
     """Scale step times by a measured one, from now on, for its device and engine."""
-    del debug  # read from the command line itself
-    path, names = calibration_file(), from_ or []
+    path, names = calibration_file(), asked.records or []
     if path is None:
         raise refuse(VARIABLE, OFF, "switches calibration off", "unset it to calibrate")
     if not 1 <= len(names) <= MOST_RECORDS:
         raise refuse("from", None, f"takes one record or {MOST_RECORDS}", "make one with `memsheet measure … --record FILE`")
-    steps = [_step(read_record(Path(name)), gpus) for name in names]
+    steps = [_step(read_record(Path(name)), asked.gpus) for name in names]
     found = {entry_name(step.cluster.device.name, step.plan.engine) for step in steps}
     if len(found) > 1:
         raise refuse("from", " and ".join(sorted(found)), "are different devices or engines", "calibrate each on its own")
     name, kept = found.pop(), read_calibrations(path)
-    scale = None if forget else _fitted(steps, names)
+    scale = None if asked.forget else _fitted(steps, names)
     kept.pop(name, None)
     if scale is not None:
         kept[name] = {**{key: round(getattr(scale, key), 4) for key in SCALARS}, "records": names}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, dumps({"schema": SCHEMA, "entries": kept}).encode(), "calibration")
-    if json:
+    if asked.json:
         screen.write_json({"schema": SCHEMA, "file": str(path), "entries": {name: kept.get(name)}})
     else:
         screen.write(_words(name, steps, scale, path))

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from memsheet import api
 from memsheet.budget import Answer, Result
@@ -15,7 +13,8 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.each import worst_of_each
 from memsheet.cli.export import PLAN, SHEET, picked
-from memsheet.cli.flags import JobFlags, OutputFlags, PlanFlags, values
+from memsheet.cli.flags import values
+from memsheet.cli.line import Given
 from memsheet.cli.recognised import of_folders, recognised, unasked
 from memsheet.errors import InputError, refuse, require
 from memsheet.exchange import as_released
@@ -39,26 +38,19 @@ DRAFT = "speculative.model"
 NOT_MODELLED = "the files set what the sheet does not hold"
 
 
-def check(
-    *files: Annotated[str, Parameter(help="Configuration files of one job, or the folder that holds them.", metavar="FILE|DIR")],
-    model: Annotated[str | None, Parameter(help="The model that is trained, as for train.", metavar="MODEL")] = None,
-    job: Annotated[JobFlags | None, Parameter(name="*")] = None,
-    plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
-    output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
-    each: Annotated[bool, Parameter(help="Each file by itself; the exit code is the worst.", negative="", show_default=False)] = False,
-) -> int:
+def check(asked: Given) -> int:
     """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known mistakes."""
-    if each and files:
-        return worst_of_each(files, lambda file: check(file, model=model, job=job, plan=plan, output=output))
-    output = output or OutputFlags()
-    decimal = screen.decimal(output.units)
-    checked = checking(files, model, jobs.question(None, plan, job or JobFlags()), request_from(values(plan)))
-    if output.json:
+    if asked.each and asked.files:
+        return worst_of_each(asked.files, lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})))
+    decimal = screen.decimal(asked.units)
+    question = jobs.question(asked)
+    checked = checking(asked.files, question.pop("model"), question, request_from(values(asked)))
+    if asked.json:
         screen.write_json(checked_document(checked))
     else:
         from memsheet.report.bars import Look
 
-        look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
+        look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_checked(checked, look))
     if checked.stops or (checked.answer is None and checked.why_not):
         return NO_START

@@ -2,48 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from memsheet.cli import screen
-from memsheet.cli.flags import Debug, Json, whole
+from memsheet.cli.flags import whole
+from memsheet.cli.line import Given
 from memsheet.errors import nearest, refuse
 from memsheet.readers.sheet_json import read_sheets
 from memsheet.report.comparison import compare as compared
 from memsheet.sheet import Instant
 
 
-def _document(words: str, metavar: str) -> Parameter:
-    return Parameter(help=words, metavar=metavar, allow_leading_hyphen=True)
-
-
-def _option(words: str, **more: object) -> Parameter:
-    return Parameter(help=words, negative="", show_default=False, **more)  # type: ignore[arg-type]
-
-
-def compare(
-    left: Annotated[
-        str, _document("A sheet that `memsheet train|infer|trace|measure --json` printed, a record, or - for stdin.", "A.json")
-    ],
-    right: Annotated[str, _document("The sheet to compare with it.", "B.json")],
-    /,
-    *,
-    instant: Annotated[str | None, _option("Compare at this instant; without it, each sheet at its peak.", metavar="NAME")] = None,
-    rank: Annotated[str | None, _option("Compare this rank only.", metavar="N")] = None,
-    full: Annotated[bool, _option("Every row, with what is inside a module apart.")] = False,
-    json: Json = False,
-    units: Annotated[str, _option("GiB, or GB for decimal.", metavar="UNIT")] = "GiB",
-    debug: Debug = False,
-) -> int:
+def compare(asked: Given) -> int:
     """Two sheets side by side: which rows differ, the largest difference first."""
-    del debug  # read from the command line itself
-    decimal = screen.decimal(units)
-    when, only = _instant(instant), _rank(rank)
-    if left == right == "-":
+    decimal = screen.decimal(asked.units)
+    when, only = _instant(asked.instant), _rank(asked.rank)
+    if asked.left == asked.right == "-":
         raise refuse("sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file")
-    found = compared(read_sheets(left), read_sheets(right), instant=when, rank=only, parts=full)
-    if json:
+    found = compared(read_sheets(asked.left), read_sheets(asked.right), instant=when, rank=only, parts=asked.full)
+    if asked.json:
         from memsheet.report.comparison import comparison_document
 
         screen.write_json(comparison_document(found))
@@ -51,7 +26,7 @@ def compare(
         from memsheet.report.bars import Look
         from memsheet.report.comparison_table import render_comparison
 
-        look = Look(width=screen.width(), decimal=decimal, full=full, colour=screen.colour(), ascii=screen.plain_ascii())
+        look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_comparison(found, look))
     return 0
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import textwrap
 
 from memsheet.cli import screen
-from memsheet.cli.flags import Debug, Json
+from memsheet.cli.line import Given
 from memsheet.questions.explain import Term, all_terms
 from memsheet.questions.explain import explain as find_term
 
 
-def explain(term: str = "", /, *, json: Json = False, debug: Debug = False) -> int:
+def explain(asked: Given) -> int:
     """What a word on a sheet means, in short, with its source. TERM: a component, an instant, a word, an engine, a formula."""
-    del debug  # read from the command line itself
-    if not term:
-        return _list(json=json)
-    found = find_term(term)
-    if json:
+    if not asked.term:
+        return _list(json=asked.json)
+    found = find_term(asked.term)
+    if asked.json:
         screen.write_json(
             {"schema": "memsheet/explain/1", "term": found.name, "kind": found.kind, "text": found.text, "source": found.source}
         )

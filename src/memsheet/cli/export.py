@@ -5,15 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from memsheet import api
 from memsheet.budget import Answer
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
-from memsheet.cli.flags import Debug
+from memsheet.cli.line import Given
 from memsheet.errors import Problem, refuse, require
 from memsheet.exchange import Files, find_format, of_version, told, write
 from memsheet.exchange.together import asked_of
@@ -26,34 +24,11 @@ from memsheet.units import format_bytes
 PLAN, SHEET = "plan.json", "sheet.json"
 
 
-def _option(words: str, metavar: str = "") -> Parameter:
-    return Parameter(help=words, metavar=metavar or None, negative="", show_default=False)
-
-
-def export(
-    plan: Annotated[
-        str,
-        Parameter(help="A file of memsheet/plan/1, /plans/1 or /sheet/1, or - for stdin.", metavar="PLAN", allow_leading_hyphen=True),
-    ],
-    /,
-    *,
-    to: Annotated[
-        str,
-        _option(
-            "Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, skypilot, kubernetes, trainjob, megatron, torchtitan.",
-            "NAME,…",
-        ),
-    ],
-    out: Annotated[str | None, _option("The folder that the files are written into, made if it is not there.", "DIR")] = None,
-    pick: Annotated[str | None, _option("Which plan of several (1).", "N")] = None,
-    force: Annotated[bool, _option("Write over files that are there.")] = False,
-    debug: Debug = False,
-) -> int:
+def export(line: Given) -> int:
     """Write a plan as the configuration of the engine that runs it."""
-    del debug  # read from the command line itself
-    formats = [find_format(name.strip()) for name in to.split(",") if name.strip()]
+    formats = [find_format(name.strip()) for name in line.to.split(",") if name.strip()]
     engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]
-    document = picked(jobs.read_plan(plan), jobs.number("pick", pick), engines)
+    document = picked(jobs.read_plan(line.plan), jobs.number("pick", line.pick), engines)
     answer = (api.infer if document.get("task") == "infer" else api.train)(plan=document, fix=False)
     written = plan_document(answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster)
     asked = asked_of(
@@ -72,15 +47,15 @@ def export(
     files: Files = {}
     for form in formats:
         files |= write(form, _named_by_hub(form, asked), comments)
-    for line in (line for form in formats for line in told(form, asked)):
-        print(f"note: {line}", file=sys.stderr)
-    if out is None:
+    for note in (note for form in formats for note in told(form, asked)):
+        print(f"note: {note}", file=sys.stderr)
+    if line.out is None:
         if len(formats) != 1:
-            raise refuse("to", to, "are several files", "name a folder for them: --out run/")
+            raise refuse("to", line.to, "are several files", "name a folder for them: --out run/")
         screen.write(files[formats[0].file])
         return 0
     files |= {PLAN: dumps(written, indent=2), SHEET: dumps({**sheet_document(answer), "plan": written}, indent=2)}
-    _write(files, Path(out), force=force)
+    _write(files, Path(line.out), force=line.force)
     return 0
 
 

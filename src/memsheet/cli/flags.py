@@ -1,24 +1,48 @@
-"""The flags of a plan and of a job, declared once for every command that takes them."""
+"""The flags, said once for every command that takes them: a table of names, values and words. ``commands`` says which command takes which.
+
+HELP      the options of a plan, by their short names (spec.names)
+JOB …     what is no option of a plan: the machines, the output, and what one command alone asks
+values    the options of a plan that a command line gives, read by the rules of their keys
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, make_dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Any, NamedTuple
 
-from cyclopts import Group, Parameter
-
-import memsheet.cli
-from memsheet.spec.check import RULES
 from memsheet.spec.names import SHORT
 
 JOB, MESH, STEP, PRECISION, MEMORY, SERVING, OUTPUT = (
-    Group(name, sort_key=number)
-    for number, name in enumerate(("Hardware and plan", "Mesh", "Step", "Precision", "Memory", "Serving", "Output"), start=1)
-)
+    "Hardware and plan", "Mesh", "Step", "Precision", "Memory", "Serving", "Output",
+)  # fmt: skip
+SOLVE, SEARCH, SERVE, PICTURES, TRACE, MEASURE, OTHER = (
+    "Solve", "Search", "Serving a load", "Pictures", "Trace", "Measure", "Options",
+)  # fmt: skip
 
-# short name: (group, metavar, help); metavars are left out of flags that are on or off
-HELP: dict[str, tuple[Group, str, str]] = {
+
+class Flag(NamedTuple):
+    """One flag: ``--name METAVAR``, or ``--name`` alone where it is on or off."""
+
+    name: str
+    group: str
+    metavar: str
+    words: str
+    key: str = ""
+    """Its name in Python, where that is another one."""
+    default: Any = None
+    negative: bool = False
+    """Whether ``--no-name`` says the opposite."""
+    many: bool = False
+    """Whether it may be given several times, which makes a list."""
+    required: bool = False
+
+    @property
+    def field(self) -> str:
+        return self.key or self.name.replace("-", "_")
+
+
+# short name: (group, metavar, help); an empty metavar makes a flag that is on or off
+HELP: dict[str, tuple[str, str, str]] = {
     "engine": (JOB, "NAME", "The framework that runs it: transformers, fsdp2, deepspeed, megatron, torchtitan …"),
     "engine_version": (JOB, "VERSION", "Its release: what changed from one to another is accounted where it was read."),
     "dp_replicate": (MESH, "N", "Data-parallel ranks that each keep a whole copy."),
@@ -94,74 +118,24 @@ HELP: dict[str, tuple[Group, str, str]] = {
 _OFFLOAD = (MEMORY, "WHAT,…", "Keep in host memory: optimizer, parameters, activations.")
 
 
-def _flag(kind: type, group: Group, metavar: str, words: str) -> Any:
-    return Annotated[kind | None, Parameter(help=words, group=group, metavar=metavar or None)]
-
-
-def _named(words: list[str]) -> set[str] | None:
-    """The flags a command line names, in Python's spelling; None where it asks for help, which shows them all."""
-    flags = {word.split("=")[0] for word in words if word.startswith("-")}
-    return None if {"--help", "-h"} & flags else {flag.removeprefix("--").removeprefix("no-").replace("-", "_") for flag in flags}
-
-
-def _fields() -> list[tuple[str, Any, None]]:
-    """Every flag is text until ``values`` reads it by its rule, so that all problems of a command line are told at once.
-
-    A process that answers one command line declares only the flags that stand on it: the others cost a tenth of the answer's time.
-    """
-    asked = None if memsheet.cli.command_line is None else _named(memsheet.cli.command_line)
-    made = [(name, _flag(bool if RULES[SHORT[name]].kind == "flag" else str, *about), None) for name, about in HELP.items()]
-    every = [*made, ("offload", _flag(str, *_OFFLOAD), None)]
-    return [field for field in every if asked is None or field[0] in asked]
-
-
-if TYPE_CHECKING:
-    PlanFlags = Any
-else:
-    PlanFlags = make_dataclass("PlanFlags", _fields(), frozen=True, kw_only=True, namespace={"__module__": __name__})
-
-
-def _job(words: str, metavar: str, **more: Any) -> Parameter:
-    return Parameter(help=words, metavar=metavar, group=JOB, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobFlags:
-    """What the job runs on, and where its plan is."""
-
-    gpus: Annotated[str | None, _job("Count and device: 8xH100-80GB. Without it there is a sheet and no verdict.", "GPUS")] = None
-    nodes: Annotated[str | None, _job("Number of nodes.", "N")] = None
-    per_node: Annotated[str | None, _job("Devices of one node.", "N")] = None
-    host_memory: Annotated[str | None, _job("Host memory of one node: 1TiB.", "SIZE")] = None
-    cluster: Annotated[str | None, _job("A cluster file in place of --gpus: devices, nodes, links (.toml, .yaml).", "FILE")] = None
-    plan: Annotated[str | None, _job("A plan (memsheet/plan/1), or - for stdin; flags override it.", "FILE", allow_leading_hyphen=True)] = (
-        None
-    )
-    parameters: Annotated[str | None, _job("A bare parameter count in place of MODEL: 7e9.", "COUNT")] = None
-
-
-def _output(words: str, **more: Any) -> Parameter:
-    return Parameter(help=words, group=OUTPUT, negative="", show_default=False, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OutputFlags:
-    """How the answer is written."""
-
-    json: Annotated[bool, _output("One JSON object on stdout.")] = False
-    full: Annotated[bool, _output("Every item at every instant.")] = False
-    units: Annotated[str, _output("GiB, or GB for decimal.", metavar="UNIT")] = "GiB"
-    debug: Annotated[bool, _output("A traceback where something goes wrong.")] = False
-
-
-ModelName = Annotated[
-    str | None,
-    Parameter(
-        help="A bundled name (llama-3-70b), a config.json or its folder, a .gguf or .safetensors file, or a hub id.", metavar="MODEL"
-    ),
-]
-Json = Annotated[bool, _output("One JSON object on stdout.")]
-Debug = Annotated[bool, _output("A traceback where something goes wrong.")]
+PLAN_FLAGS = (
+    *(Flag(name.replace("_", "-"), *about, negative=not about[1]) for name, about in HELP.items()),
+    Flag("offload", *_OFFLOAD),
+)
+JOB_FLAGS = (
+    Flag("gpus", JOB, "GPUS", "Count and device: 8xH100-80GB. Without it there is a sheet and no verdict."),
+    Flag("nodes", JOB, "N", "Number of nodes."),
+    Flag("per-node", JOB, "N", "Devices of one node."),
+    Flag("host-memory", JOB, "SIZE", "Host memory of one node: 1TiB."),
+    Flag("cluster", JOB, "FILE", "A cluster file in place of --gpus: devices, nodes, links (.toml, .yaml)."),
+    Flag("plan", JOB, "FILE", "A plan (memsheet/plan/1), or - for stdin; flags override it."),
+    Flag("parameters", JOB, "COUNT", "A bare parameter count in place of MODEL: 7e9."),
+)
+JSON = Flag("json", OUTPUT, "", "One JSON object on stdout.", default=False)
+DEBUG = Flag("debug", OUTPUT, "", "A traceback where something goes wrong.", default=False)
+UNITS = Flag("units", OUTPUT, "UNIT", "GiB, or GB for decimal.", default="GiB")
+FULL = Flag("full", OUTPUT, "", "Every item at every instant.", default=False)
+OUTPUT_FLAGS = (JSON, FULL, UNITS, DEBUG)
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
 _THOUSANDS = re.compile(r"(\d{1,6})k", re.IGNORECASE)
@@ -172,14 +146,16 @@ TOKENS = frozenset({
 """Keys whose value may be said in thousands as lengths of contexts are: 128k is 131,072 tokens."""
 
 
-def values(flags: Any) -> dict[str, Any]:
-    """The plan flags that were given, read by the rules of their keys; what cannot be read stays text and is refused there."""
-    given = {} if flags is None else asdict(flags)
-    return {name: value if name == "offload" else read(SHORT[name], value) for name, value in given.items() if value is not None}
+def values(given: Any) -> dict[str, Any]:
+    """The options of a plan that a line gives, read by the rules of their keys; what cannot be read stays text and is refused there."""
+    named = {flag.field: getattr(given, flag.field) for flag in PLAN_FLAGS}
+    return {name: value if name == "offload" else read(SHORT[name], value) for name, value in named.items() if value is not None}
 
 
 def read(key: str, text: Any) -> Any:
     """``text`` as the rule of ``key`` wants it, or as it is."""
+    from memsheet.spec.check import RULES
+
     match RULES[key].kind:
         case "count":
             return tokens(text) if key in TOKENS else whole(text)

@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet import catalog
 from memsheet.cli import screen
-from memsheet.cli.flags import Debug, Json
+from memsheet.cli.line import Given
 from memsheet.errors import refuse
 from memsheet.spec.device import Basis, Device
 from memsheet.units import format_giga
@@ -22,16 +22,16 @@ LINKS = (
 )
 
 
-def gpus(filter_: str = "", /, *, json: Json = False, debug: Debug = False) -> int:
+def gpus(asked: Given) -> int:
     """The devices memsheet knows and what a framework gets of each. FILTER: only names that contain it, with their links."""
-    del debug  # read from the command line itself
-    found = [device for device in catalog.devices() if filter_.lower() in f"{device.name} {device.full_name} {device.arch}".lower()]
+    wanted = (asked.filter or "").lower()
+    found = [device for device in catalog.devices() if wanted in f"{device.name} {device.full_name} {device.arch}".lower()]
     if not found:
-        raise refuse("filter", filter_, "is in the name of no device", "`memsheet gpus` lists all")
-    if json:
+        raise refuse("filter", asked.filter, "is in the name of no device", "`memsheet gpus` lists all")
+    if asked.json:
         screen.write_json({"schema": "memsheet/gpus/1", "gpus": [_document(device) for device in found]})
     else:
-        screen.write(_table(found) + _filled(LEGEND) + (f"\n{_links(found)}" if filter_ else ""))
+        screen.write(_table(found) + _filled(LEGEND) + (f"\n{_links(found)}" if wanted else ""))
     return 0
 
 

@@ -4,37 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
-
-from cyclopts import Parameter
+from typing import Any
 
 from memsheet import api
 from memsheet.budget import Answer
-from memsheet.cli.flags import SERVING, JobFlags, ModelName, OutputFlags, PlanFlags
 from memsheet.cli.job import run
-
-Lengths = Annotated[
-    str | None,
-    Parameter(help="A file of requests, tokens of the prompt and of the answer a line: 1200,300.", group=SERVING, metavar="FILE"),
-]
+from memsheet.cli.line import Given
 
 
-def infer(
-    model: ModelName = None,
-    /,
-    *,
-    lengths: Lengths = None,
-    job: Annotated[JobFlags | None, Parameter(name="*")] = None,
-    plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
-    output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
-) -> int:
+def infer(asked: Given) -> int:
     """Does this model fit for inference, and how much cache is left?"""
-    if lengths is None:
-        return run(api.infer, model, plan, job, output)
+    if asked.lengths is None:
+        return run(api.infer, asked)
     from memsheet.readers.request_lengths import read_lengths
 
-    requests = read_lengths(Path(lengths))
-    return run(lambda *named, **asked: _mixed(api.infer(*named, **asked), requests), model, plan, job, output)
+    requests = read_lengths(Path(asked.lengths))
+    return run(lambda *named, **options: _mixed(api.infer(*named, **options), requests), asked)
 
 
 def _mixed(answer: Answer, requests: tuple[tuple[int, int], ...]) -> Answer:

@@ -10,7 +10,8 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.cli import screen
-from memsheet.cli.flags import JobFlags, OutputFlags, values, whole
+from memsheet.cli.flags import values, whole
+from memsheet.cli.line import Given
 from memsheet.errors import Problem, refuse, require
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json
 from memsheet.units import parse_bytes
@@ -19,11 +20,10 @@ _FUNCTION = re.compile(r".+\.py:\w+")
 EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
 
 
-def run(ask: Callable[..., Answer], model: str | None, plan_flags: Any, job: JobFlags | None, output: OutputFlags | None) -> int:
+def run(ask: Callable[..., Answer], asked: Given) -> int:
     """Ask, print, and return the verdict's exit code."""
-    job, output = job or JobFlags(), output or OutputFlags()
-    decimal = screen.decimal(output.units)
-    return shown(ask(**question(model, plan_flags, job)), json=output.json, full=output.full, decimal=decimal)
+    decimal = screen.decimal(asked.units)
+    return shown(ask(**question(asked)), json=asked.json, full=asked.full, decimal=decimal)
 
 
 def shown(answer: Answer, *, json: bool, full: bool, decimal: bool, curve: Callable[[Any], Any] | None = None) -> int:
@@ -41,25 +41,25 @@ def shown(answer: Answer, *, json: bool, full: bool, decimal: bool, curve: Calla
     return EXIT[answer.verdict.result] if answer.verdict else 0
 
 
-def question(model: str | None, plan_flags: Any, job: JobFlags) -> dict[str, Any]:
+def question(asked: Given) -> dict[str, Any]:
     """The arguments of ``memsheet.train`` and ``memsheet.infer``. A plan file may name the model and the GPUs too."""
-    plan = read_plan(job.plan) if job.plan else None
-    if plan and job.parameters is not None:
+    plan = read_plan(asked.plan) if asked.plan else None
+    if plan and asked.parameters is not None:
         plan = {key: value for key, value in plan.items() if key != "model"}
-    where = {"nodes": number("nodes", job.nodes), "per_node": number("per_node", job.per_node)}
-    machines = {**where, "host_memory": job.host_memory}
-    if job.gpus is None and job.cluster is None and not (plan and plan.get("gpus")):
+    where = {"nodes": number("nodes", asked.nodes), "per_node": number("per_node", asked.per_node)}
+    machines = {**where, "host_memory": asked.host_memory}
+    if asked.gpus is None and asked.cluster is None and not (plan and plan.get("gpus")):
         require(
             Problem(field=name, value=value, reason="says nothing without GPUs", hint="for example --gpus 8xH100-80GB")
             for name, value in machines.items() if value is not None
         )  # fmt: skip
-    texts = {"gpus": job.gpus, "host_memory": job.host_memory, "cluster": job.cluster, "parameters": job.parameters}
-    return {"model": model, "plan": plan, **where, **texts, **values(plan_flags)}
+    texts = {"gpus": asked.gpus, "host_memory": asked.host_memory, "cluster": asked.cluster, "parameters": asked.parameters}
+    return {"model": asked.model, "plan": plan, **where, **texts, **values(asked)}
 
 
-def runnable(model: str | None, plan_flags: Any, job: JobFlags) -> tuple[dict[str, Any], bool]:
+def runnable(line: Given) -> tuple[dict[str, Any], bool]:
     """The question to code that is really run, and whether it is a person's own step, by its file (``FILE.py:FUNCTION``)."""
-    asked = question(model, plan_flags, job)
+    asked, model = question(line), line.model
     if asked.pop("parameters", None) is not None:
         raise refuse("parameters", None, "says nothing that could be run", "name a model")
     if model is None or not _FUNCTION.fullmatch(model):

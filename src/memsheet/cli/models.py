@@ -6,20 +6,20 @@ from typing import Any
 
 from memsheet import catalog
 from memsheet.cli import screen
-from memsheet.cli.flags import Debug, Json
+from memsheet.cli.line import Given
 from memsheet.errors import refuse
 from memsheet.formulas.states.params import active_parameter_count, parameter_count
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.units import format_count
 
 
-def models(filter_: str = "", /, *, json: Json = False, debug: Debug = False) -> int:
+def models(asked: Given) -> int:
     """The bundled models with exact parameter counts. FILTER: only names or families that contain it."""
-    del debug  # read from the command line itself
-    found = [row for name in catalog.model_names() if (row := _row(name)) and filter_.lower() in f"{row['name']} {row['family']}"]
+    wanted = (asked.filter or "").lower()
+    found = [row for name in catalog.model_names() if (row := _row(name)) and wanted in f"{row['name']} {row['family']}"]
     if not found:
-        raise refuse("filter", filter_, "is in no bundled name", "`memsheet models` lists all; any config.json works too")
-    if json:
+        raise refuse("filter", asked.filter, "is in no bundled name", "`memsheet models` lists all; any config.json works too")
+    if asked.json:
         screen.write_json({"schema": "memsheet/models/1", "models": found})
     else:
         screen.write(_table(found))

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Group, Parameter
-
+from memsheet.cli.line import Given
 from memsheet.cli.progress import waiting
 from memsheet.errors import Problem, nearest, refuse, require
 
@@ -19,33 +17,13 @@ if TYPE_CHECKING:
     from memsheet.search.story import Step
     from memsheet.search.timed import Planned
 
-PICTURES = Group("Pictures", sort_key=9)
 KINDS = ("front", "heat", "waterfall")
 USUAL = "front"
 USUAL_AXES = "seq_len,microbatch"
 CELLS = ("least", "fastest")
 
 
-def _flag(words: str, metavar: str) -> Parameter:
-    return Parameter(help=words, group=PICTURES, metavar=metavar, show_default=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PictureFlags:
-    """What is drawn, and where."""
-
-    show: Annotated[
-        str | None,
-        _flag("front: memory against time; heat: what fits over two axes; waterfall: the way from the naive run.", "KIND"),
-    ] = None
-    picture: Annotated[str | None, _flag("Into an .svg or .png file; without it on the terminal.", "FILE")] = None
-    axes: Annotated[
-        str | None, _flag(f"Of heat: two of seq_len, gpus, microbatch, tp, pp, zero …: {USUAL_AXES}; seq_len=4096:8192,tp.", "X,Y")
-    ] = None
-    cells: Annotated[str | None, _flag("Of heat: the plan that needs least, or the fastest that fits: least, fastest.", "WHICH")] = None
-
-
-def check(flags: PictureFlags, *, json: bool = False) -> None:
+def check(flags: Given, *, json: bool = False) -> None:
     """Before anything takes time: whether that can be drawn. Raises InputError with every problem of the flags, or of the file."""
     require(_problems(flags, json=json))
     if flags.axes is not None:
@@ -60,7 +38,7 @@ def check(flags: PictureFlags, *, json: bool = False) -> None:
         check_folder(Path(flags.picture).parent, "picture")
 
 
-def _problems(flags: PictureFlags, *, json: bool) -> list[Problem]:
+def _problems(flags: Given, *, json: bool) -> list[Problem]:
     found = list[Problem]()
     for name, value, known in (("show", flags.show, KINDS), ("cells", flags.cells, CELLS)):
         if value is not None and value not in known:
@@ -75,14 +53,14 @@ def _problems(flags: PictureFlags, *, json: bool) -> list[Problem]:
     return found
 
 
-def pictures(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+def pictures(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> str:
     """What the flags ask for: written into their file, or as text for the terminal that ends in a newline; empty where there is none."""
     if flags.show is None and flags.picture is None:
         return ""
     return DRAWN[flags.show or USUAL](ranking, steps, flags, look)
 
 
-def _front(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+def _front(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> str:
     del steps
     if flags.picture is None:
         from memsheet.report.plan_terminal import render_front
@@ -94,7 +72,7 @@ def _front(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: L
     return ""
 
 
-def _waterfall(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+def _waterfall(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> str:
     chosen, cluster = _chosen(ranking), ranking.cluster
     end = "a plan that fits" if ranking.plans else "the plan that needs least"
     title = f"From the naive run to {end}: {ranking.model.name} on {cluster.count:,}×{cluster.device.name}"
@@ -113,7 +91,7 @@ def _chosen(ranking: Ranking) -> Planned | None:
     return ranking.plans[0] if ranking.plans else ranking.least
 
 
-def _heat(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Look) -> str:
+def _heat(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> str:
     del steps
     found = _weighed(ranking, flags)
     if flags.picture is None:
@@ -126,7 +104,7 @@ def _heat(ranking: Ranking, steps: Sequence[Step], flags: PictureFlags, look: Lo
     return ""
 
 
-def _weighed(ranking: Ranking, flags: PictureFlags) -> Heat:
+def _weighed(ranking: Ranking, flags: Given) -> Heat:
     """The map over the flags' axes, of the engines that had any plan."""
     from memsheet.readers.calibration import efficiency_of
     from memsheet.search.axes import axes_of
@@ -142,5 +120,5 @@ def _weighed(ranking: Ranking, flags: PictureFlags) -> Heat:
         )  # fmt: skip
 
 
-Drawing = Callable[["Ranking", Sequence["Step"], PictureFlags, "Look"], str]
+Drawing = Callable[["Ranking", Sequence["Step"], Given, "Look"], str]
 DRAWN: dict[str, Drawing] = {"front": _front, "heat": _heat, "waterfall": _waterfall}

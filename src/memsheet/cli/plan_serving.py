@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Group, Parameter
+from typing import TYPE_CHECKING
 
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
-from memsheet.cli.flags import JobFlags, OutputFlags, tokens, whole
-from memsheet.cli.plan_pictures import PictureFlags
+from memsheet.cli.commands import SEARCH_FLAGS, SERVE_FLAGS
+from memsheet.cli.flags import tokens, whole
+from memsheet.cli.line import Given
 from memsheet.errors import Problem, require
 from memsheet.report.bars import Look
 from memsheet.search.serve_load import Holds
@@ -21,70 +19,56 @@ from memsheet.search.serve_load import Holds
 if TYPE_CHECKING:
     from memsheet.search.serve import Deployment
 
-SERVE = Group("Serving a load", sort_key=8)
 EXIT = {Holds.YES: 0, Holds.NO: 10, Holds.PERHAPS: 11}
 
 
-def _flag(words: str, metavar: str | None = None, **more: Any) -> Parameter:
-    return Parameter(help=words, group=SERVE, metavar=metavar, show_default=False, **more)
+OF_TRAINING = ("show", "axes", "cells")
+"""Pictures that a search for training draws."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServeFlags:
-    """What is to be held."""
-
-    context: Annotated[str | None, _flag("Of infer: tokens of each user's sequence at its longest.", "TOKENS")] = None
-    users: Annotated[str | None, _flag("Of infer: users at once.", "N")] = None
-    ttft: Annotated[str | None, _flag("Of infer: time to the first token: 500ms.", "TIME")] = None
-    tpot: Annotated[str | None, _flag("Of infer: time between tokens: 50ms.", "TIME")] = None
-    any_precision: Annotated[bool, _flag("Of infer: weights and caches in eight bits too.", negative="")] = False
-
-
-def check_train(flags: ServeFlags) -> None:
+def check_train(asked: Given) -> None:
     """Raises InputError where flags of serving are given to a search for training."""
-    given = {key: value for key, value in asdict(flags).items() if value not in (None, False)}
     require(
-        Problem(field=key, value=value, reason="is of serving", hint="memsheet plan infer MODEL --gpus …") for key, value in given.items()
-    )
+        Problem(field=flag.field, value=getattr(asked, flag.field), reason="is of serving", hint="memsheet plan infer MODEL --gpus …")
+        for flag in SERVE_FLAGS if getattr(asked, flag.field) != flag.default
+    )  # fmt: skip
 
 
-def serve(
-    ask: Callable[..., Deployment], model: str | None, plan_flags: Any, job: JobFlags, flags: ServeFlags, train: dict[str, Any],
-    drawing: PictureFlags, output: OutputFlags,
-) -> int:  # fmt: skip
-    """Ask, print, draw, and return the exit code: holds, does not, may. ``train``: flags of the other task, of which none may be given."""
-    _check(train, drawing)
-    decimal, start = screen.decimal(output.units), monotonic()
+def serve(ask: Callable[..., Deployment], asked: Given) -> int:
+    """Ask, print, draw, and return the exit code: holds, does not, may."""
+    _check(asked)
+    decimal, start = screen.decimal(asked.units), monotonic()
     numbers = {
-        "context": None if flags.context is None else tokens(flags.context), "users": None if flags.users is None else whole(flags.users),
+        "context": None if asked.context is None else tokens(asked.context), "users": None if asked.users is None else whole(asked.users),
     }  # fmt: skip
-    found = ask(**jobs.question(model, plan_flags, job), **numbers, ttft=flags.ttft, tpot=flags.tpot, any_precision=flags.any_precision)
+    found = ask(**jobs.question(asked), **numbers, ttft=asked.ttft, tpot=asked.tpot, any_precision=asked.any_precision)
     took = monotonic() - start
-    if output.json:
+    if asked.json:
         from memsheet.report.serve_plans_json import serving_document
 
         screen.write_json(serving_document(found, seconds=took))
     else:
         from memsheet.report.serve_plans import render_serving
 
-        look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
+        look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_serving(found, look))
-    if drawing.picture is not None:
+    if asked.picture is not None:
         from memsheet.report.picture_serve import draw_serving
 
-        draw_serving(found, Path(drawing.picture), decimal=decimal)
+        draw_serving(found, Path(asked.picture), decimal=decimal)
     return EXIT[found.plans[0].holds] if found.plans else EXIT[Holds.NO]
 
 
-def _check(train: dict[str, Any], drawing: PictureFlags) -> None:
-    given = {**train, "show": drawing.show, "axes": drawing.axes, "cells": drawing.cells}
+def _check(asked: Given) -> None:
+    """Raises InputError where flags of training are given to a search for serving, or the picture cannot be drawn."""
+    usual = {flag.field: flag.default for flag in SEARCH_FLAGS} | dict.fromkeys(OF_TRAINING)
     require(
         Problem(field=key, value=value, reason="is of a search for training", hint="leave it out; --picture FILE draws the cuts")
-        for key, value in given.items() if value is not None
+        for key, default in usual.items() if (value := getattr(asked, key)) != default
     )  # fmt: skip
-    if drawing.picture is not None:
+    if asked.picture is not None:
         from memsheet.report.files import check_folder
         from memsheet.report.picture import check
 
-        check(Path(drawing.picture))
-        check_folder(Path(drawing.picture).parent, "picture")
+        check(Path(asked.picture))
+        check_folder(Path(asked.picture).parent, "picture")

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memsheet.errors import refuse
-from memsheet.report.json import dumps
 
 NARROWEST, WIDEST, WITHOUT_TERMINAL = 60, 120, 100
 UNITS = {"gib": False, "gb": True}
@@ -26,6 +25,8 @@ def write(text: str) -> None:
 
 def write_json(document: Mapping[str, Any]) -> None:
     """One object: indented for a person, on one line for a program."""
+    from memsheet.report.json import dumps
+
     write(dumps(document, indent=2 if sys.stdout.isatty() else None))
 
 

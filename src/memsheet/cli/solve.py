@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from cyclopts import Group, Parameter
+from typing import TYPE_CHECKING, Any
 
 from memsheet import api
 from memsheet.catalog import find_device, model_names
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
-from memsheet.cli.flags import JobFlags, ModelName, OutputFlags, PlanFlags
+from memsheet.cli.line import Given
 from memsheet.errors import refuse
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config, read_model
@@ -28,50 +25,21 @@ if TYPE_CHECKING:
     from memsheet.search.sizes import Curve
     from memsheet.search.solve import Solution, Target
 
-SOLVE = Group("Solve", sort_key=8)
 FOUND, NOTHING, UNSURE = 0, 10, 11
 USUAL_LENGTH = 4096
 """Tokens of a sequence where the largest model is asked for and no length is given: what Llama 2 was trained on (arXiv:2307.09288)."""
 
 
-def _solve(words: str, metavar: str) -> Parameter:
-    return Parameter(help=words, group=SOLVE, metavar=metavar, show_default=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SolveFlags:
-    """How far to look, and what is drawn."""
-
-    most: Annotated[str | None, _solve("How far to look: tokens, sequences or GPUs.", "N")] = None
-    family: Annotated[
-        str | None, Parameter(name="--model", help="The family that `solve parameters` scales.", group=SOLVE, metavar="NAME")
-    ] = None
-    picture: Annotated[str | None, _solve("Of `solve parameters`: size against GPUs, as .svg or .png.", "FILE")] = None
-
-
-What = Annotated[str, Parameter(help="seq-len, microbatch, gpus, parameters; of serving: sequences, max-model-len.", metavar="WHAT")]
-
-
-def solve(
-    what: What,
-    model: ModelName = None,
-    /,
-    *,
-    job: Annotated[JobFlags | None, Parameter(name="*")] = None,
-    plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
-    flags: Annotated[SolveFlags | None, Parameter(name="*")] = None,
-    output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
-) -> int:
+def solve(asked: Given) -> int:
     """The longest sequence, the largest micro-batch, the fewest GPUs or the largest model that fits."""
-    job, flags, output = job or JobFlags(), flags or SolveFlags(), output or OutputFlags()
-    decimal, target = screen.decimal(output.units), _target(what)
-    _check(target.value, model, job, flags)
-    asked = jobs.question(model, plan, job)
-    if target is not target.GPUS and asked.get(target.short) is not None:
-        raise refuse(target.key, asked[target.short], "is what is solved for", "leave it out; --most says how far to look")
-    solution, curves = _solved(target, asked, flags)
+    decimal, target = screen.decimal(asked.units), _target(asked.what)
+    _check(target.value, asked)
+    question = jobs.question(asked)
+    if target is not target.GPUS and question.get(target.short) is not None:
+        raise refuse(target.key, question[target.short], "is what is solved for", "leave it out; --most says how far to look")
+    solution, curves = _solved(target, question, asked)
     _silence()
-    return _shown(solution, curves, output, decimal=decimal)
+    return _shown(solution, curves, asked, decimal=decimal)
 
 
 def _target(what: str) -> Target:
@@ -83,32 +51,32 @@ def _target(what: str) -> Target:
         raise refuse("solve", what, "is nothing that is solved for", f"one of {', '.join(target.value for target in Target)}") from None
 
 
-def _check(what: str, model: str | None, job: JobFlags, flags: SolveFlags) -> None:
+def _check(what: str, asked: Given) -> None:
     """What has no meaning for the question, and whether the picture can be drawn."""
-    if job.parameters is not None:
-        raise refuse("parameters", job.parameters, "has no activations, so nothing can be solved for it", "name a model")
-    if job.gpus is None and job.cluster is None and job.plan is None:
+    if asked.parameters is not None:
+        raise refuse("parameters", asked.parameters, "has no activations, so nothing can be solved for it", "name a model")
+    if asked.gpus is None and asked.cluster is None and asked.plan is None:
         raise refuse("gpus", None, "is missing", "--gpus H100-80GB" if what == "gpus" else "for example --gpus 8xH100-80GB")
-    if what == "parameters" and flags.most is not None:
-        raise refuse("most", flags.most, "has no meaning for parameters, which end with the family", "leave it out")
-    if what == "parameters" and model is not None and flags.family is not None:
-        raise refuse("model", flags.family, "is named twice", "once is enough")
+    if what == "parameters" and asked.most is not None:
+        raise refuse("most", asked.most, "has no meaning for parameters, which end with the family", "leave it out")
+    if what == "parameters" and asked.model is not None and asked.family is not None:
+        raise refuse("model", asked.family, "is named twice", "once is enough")
     if what != "parameters":
-        for field, value in (("model", flags.family), ("picture", flags.picture)):
+        for field, value in (("model", asked.family), ("picture", asked.picture)):
             if value is not None:
                 raise refuse(field, value, "belongs to `solve parameters`", "leave it out")
-    if flags.picture:
+    if asked.picture:
         from memsheet.report.files import check_folder
         from memsheet.report.picture import check
 
-        check(Path(flags.picture))
-        check_folder(Path(flags.picture).parent, "picture")
+        check(Path(asked.picture))
+        check_folder(Path(asked.picture).parent, "picture")
 
 
-def _solved(target: Target, asked: dict[str, Any], flags: SolveFlags) -> tuple[Solution, tuple[Curve, ...]]:
+def _solved(target: Target, asked: dict[str, Any], line: Given) -> tuple[Solution, tuple[Curve, ...]]:
     from memsheet.search import solve as searches
 
-    most = jobs.number("most", flags.most)
+    most = jobs.number("most", line.most)
     if target is searches.Target.GPUS:
         return _fewest(asked, most), ()
     name, request, cluster, _ = api.question(target.task, asked.pop("model"), asked)
@@ -116,7 +84,7 @@ def _solved(target: Target, asked: dict[str, Any], flags: SolveFlags) -> tuple[S
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if target is searches.Target.PARAMETERS:
-        return _largest(name or flags.family, request, cluster, flags.picture)
+        return _largest(name or line.family, request, cluster, line.picture)
     search = searches.longest if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
     return search(api.drafted(_model(name), request), request, cluster, most=most, say=_say), ()
 
@@ -190,7 +158,7 @@ def _largest(name: Any, request: Mapping[str, Any], cluster: Any, picture: str |
     return solution, curves
 
 
-def _shown(solution: Solution, curves: tuple[Curve, ...], output: OutputFlags, *, decimal: bool) -> int:
+def _shown(solution: Solution, curves: tuple[Curve, ...], output: Given, *, decimal: bool) -> int:
     from memsheet.report import solve as report
 
     if output.json:

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from cyclopts import Parameter
-
 from memsheet import api
-from memsheet.cli.flags import JobFlags, ModelName, OutputFlags, PlanFlags
 from memsheet.cli.job import run
+from memsheet.cli.line import Given
 
 
-def train(
-    model: ModelName = None,
-    /,
-    *,
-    job: Annotated[JobFlags | None, Parameter(name="*")] = None,
-    plan: Annotated[PlanFlags | None, Parameter(name="*")] = None,
-    output: Annotated[OutputFlags | None, Parameter(name="*")] = None,
-) -> int:
+def train(asked: Given) -> int:
     """Does this training job fit, and what takes the room?"""
-    return run(api.train, model, plan, job, output)
+    return run(api.train, asked)

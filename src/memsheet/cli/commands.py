@@ -1,0 +1,236 @@
+"""What each command takes: its arguments, its flags, and the lines that its help shows. One row a command."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from memsheet.cli import flags as groups
+from memsheet.cli.flags import DEBUG, FULL, JOB_FLAGS, JSON, OUTPUT_FLAGS, PLAN_FLAGS, UNITS, Flag
+
+
+class Argument(NamedTuple):
+    """What stands on the line without a flag."""
+
+    name: str
+    metavar: str
+    words: str
+    required: bool = False
+    many: bool = False
+
+
+class Command(NamedTuple):
+    """One command of the line; its code is the function of its name in the module of its name."""
+
+    name: str
+    words: str
+    arguments: tuple[Argument, ...]
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+    often: tuple[str, ...] = ()
+    """Flags that ``--help`` shows; without any it shows all."""
+    more: str = ""
+
+
+MODEL = Argument("model", "MODEL", "A bundled name (llama-3-70b), a config.json or its folder, a .gguf or .safetensors file, or a hub id.")
+COMMON = ("gpus", "engine", "zero", "tp", "pp", "seq-len", "microbatch", "global-batch", "precision", "optimizer")
+LIGHTER = ("lora-rank", "quantize", "recompute", "offload")
+SERVED = ("max-model-len", "sequences", "kv-dtype", "quantize", "memory-fraction")
+PRINTED = ("plan", "json", "full")
+
+LENGTHS_FLAGS = (Flag("lengths", groups.SERVING, "FILE", "A file of requests, tokens of the prompt and of the answer a line: 1200,300."),)
+SOLVE_FLAGS = (
+    Flag("most", groups.SOLVE, "N", "How far to look: tokens, sequences or GPUs."),
+    Flag("model", groups.SOLVE, "NAME", "The family that `solve parameters` scales.", key="family"),
+    Flag("picture", groups.SOLVE, "FILE", "Of `solve parameters`: size against GPUs, as .svg or .png."),
+)
+SEARCH_FLAGS = (
+    Flag("method", groups.SEARCH, "NAME", "full, lora or qlora.", default="full"),
+    Flag("top", groups.SEARCH, "N", "How many plans to show."),
+    Flag("tokens", groups.SEARCH, "COUNT", "Tokens to train on, 15e12: what they cost."),
+)
+SERVE_FLAGS = (
+    Flag("context", groups.SERVE, "TOKENS", "Of infer: tokens of each user's sequence at its longest."),
+    Flag("users", groups.SERVE, "N", "Of infer: users at once."),
+    Flag("ttft", groups.SERVE, "TIME", "Of infer: time to the first token: 500ms."),
+    Flag("tpot", groups.SERVE, "TIME", "Of infer: time between tokens: 50ms."),
+    Flag("any-precision", groups.SERVE, "", "Of infer: weights and caches in eight bits too.", default=False),
+)
+PICTURE_FLAGS = (
+    Flag(
+        "show", groups.PICTURES, "KIND", "front: memory against time; heat: what fits over two axes; waterfall: the way from the naive run."
+    ),
+    Flag("picture", groups.PICTURES, "FILE", "Into an .svg or .png file; without it on the terminal."),
+    Flag(
+        "axes",
+        groups.PICTURES,
+        "X,Y",
+        "Of heat: two of seq_len, gpus, microbatch, tp, pp, zero …: seq_len,microbatch; seq_len=4096:8192,tp.",
+    ),
+    Flag("cells", groups.PICTURES, "WHICH", "Of heat: the plan that needs least, or the fastest that fits: least, fastest."),
+)
+TRACE_FLAGS = (
+    Flag("device", groups.TRACE, "cuda|cpu", "cuda as on a GPU (none is needed), or cpu.", default="cuda"),
+    Flag("scratch", groups.TRACE, "", "Count what CUDA kernels allocate inside an operation.", default=True, negative=True),
+    Flag("full", groups.TRACE, "", "Run every layer instead of repeating one of each kind, and show every item.", default=False),
+    Flag("cache", groups.TRACE, "dynamic|static|quantized", "Which cache generates: as --kv-dtype asks without it."),
+    Flag("rank", groups.TRACE, "N", "The rank that is traced.", default="0"),
+    Flag("all-stages", groups.TRACE, "", "Trace a rank of each pipeline stage.", default=False),
+    Flag("picture", groups.TRACE, "FILE", "Memory over the step, as .svg or .png."),
+    Flag("events", groups.TRACE, "FILE", "Every allocation and release (memsheet/events/1)."),
+    Flag("snapshot", groups.TRACE, "FILE", "The same for PyTorch's memory viewer."),
+    Flag("memory-limit", groups.TRACE, "SIZE", "Real memory that the trace may take.", default="4GiB"),
+    Flag("time-limit", groups.TRACE, "S", "Seconds that it may take.", default="600"),
+)
+MEASURE_FLAGS = (
+    Flag("device", groups.MEASURE, "cpu|cuda", "This machine's processor, or its GPU.", default="cpu"),
+    Flag("steps", groups.MEASURE, "N", "Steps that are timed: 5, or 20 of varied lengths."),
+    Flag("vary-length", groups.MEASURE, "", "Vary the length from step to step, and watch what is reserved.", default=False),
+    Flag("data", groups.MEASURE, "FILE", "A text file to train on, its bytes as tokens; else random ones."),
+    Flag("record", groups.MEASURE, "FILE", "Write a record (memsheet/record/1)."),
+    Flag("events", groups.MEASURE, "FILE", "Every allocation and release (memsheet/events/1; .gz is compressed)."),
+    Flag("snapshot", groups.MEASURE, "FILE", "The GPU allocator's own history of two steps, as JSON."),
+    Flag("memory-limit", groups.MEASURE, "SIZE", "Memory that it may take (what is free, 64GiB at most)."),
+    Flag("time-limit", groups.MEASURE, "S", "Seconds that it may take.", default="600"),
+)
+VERIFY_FLAGS = (
+    Flag("model", groups.OTHER, "NAME", "The model, where the plan names none."),
+    Flag("device", groups.OTHER, "cpu|cuda", "This machine's processor, or its GPUs.", default="cpu"),
+    Flag("processes", groups.OTHER, "N", "Ranks that run at once on this machine (2).", default="2"),
+    Flag("steps", groups.OTHER, "N", "Steps that are timed on each rung (1).", default="1"),
+    Flag("operations", groups.OTHER, "N", "Floating-point operations that a processor's step may take (3e12).", default="3e12"),
+    Flag("slurm", groups.OTHER, "PARTITION", "Run the whole plan too, on nodes of this Slurm partition."),
+    Flag("per-node", groups.OTHER, "N", "GPUs of one of its nodes (8).", default="8"),
+    Flag("memory-limit", groups.OTHER, "SIZE", "Memory that each process may take (what is free, 64GiB at most)."),
+    Flag("time-limit", groups.OTHER, "S", "Seconds that each run may take.", default="600"),
+    Flag("records", groups.OTHER, "DIR", "Folder for a record of each real run (records).", default="records"),
+)
+CALIBRATE_FLAGS = (
+    Flag("from", groups.OTHER, "RECORD", "A record of a measured training step; a second one tells more apart.", key="records", many=True),
+    Flag("gpus", groups.OTHER, "NxDEVICE", "The device it ran on, where the record's name of it is not in the catalogue."),
+    Flag("forget", groups.OTHER, "", "Remove what is kept of the device and engine of the record.", default=False),
+)
+EXPORT_FLAGS = (
+    Flag("to", groups.OTHER, "NAME,…", "Formats: deepspeed, accelerate, transformers, axolotl, llamafactory, torchrun, slurm, vllm, sglang, skypilot, "
+         "kubernetes, trainjob, megatron, torchtitan.", required=True),
+    Flag("out", groups.OTHER, "DIR", "The folder that the files are written into, made if it is not there."),
+    Flag("pick", groups.OTHER, "N", "Which plan of several (1)."),
+    Flag("force", groups.OTHER, "", "Write over files that are there.", default=False),
+)  # fmt: skip
+COMPARE_FLAGS = (
+    Flag("instant", groups.OTHER, "NAME", "Compare at this instant; without it, each sheet at its peak."),
+    Flag("rank", groups.OTHER, "N", "Compare this rank only."),
+    FULL._replace(words="Every row, with what is inside a module apart."),
+)
+CHECK_FLAGS = (
+    Flag("model", groups.JOB, "MODEL", "The model that is trained, as for train."),
+    Flag("each", groups.OTHER, "", "Each file by itself; the exit code is the worst.", default=False),
+)
+JOB = (*JOB_FLAGS, *PLAN_FLAGS)
+
+COMMANDS = {command.name: command for command in (
+    Command(
+        "train", "Does this training job fit, and what takes the room?", (MODEL,), (*JOB, *OUTPUT_FLAGS),
+        ("memsheet train llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --seq-len 8192 --recompute full",
+         "memsheet train llama-3.1-8b --gpus 1xRTX4090 --lora-rank 16 --quantize nf4 --seq-len 4096",
+         "memsheet train mixtral-8x7b --gpus 64xH100-80GB --engine megatron --tp 2 --pp 4 --ep 8 --seq-len 4096",
+         "memsheet train --parameters 7e9 --gpus 8xA100-80GB --engine deepspeed --precision bf16-master --zero 2"),
+        (*COMMON, *LIGHTER, "attention", "parameters", *PRINTED),
+    ),
+    Command(
+        "infer", "Does this model fit for inference, and how much cache is left?", (MODEL,), (*JOB, *LENGTHS_FLAGS, *OUTPUT_FLAGS),
+        ("memsheet infer llama-3.1-70b --gpus 8xH200 --engine vllm --tp 8 --max-model-len 32768",
+         "memsheet infer llama-3.1-8b --gpus 1xRTX4090 --engine llama.cpp --quantize gguf:Q4_K_M --max-model-len 8k",
+         "memsheet infer llama-3.1-8b --gpus 1xL4 --max-model-len 4096 --sequences 8"),
+        ("gpus", "engine", "tp", *SERVED, "prompt-tokens", "output-tokens", "lengths", *PRINTED),
+    ),
+    Command(
+        "plan", "The fastest plans that fit, of every legal one, and why the others do not.",
+        (Argument("task", "TASK", "train or infer", required=True), MODEL),
+        (*JOB, *SEARCH_FLAGS, *SERVE_FLAGS, *PICTURE_FLAGS, *OUTPUT_FLAGS),
+        ("memsheet plan train llama-3.1-70b --gpus 512xH100-80GB --seq-len 8192 --global-batch 1024",
+         "memsheet plan train llama-3.1-8b --gpus 1xRTX4090 --seq-len 2048 --global-batch 16 --method qlora",
+         "memsheet plan infer llama-3.1-70b --gpus 8xH100-80GB --context 8192 --users 200 --tpot 50ms"),
+        ("gpus", "engine", "seq-len", "global-batch", "method", "top", "tokens", "context", "users", "ttft", "tpot", "show", "picture", *PRINTED),
+        more="What a flag says is kept as it is; what none says is searched.",
+    ),
+    Command(
+        "solve", "The longest sequence, largest micro-batch, fewest GPUs or largest model that fits.",
+        (Argument("what", "WHAT", "seq-len, microbatch, gpus, parameters; of serving: sequences, max-model-len.", required=True), MODEL),
+        (*JOB, *SOLVE_FLAGS, *OUTPUT_FLAGS),
+        ("memsheet solve seq-len llama-3.1-8b --gpus 8xH100-80GB --engine fsdp2 --zero 3 --recompute full",
+         "memsheet solve gpus llama-3.1-70b --gpus H100-80GB --engine fsdp2 --zero 3 --seq-len 4096",
+         "memsheet solve sequences llama-3.1-8b --gpus 1xH100-80GB --engine vllm --max-model-len 8192"),
+        (*COMMON, *LIGHTER, "most", *PRINTED),
+    ),
+    Command(
+        "export", "A plan as the configuration of the engine that runs it.",
+        (Argument("plan", "PLAN", "A file of memsheet/plan/1, /plans/1 or /sheet/1, or - for stdin.", required=True),),
+        (*EXPORT_FLAGS, DEBUG),
+        ("memsheet plan train llama-3.1-8b --gpus 8xH100-80GB --seq-len 4096 --global-batch 64 --json > plans.json",
+         "memsheet export plans.json --to deepspeed,accelerate,torchrun --out run/"),
+    ),
+    Command(
+        "check", "A configuration file of an engine: its sheet, its verdict, its mistakes.",
+        (Argument("files", "FILE|DIR", "Configuration files of one job, or the folder that holds them.", many=True),),
+        (*CHECK_FLAGS, *JOB, *OUTPUT_FLAGS),
+        ("memsheet check run/",
+         "memsheet check ds_config.json --model llama-3.1-8b --gpus 8xA100-80GB --seq-len 4096"),
+        ("model", "each", *COMMON, *LIGHTER, *PRINTED),
+        more="A flag says what the files leave open.",
+    ),
+    Command(
+        "trace", "What does the real code allocate? Run on fake tensors, no GPU.",
+        (MODEL._replace(words=f"{MODEL.words} Or a step of your own: FILE.py:FUNCTION."),), (*JOB, *TRACE_FLAGS, JSON, UNITS, DEBUG),
+        ("memsheet trace llama-3.2-1b --seq-len 4096 --picture step.svg",
+         "memsheet trace llama-3.1-8b --engine fsdp2 --zero 3 --gpus 8xH100-80GB --seq-len 2048",
+         "memsheet trace step.py:build"),
+        ("gpus", "engine", "zero", "tp", "pp", "seq-len", "microbatch", "precision", "recompute", *(flag.name for flag in TRACE_FLAGS), "plan", "json"),
+    ),
+    Command(
+        "measure", "What does a real step allocate on this machine?",
+        (MODEL._replace(words=f"{MODEL.words} Or a step of your own: FILE.py:FUNCTION."),),
+        (*JOB, *MEASURE_FLAGS, JSON, FULL._replace(words="Every item."), UNITS, DEBUG),
+        ("memsheet measure llama-tiny --seq-len 512",
+         "memsheet measure llama-tiny --engine fsdp2 --dp-shard 2 --seq-len 512",
+         "memsheet measure gpt2 --seq-len 256 --record run.json"),
+        ("engine", "zero", "dp-shard", "tp", "pp", "seq-len", "microbatch", "precision", "recompute", *(flag.name for flag in MEASURE_FLAGS), *PRINTED),
+    ),
+    Command(
+        "verify", "Predicted, traced and measured side by side: a plan run as far as this machine can.",
+        (Argument("plan", "PLAN", "A file of memsheet/plan/1 for training, or - for stdin.", required=True),),
+        (*VERIFY_FLAGS, JSON, FULL._replace(words="Every instant of every rank."), UNITS, DEBUG),
+        ("memsheet verify plan.json",
+         "memsheet verify plan.json --model llama-tiny --processes 2",
+         "memsheet verify plan.json --slurm gpu --per-node 8"),
+    ),
+    Command(
+        "calibrate", "Scale step times by a measured one, from now on, for its device and engine.", (), (*CALIBRATE_FLAGS, JSON, DEBUG),
+        ("memsheet measure llama-3.2-1b --device cuda --seq-len 2048 --record run.json",
+         "memsheet calibrate --from run.json",
+         "memsheet calibrate --from run.json --forget"),
+    ),
+    Command(
+        "compare", "Two sheets side by side: which rows differ, the largest difference first.",
+        (Argument("left", "A.json", "A sheet that `memsheet train|infer|trace|measure --json` printed, a record, or - for stdin.", required=True),
+         Argument("right", "B.json", "The sheet to compare with it.", required=True)),
+        (*COMPARE_FLAGS, JSON, UNITS, DEBUG),
+        ("memsheet compare a.json b.json",
+         "memsheet train llama-tiny --seq-len 128 --json | memsheet compare a.json -"),
+    ),
+    Command(
+        "explain", "What a word on a sheet means, with its source.",
+        (Argument("term", "TERM", "A component, an instant, a word, an engine, a formula; without one, what can be explained."),),
+        (JSON, DEBUG),
+        ("memsheet explain saved_activations", "memsheet explain zero", "memsheet explain"),
+    ),
+    Command(
+        "models", "The bundled models, with exact parameter counts.",
+        (Argument("filter", "FILTER", "Only names or families that contain it."),), (JSON, DEBUG),
+        ("memsheet models", "memsheet models qwen"),
+    ),
+    Command(
+        "gpus", "The devices memsheet knows, and what a framework gets of each.",
+        (Argument("filter", "FILTER", "Only names that contain it, with their links."),), (JSON, DEBUG),
+        ("memsheet gpus", "memsheet gpus h100"),
+    ),
+)}  # fmt: skip

@@ -1,0 +1,103 @@
+"""Help as text: of the whole program, and of a command, in short (``--help``) or with every flag (``--help-all``)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from memsheet.cli import screen
+from memsheet.cli.commands import COMMANDS, Command
+from memsheet.cli.flags import Flag
+
+EXIT_CODES = "Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."
+ABOUT = "Every byte on every GPU, before the job runs."
+START = (
+    "memsheet train llama-3.1-8b --gpus 8xH100-80GB --seq-len 8192",
+    "memsheet infer llama-3.1-70b --gpus 8xH200 --engine vllm --max-model-len 32768",
+    "memsheet plan train llama-3.1-70b --gpus 512xH100-80GB --seq-len 8192 --global-batch 1024",
+    "memsheet check run/",
+)
+COLUMN = 26
+"""Where words begin beside names; a longer name has a line of its own."""
+
+
+def program_help(*, every: bool = False) -> str:
+    """``memsheet --help``: the commands and a few lines to begin with; ``every``: with the help of each command."""
+    rows = [(name, command.words) for name, command in COMMANDS.items()]
+    rows_more = (
+        ("--help, -h", "This; after a command, its examples and usual flags."),
+        ("--help-all", "Every flag."),
+        ("--version", "The version."),
+    )
+    parts = ["Usage: memsheet COMMAND …", ABOUT, _examples(START), _section("Commands", rows), _section("Options", rows_more), EXIT_CODES]
+    if every:
+        parts += [command_help(command, every=True) for command in COMMANDS.values()]
+    return "\n\n".join(parts) + "\n"
+
+
+def command_help(command: Command, *, every: bool = False) -> str:
+    """What a command takes: its examples and its usual flags, or ``every`` flag."""
+    arguments = [(argument.metavar, argument.words) for argument in command.arguments]
+    often = {*command.often} if command.often and not every else {flag.name for flag in command.flags}
+    shown = [flag for flag in command.flags if flag.name in often]
+    parts = [
+        f"Usage: memsheet {command.name} {_usage(command)}",
+        _filled(f"{command.words} {command.more}".strip()),
+        _examples(command.examples),
+    ]
+    parts += [_section("Arguments", arguments)] if arguments else []
+    parts += [_section(group, map(_row, flags)) for group, flags in _grouped(shown)]
+    hidden = len(command.flags) - len(shown)
+    parts += [f"{hidden} more flags: memsheet {command.name} --help-all"] if hidden else []
+    return "\n\n".join(parts).rstrip() + ("" if every else "\n")
+
+
+def _usage(command: Command) -> str:
+    shown = (f"{a.metavar}{' …' * a.many}" if a.required or a.many else f"[{a.metavar}]" for a in command.arguments)
+    return " ".join([*shown, "[FLAGS]"])
+
+
+def _grouped(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:
+    groups: dict[str, list[Flag]] = {}
+    for flag in flags:
+        groups.setdefault(flag.group, []).append(flag)
+    yield from groups.items()
+
+
+def _row(flag: Flag) -> tuple[str, str]:
+    name = f"--[no-]{flag.name}" if flag.negative else f"--{flag.name}"
+    return f"{name} {flag.metavar}".rstrip(), flag.words
+
+
+def _examples(lines: Iterable[str]) -> str:
+    """Lines to copy, each whole for a shell: a long one goes on after a backslash."""
+    return "Examples\n" + "\n".join(_continued(line) for line in lines)
+
+
+def _continued(line: str) -> str:
+    """The line in parts as wide as the screen, none of which begins with a flag's value."""
+    whole = line.replace(" --", "\0--").split("\0")
+    lines = [whole[0]]
+    for part in whole[1:]:
+        if len(lines[-1]) + len(part) + 6 <= screen.width():
+            lines[-1] += f" {part}"
+        else:
+            lines.append(part)
+    return "  " + " \\\n    ".join(lines)
+
+
+def _section(title: str, rows: Iterable[tuple[str, str]]) -> str:
+    return "\n".join([title, *(line for name, words in rows for line in _entry(name, words))])
+
+
+def _entry(name: str, words: str) -> Iterator[str]:
+    lines = textwrap.wrap(words, screen.width() - COLUMN, break_long_words=False, break_on_hyphens=False)
+    if len(name) > COLUMN - 4:
+        yield f"  {name}"
+    else:
+        yield f"  {name.ljust(COLUMN - 2)}{lines.pop(0)}"
+    yield from (" " * COLUMN + line for line in lines)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, screen.width())
