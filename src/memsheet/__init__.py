@@ -1,14 +1,23 @@
 """The memory budget sheet for large models: every byte on every GPU, for training and inference."""
 
+import sys
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memsheet.api import infer, plan, plan_serving, train
-    from memsheet.budget import Answer, Verdict
+    from memsheet import textbook
+    from memsheet.api import plan, plan_serving
+    from memsheet.budget import Result, Verdict
     from memsheet.errors import InputError
     from memsheet.fitting import DoesNotFitError, assert_fits, trainer_callback
     from memsheet.measuring import measure_step
+    from memsheet.questions.answer import infer, train
+    from memsheet.questions.explain import explain
+    from memsheet.questions.measure import measure
+    from memsheet.questions.trace import trace
+    from memsheet.questions.verify import verify
+    from memsheet.report.answer import Answer
     from memsheet.sheet import Component, Instant, Item, Sheet
     from memsheet.tracing import trace_step
 
@@ -19,25 +28,37 @@ __all__ = [
     "InputError",
     "Instant",
     "Item",
+    "Result",
     "Sheet",
     "Verdict",
     "assert_fits",
+    "explain",
     "infer",
+    "measure",
     "measure_step",
     "plan",
     "plan_serving",
+    "textbook",
+    "trace",
     "trace_step",
     "train",
     "trainer_callback",
+    "verify",
 ]
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("infer", "plan", "plan_serving", "train"),
-    "budget": ("Answer", "Verdict"),
+    "api": ("plan", "plan_serving"),
+    "budget": ("Result", "Verdict"),
     "errors": ("InputError",),
     "fitting": ("DoesNotFitError", "assert_fits", "trainer_callback"),
     "measuring": ("measure_step",),
+    "questions.answer": ("infer", "train"),
+    "questions.explain": ("explain",),
+    "questions.measure": ("measure",),
+    "questions.trace": ("trace",),
+    "questions.verify": ("verify",),
+    "report.answer": ("Answer",),
     "sheet": ("Component", "Instant", "Item", "Sheet"),
     "tracing": ("trace_step",),
 }
@@ -46,6 +67,8 @@ _HOME = {name: f"memsheet.{home}" for home, names in _HOMES.items() for name in 
 
 
 def __getattr__(name: str) -> Any:
+    if name == "textbook":
+        return import_module("memsheet.textbook")
     if name in _HOME:
         globals()[name] = found = getattr(import_module(_HOME[name]), name)
         return found
@@ -54,3 +77,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """``memsheet.trace`` is the function, although a folder has that name, which importing it would put in its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -173,6 +173,10 @@ class Sheet:
     notes: tuple[str, ...] = ()
     _sums: dict[Instant, dict[Component, Bytes]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
+    def __repr__(self) -> str:
+        peak = f", {self.allocated.value:,} bytes allocated in {self.peak_instant.value}" if self.items else ""
+        return f"<sheet of rank {self.rank}, {self.witness.value}: {len(self.items)} items{peak}>"
+
     def sums(self) -> dict[Instant, dict[Component, Bytes]]:
         """Bytes by instant (in order) and component; computed once."""
         if not self._sums:

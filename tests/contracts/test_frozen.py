@@ -11,16 +11,22 @@ NAMES = [
     "InputError",
     "Instant",
     "Item",
+    "Result",
     "Sheet",
     "Verdict",
     "assert_fits",
+    "explain",
     "infer",
+    "measure",
     "measure_step",
     "plan",
     "plan_serving",
+    "textbook",
+    "trace",
     "trace_step",
     "train",
     "trainer_callback",
+    "verify",
 ]
 
 PLAN_FLAGS = [

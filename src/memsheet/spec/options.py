@@ -1,0 +1,115 @@
+"""The keywords of the Python functions, typed: each is a key of ``memsheet/plan/1`` by its short name (``names.SHORT``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+File = str | PathLike[str]
+
+
+class JobOptions(TypedDict, total=False):
+    """What is asked about besides a plan's own keys."""
+
+    gpus: str | None
+    """Cards: "8xH100-80GB"; `memsheet gpus` lists them."""
+    nodes: int | None
+    per_node: int | None
+    host_memory: str | None
+    """Host memory of a node, for example "2TB"."""
+    cluster: File | Mapping[str, Any] | None
+    """A file or an object of memsheet/cluster/1, in place of the four above."""
+    plan: File | Mapping[str, Any] | None
+    """A file or an object of memsheet/plan/1; keywords override it."""
+    parameters: float | str | None
+    """A bare count in place of a model: 7e9."""
+    fix: bool
+    """Look for changes that make it fit where it does not (True)."""
+
+
+class MeshOptions(TypedDict, total=False):
+    """Degrees of parallelism; their product is the number of GPUs."""
+
+    dp_replicate: int | None
+    dp_shard: int | None
+    cp: int | None
+    tp: int | None
+    pp: int | None
+    vpp: int | None
+    ep: int | None
+    etp: int | None
+    attn_dp: int | None
+
+
+class TrainOptions(JobOptions, MeshOptions, total=False):
+    """Keywords of a training job."""
+
+    engine: str | None
+    engine_version: str | None
+    zero: Literal[0, 1, 2, 3] | None
+    reshard_after_forward: bool | None
+    sequence_parallel: bool | None
+    context_parallel_comm: str | None
+    schedule: str | None
+    layers_per_stage: Sequence[int] | str | None
+    seq_len: int | str | None
+    image_tokens: int | None
+    microbatch: int | None
+    global_batch: int | None
+    vocab_multiple: int | None
+    precision: str | None
+    optimizer: str | None
+    optimizer_implementation: str | None
+    optimizer_in_backward: bool | None
+    recompute: str | None
+    recompute_every: int | None
+    recompute_layers: int | None
+    recompute_segments: int | None
+    recompute_modules: Sequence[str] | str | None
+    attention: str | None
+    loss: str | None
+    compile: bool | None
+    dropout: float | None
+    lora_rank: int | None
+    lora_targets: Sequence[str] | str | None
+    lora_dtype: str | None
+    quantize: str | None
+    offload: Sequence[str] | str | None
+    expandable_segments: bool | None
+    cuda_graphs: bool | None
+    moe_dispatch: str | None
+    moe_capacity_factor: float | None
+    moe_pad_to_capacity: bool | None
+    moe_balanced: bool | None
+
+
+class InferOptions(TrainOptions, total=False):
+    """Keywords of a serving job. Those of training are taken too, for a plan file may be of either; what serving has none of is refused."""
+
+    max_model_len: int | str | None
+    sequences: int | None
+    max_batched_tokens: int | None
+    kv_dtype: str | None
+    k_dtype: str | None
+    page_tokens: int | None
+    memory_fraction: float | None
+    gpu_layers: int | None
+    host_experts: int | None
+    mla_mode: int | None
+    attn_max_batch: int | None
+    dp_lm_head: bool | None
+    dp_dense: bool | None
+    expert_dispatch: str | None
+    state_slots: int | None
+    state_ratio: float | None
+    max_loras: int | None
+    max_cpu_loras: int | None
+    fully_sharded_loras: bool | None
+    speculative: str | None
+    draft_model: str | None
+    speculative_tokens: int | None
+    draft_tp: int | None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    shared_prefix_tokens: int | None

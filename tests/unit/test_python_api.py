@@ -1,0 +1,67 @@
+"""The functions that Python code calls: typed, the same answers as the command line's, with plain forms."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import typing
+
+import pytest
+
+import memsheet
+from memsheet.cli import main
+from memsheet.spec.names import SHORT
+from memsheet.spec.options import InferOptions, JobOptions, TrainOptions
+
+FOLDERS = ("memsheet.trace", "memsheet.measure", "memsheet.verify", "memsheet.trace.child")
+ASKED = {"gpus": "8xH100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 4096}
+
+
+def test_every_option_of_a_plan_is_a_typed_keyword() -> None:
+    hints = typing.get_type_hints(InferOptions)
+    assert set(hints) - set(typing.get_type_hints(JobOptions)) == {*SHORT, "offload"}
+    assert set(typing.get_type_hints(TrainOptions)) < set(hints)
+
+
+def test_public_functions_say_what_they_take() -> None:
+    functions = [found for name in memsheet.__all__ if inspect.isfunction(found := getattr(memsheet, name))]
+    assert len(functions) >= 12
+    for function in functions:
+        assert inspect.getdoc(function), function
+        unannotated = [p.name for p in inspect.signature(function).parameters.values() if p.annotation is inspect.Parameter.empty]
+        assert (function.__name__, unannotated) == (function.__name__, [])
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_function_keeps_its_name_where_a_folder_has_it_too(folder: str) -> None:
+    assert inspect.ismodule(importlib.import_module(folder))
+    assert all(inspect.isfunction(getattr(memsheet, name)) for name in ("trace", "measure", "verify", "plan", "explain"))
+
+
+def test_an_answer_is_the_document_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    code = main(["train", "llama-3.1-8b", *(f"--{key.replace('_', '-')}={value}" for key, value in ASKED.items()), "--json"])
+    assert answer.to_dict() == json.loads(capsys.readouterr().out)
+    assert (answer.verdict.result, code) == (memsheet.Result.FITS, 0)
+    assert isinstance(answer, memsheet.Answer)
+
+
+def test_rows_add_up_to_the_sheet() -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    sheet = answer.sheets[0]
+    rows = [row for row in answer.rows() if row["rank"] == sheet.rank and row["instant"] == sheet.peak_instant.value]
+    assert sum(row["bytes"] for row in rows) == sheet.device.value
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_an_answer_prints_short() -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    assert "llama-3.1-8b on 8xH100-80GB, fsdp2: FITS" in repr(answer)
+    assert max(len(repr(value)) for value in (answer, answer.sheets[0], memsheet.infer("llama-3.1-8b", max_model_len=4096))) < 160
+
+
+def test_a_step_is_traced_and_measured_by_one_name_each() -> None:
+    traced = memsheet.trace("llama-tiny", seq_len=64, microbatch=1)
+    assert traced.sheets[0].witness.value == "traced"
+    assert traced.to_dict()["witness"] == "traced"
