@@ -43,7 +43,7 @@ def test_gguf_bits_a_weight_are_those_of_the_block_structs(name: str, bits: floa
         ("float16", "fp16"),
         ("half", "fp16"),
         ("float8_e4m3fn", "fp8"),
-        ("fp8_e5m2", "fp8"),
+        ("fp8_e5m2", "fp8_e5m2"),
         ("bf16", "bf16"),
         ("gguf:Q4_K", "gguf:Q4_K"),
     ],

@@ -51,6 +51,7 @@ ENGINE = server_engine(
     tested="00395eb2 (2026)",
     server="llama_cpp",
     serving_axes=("pp",),
+    cache_dtypes=None,  # spec.defaults.LLAMA_CACHE_DTYPES
     attention=(AttentionKind.FLASH, AttentionKind.EAGER),
     stages=stages,
     models=frozenset({*(f"serving.{key}" for key in OWN), "offload.parameters", *SERVED_ADAPTERS} - {"serving.max_cpu_loras"}),

@@ -207,6 +207,7 @@ ENGINE = server_engine(
     name="sglang",
     tested="0.5.23",
     serving_axes=("dp_replicate", "tp", "pp", "ep", "attn_dp"),
+    cache_dtypes=("bf16", "fp8", "fp8_e5m2"),  # v0.5.23 mem_cache/kv_cache_dtype.py:22; those with scales of their own are not modelled
     server="sglang",
     served=served,
     precisions=("fp32", "bf16-pure"),

@@ -15,6 +15,7 @@ ENGINE = Engine(
     tasks=("train", "infer"),
     axes=("dp_replicate",),
     serving_axes=("tp", "pp"),
+    cache_dtypes=("fp8", "int8"),  # cache_utils.py:2113 QuantizedCache: of backends fp8 and hqq
     real_axes=("dp_shard", "tp", "pp", "vpp"),
     real_schedules=(Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED),
     zero=(0,),

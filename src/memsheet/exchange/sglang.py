@@ -123,8 +123,8 @@ KEYS = (
     Key(at="--chunked-prefill-size", says="serving.max_batched_tokens", decides=(-1, 0), source="schedule.py:52"),
     Key(at="--mem-fraction-static", says="serving.memory_fraction", source="schedule.py:27"),
     Key(
-        at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp8": "fp8_e4m3"}.get(a.get("serving.kv_dtype", "")),
-        back=serving.cache_back(("fp8_e4m3", "fp8_e5m2")), source="model.py:197",
+        at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp8": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
+        back=serving.cache_back(("fp8_e4m3",)), source="model.py:197",
     ),
     Key(at="--page-size", says="serving.page_tokens", source="schedule.py:143"),
     Key(at="--max-mamba-cache-size", says="serving.state_slots", source="schedule.py:216"),

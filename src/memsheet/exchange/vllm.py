@@ -149,8 +149,8 @@ KEYS = (
     Key(at="--max-num-batched-tokens", says="serving.max_batched_tokens", source="engine/arg_utils.py:1740, 2973"),
     Key(at="--gpu-memory-utilization", says="serving.memory_fraction", source="engine/arg_utils.py:1389, config/cache.py:215"),
     Key(
-        at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8"}.get(a.get("serving.kv_dtype", "")),
-        back=serving.cache_back(("fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc")), source="engine/arg_utils.py:1397, config/cache.py:42",
+        at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp16": "float16", "fp8": "fp8", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
+        back=serving.cache_back(("fp8", "fp8_e4m3", "fp8_inc")), source="engine/arg_utils.py:1397, config/cache.py:42",
     ),
     Key(at="--block-size", says="serving.page_tokens", source="engine/arg_utils.py:1387, config/cache.py:187"),
     Key(

@@ -22,6 +22,7 @@ from memsheet.resolve.precision import check_in_backward, check_moments, precisi
 from memsheet.resolve.quantization import quantization_of
 from memsheet.resolve.serving import (
     attention_of,
+    check_decodes,
     check_positions,
     check_tensor_parallel,
     experts_split,
@@ -31,6 +32,7 @@ from memsheet.resolve.serving import (
 )
 from memsheet.resolve.speculative import speculative_of
 from memsheet.resolve.version import check_version
+from memsheet.resolve.without_effect import check_effects
 from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
@@ -78,6 +80,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
             zero=(*engine.zero, *engine.real_zero),
         )  # fmt: skip
     _refuse_unread(gaps, engine, task)
+    check_decodes(gaps, engine, model, task)
     check_version(gaps, engine)
     zero = _zero(gaps, engine, task, gpus)
     mesh = _mesh(gaps, engine, task, zero, gpus, model)
@@ -109,6 +112,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
     )  # fmt: skip
+    check_effects(gaps, plan, engine, model)
     check_moments(gaps, plan)
     check_in_backward(gaps, plan, engine)
     gaps.problems += contradictions(request, task)
@@ -415,6 +419,11 @@ def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute
         gaps.wrong(key, gaps.request[key], f"asks for recompute {implied.value}, which is not modelled for {engine.name} yet", hint)
     mode = gaps.choice("recompute.mode", implied, engine.recompute, engine.name, silent=gaps.request.get("task") == "infer")
     layers = sum(stack.layers for stack in model.stacks) if model else None
+    if mode not in engine.recompute and gaps.request.get("recompute.mode") is None:
+        chosen = ", ".join(one.value for one in engine.recompute)
+        gaps.wrong(
+            "recompute.modules", gaps.request.get("recompute.modules"), f"is not modelled for {engine.name} yet", f"modelled: {chosen}"
+        )
     if mode is not RecomputeMode.FULL and implied is RecomputeMode.FULL:
         gaps.wrong(
             "recompute.mode",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.spec.dtypes import FP8, FP16, DType, dtype_named
+from memsheet.spec.dtypes import FP8, FP8_E5M2, FP16, DType, dtype_named
 from memsheet.spec.engine import Engine
 from memsheet.spec.hardware import version_of
 from memsheet.spec.model import ModelSpec
@@ -29,7 +29,23 @@ def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None, 
     if named is not None and engine is not None and model is not None:
         found = _heeded(gaps, engine, model, found, named)
     assert found is not None
+    _check_honoured(gaps, engine, model, precision, found)
     return found
+
+
+def _check_honoured(gaps: Gaps, engine: Engine | None, model: ModelSpec | None, precision: Precision, found: DType) -> None:
+    """A format that the engine's cache does not have."""
+    given, field = gaps.request.get("serving.kv_dtype"), "serving.kv_dtype"
+    if engine is None or given is None or gaps.request.get("task") != "infer":
+        return
+    if engine.cache_dtypes is not None and found is not precision.compute and found.name not in engine.cache_dtypes:
+        known = ", ".join(dict.fromkeys((precision.compute.name, *engine.cache_dtypes)))
+        gaps.wrong(field, given, f"is not what {engine.name} keeps keys and values in", f"{known}, or leave it out")
+    stored = model.quantization.method if model is not None and model.quantization is not None else ""
+    if engine.name == "vllm" and found is FP8_E5M2 and "fp8" in (stored, gaps.request.get("quantization.weights")):
+        gaps.wrong(
+            field, given, "is refused by vllm beside weights in fp8 (model_executor/layers/attention/attention.py)", "--kv-dtype fp8"
+        )
 
 
 def _named(gaps: Gaps, engine: Engine | None, model: ModelSpec | None) -> str | None:

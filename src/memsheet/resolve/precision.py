@@ -58,7 +58,7 @@ def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
         and not (engine.sharding is Sharding.DEEPSPEED and gaps.request.get("adapter.rank"))
     ):
         gaps.wrong("precision", name, f"is not how {engine.name} trains", f"it has {', '.join(engine.precisions)}")
-    if task == "infer" and name in ("bf16-master", "fsdp2-mixed"):
+    if task == "infer" and name in ("bf16-master", "fsdp2-mixed", "megatron-mixed"):
         gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
 
 

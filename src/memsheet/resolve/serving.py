@@ -83,6 +83,15 @@ def pages(model: ModelSpec | None) -> bool:
     return model is not None and model.head.kind == "causal_lm" and not encoder
 
 
+def check_decodes(gaps: Gaps, engine: Engine, model: ModelSpec | None, task: str) -> None:
+    """A server that makes one token after another serves models that do: an encoder or a picture's classifier has nothing to keep for the next."""
+    if task != "infer" or model is None or engine.server in LIBRARY or not model.stacks:
+        return
+    if not any(stack.role == "decoder" for stack in model.stacks):
+        reason = f"generates, and {model.name} is {'a vision' if model.stacks[0].role == 'vision' else 'an'} encoder, which makes no tokens: serving it there is not modelled"  # fmt: skip
+        gaps.wrong("engine", engine.name, reason, "--engine transformers")
+
+
 def experts_split(gaps: Gaps, degrees: Mapping[str, int], engine: str) -> int:
     """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to ranks whole (``ep``)."""
     ep, etp, tp = degrees["ep"], degrees["etp"], degrees["tp"]

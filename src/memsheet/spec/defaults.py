@@ -41,7 +41,7 @@ PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("precision.parameters", "precision.compute", "precision.gradients", "precision.reduce"), _COMMON),
     "precision.master_weights": ("fp32", "int16-remainder"), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
 }  # fmt: skip
-CACHE_DTYPES = (*_COMMON, "fp8", "int8")
+CACHE_DTYPES = (*_COMMON, "fp8", "fp8_e5m2", "int8")
 LLAMA_CACHE_DTYPES = (*_COMMON, *(f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")))
 """Types that llama.cpp's cache may have (common/arg.cpp, kv_cache_types)."""
 

@@ -43,7 +43,8 @@ FP32 = DType("fp32", 32, source=IEEE)
 TF32 = DType("tf32", 32, source="stored as fp32; only the matmul rounds")
 FP16 = DType("fp16", 16, source=IEEE)
 BF16 = DType("bf16", 16, source=IEEE)
-FP8 = DType("fp8", 8, source="OCP 8-bit floating point: e4m3 and e5m2")
+FP8 = DType("fp8", 8, source="OCP 8-bit floating point: e4m3")
+FP8_E5M2 = DType("fp8_e5m2", 8, source="OCP 8-bit floating point: e5m2")
 INT64 = DType("int64", 64, source=IEEE)
 INT32 = DType("int32", 32, source=IEEE)
 INT8 = DType("int8", 8, source="one byte an element; the row scales are named with the tensor that has them")
@@ -95,14 +96,14 @@ _GGUF_BLOCKS: dict[str, tuple[int, int]] = {
 GGUF = {name: DType(f"gguf:{name}", size * 8, block, source=GGML) for name, (block, size) in _GGUF_BLOCKS.items()}
 
 _ALL = (
-    FP32, TF32, FP16, BF16, FP8, INT64, INT32, INT8, INT4, UINT8, BOOL, NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, MXFP8, MXFP4, NVFP4, FP8_BLOCK,
+    FP32, TF32, FP16, BF16, FP8, FP8_E5M2, INT64, INT32, INT8, INT4, UINT8, BOOL, NF4, NF4_SINGLE, FP4_BNB, FP4_BNB_DOUBLE, MXFP8, MXFP4, NVFP4, FP8_BLOCK,
     INT8_ADAM, INT16_REMAINDER, GPTQ_INT4, GPTQ_INT8, AWQ_INT4, *GGUF.values(),
 )  # fmt: skip
 BY_NAME = {dtype.name: dtype for dtype in _ALL}
 ALIASES = {
     "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float": "fp32", "half": "fp16",
     **{name.lower(): f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")}, "f16": "fp16", "f32": "fp32",  # llama.cpp's names
-    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8", "float8_e5m2": "fp8_e5m2", "fp8_e4m3": "fp8",
 }  # fmt: skip
 
 

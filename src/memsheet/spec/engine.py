@@ -56,6 +56,7 @@ class Engine:
     tasks: tuple[str, ...]
     axes: tuple[str, ...]  # mesh degrees that may exceed 1 in training
     serving_axes: tuple[str, ...] = ()  # and in inference
+    cache_dtypes: tuple[str, ...] | None = ()  # of keys and values besides the one they are computed in; None has a list of its own
     real_axes: tuple[str, ...] = ()  # and, beyond those, where its own code is run instead of modelled
     real_schedules: tuple[Schedule, ...] = ()
     bare_axes: tuple[str, ...] = ()  # and those that may where only states are asked, which they divide evenly

@@ -198,7 +198,7 @@ def dtype_back(value: Any, _: Values) -> Mapping[str, Any]:
 
 def cache_back(eight: Iterable[str]) -> Callable[[Any, Values], Mapping[str, Any]]:
     """The cache's dtype by the engine's names for it."""
-    known = {**dict.fromkeys(eight, "fp8"), "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16"}
+    known = {**dict.fromkeys(eight, "fp8"), "fp8_e5m2": "fp8_e5m2", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16"}
     return lambda value, _: {"serving.kv_dtype": known.get(str(value), str(value))}
 
 

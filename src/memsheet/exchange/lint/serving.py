@@ -241,7 +241,7 @@ def _eight_bits_without_units(case: Case) -> Iterator[Found]:
         return
     card = case.answer.cluster.device.name
     for name, values, flags in _of(case):
-        if case.request.get("serving.kv_dtype") == "fp8":
+        if case.request.get("serving.kv_dtype") in ("fp8", "fp8_e5m2"):
             yield Found(
                 where=f"{name}: {flags['cache']}", cure="leave it out, or a card from Ada and Hopper on", changes={"serving.kv_dtype": None},
                 says=eight_bit_cache(case.answer.plan, case.answer.cluster.device, case.model),

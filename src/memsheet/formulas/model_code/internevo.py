@@ -145,7 +145,9 @@ def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
 
 def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     """What is not modelled of it."""
+    own = plan.precision
     rules: list[tuple[str, object, bool, str, str]] = [
+        ("precision.parameters", own.parameters.name, own.master_weights is None, "is not how InternEvo trains, which keeps fp32 copies of 16 bits", "--precision bf16-master"),
         ("model", spec.name, _odd(spec), "is not built of InternLM's layers, which alone are modelled of InternEvo", "engine deepspeed"),
         ("model", spec.name, spec.head.tied, "ties embeddings and head, which InternEvo does not", "engine deepspeed"),
         ("dropout", plan.dropout, plan.dropout > 0, "is not modelled there", "leave it out"),

@@ -71,9 +71,9 @@ def copied_elements_per_token(mixer: Mixer, tp: Count = 1) -> Count:
 
 
 def caching_layers(spec: ModelSpec) -> Iterator[tuple[str, Mixer, int]]:
-    """Every mixer that keeps something between tokens, with the number of layers that have it. Encoders keep nothing."""
+    """Every mixer that keeps something between tokens, with the number of layers that have it. Encoders of words and pictures keep nothing."""
     for stack in spec.stacks:
-        if stack.role == "encoder":
+        if stack.role != "decoder":
             continue
         for run in stack.runs:
             for block in run.pattern:

@@ -207,7 +207,7 @@ def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sh
     rooms = [_room(part, plan, sheet, cluster, lengths) for part, sheet in zip(stages, sheets, strict=True)]
     bound = 1 if plan.speculative is not None else MOST  # transformers assists one sequence (generation/utils.py:4029)
     counts = {n: [count for room in rooms if (count := room[n]) is not None] for n in lengths}
-    found["max_sequences"] = {str(n): min(bound, *held) if held else 0 for n, held in counts.items()}
+    found["max_sequences"] = {str(n): min(bound, *held) for n, held in counts.items() if held}
     free = [(_free(sheet, cluster), bytes_per_token(part, plan.kv_dtype, plan.mesh.tp)) for part, sheet in zip(stages, sheets, strict=True)]
     found["kv_tokens"] = min((max(0, left // a_token) for left, a_token in free if a_token), default=0)
     return found

@@ -13,10 +13,14 @@ from memsheet.sheet import Component
 from memsheet.spec.dtypes import BF16, FP4_BNB, FP4_BNB_DOUBLE, FP32, INT8, INT8_ADAM, NF4, NF4_SINGLE, DType, dtype_named
 from memsheet.spec.engine import Sharding
 from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
-from memsheet.spec.plan import AdapterKind, Plan, Quantization
+from memsheet.spec.plan import AdapterKind, Mesh, Plan, Quantization
 
 EIGHT_BIT_MINIMUM = 4096
 """bitsandbytes keeps 32-bit states for smaller tensors (Optimizer8bit, min_8bit_size)."""
+
+
+WHOLE = Mesh()
+"""Of tensors that tensor parallelism leaves as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ def held_tensors(spec: ModelSpec, plan: Plan, keeping: Keeping = Keeping()) -> I
 
 def held(path: str, weight: Weight, times: int, plan: Plan, *, uncut: bool = False) -> Iterator[Held]:
     """One tensor as a rank holds it, and the adapter matrices beside it."""
-    shape = weight.shape if uncut else held_shape(weight, plan.mesh, plan.vocab_multiple)
+    shape = held_shape(weight, WHOLE if uncut else plan.mesh, plan.vocab_multiple)
     shape = (weight.copies * shape[0], *shape[1:]) if weight.copies > 1 else shape
     if plan.adapter and weight.adapter:
         yield Held(path, shape, plan.adapter.dtype, True, weight.role, times)

@@ -34,6 +34,8 @@ PLAIN = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu",
 DISPATCHERS = ("alltoall", "deepep", "hybridep", "flex")
 MODULES = frozenset({"core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts"})
 """What ``recompute.modules`` may name (transformer_config.py, recompute_modules)."""
+RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
+"""Of --fp8-recipe and --fp4-recipe (training/arguments.py), whose numbers TransformerEngine scales by itself."""
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
@@ -117,6 +119,12 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         Problem(field="recompute.modules", value=name, reason="is none of megatron's", hint=known)
         for name in plan.recompute.modules if name not in MODULES
     ]  # fmt: skip
+    found += _nothing_named(spec, plan)
+    if plan.fp8 is not None and plan.fp8.recipe not in RECIPES:
+        found.append(Problem(field="fp8.recipe", value=plan.fp8.recipe, reason="is none of megatron's", hint=", ".join(RECIPES)))
+    if plan.fp8 is not None and plan.fp8.gathered and not plan.fp8.stored:
+        reason = "gathers parameters that are kept in eight bits, and they are not"
+        found.append(Problem(field="fp8.all_gather", value=True, reason=reason, hint="fp8.param_storage true"))
     if plan.context_parallel is not None:
         found += _context_parallel(spec, plan)
     if plan.routing is not None and plan.routing.dispatch not in DISPATCHERS:
@@ -128,6 +136,16 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         reason = f"makes micro-batches that are no multiple of {plan.mesh.pp} stages, which take turns in groups of as many"
         found.append(Problem(field="global_batch", value=plan.global_batch, reason=reason, hint="another microbatch, or vpp 1"))
     return found
+
+
+def _nothing_named(spec: ModelSpec, plan: Plan) -> list[Problem]:
+    """Modules to recompute that no layer has: a feed-forward without experts, or experts."""
+    kinds = {type(block.feed_forward) for stack in spec.stacks for run in stack.runs for block in run.pattern}
+    absent = [*([] if Dense in kinds else ["mlp"]), *([] if Moe in kinds else ["moe_act", "moe", "shared_experts"])]
+    return [
+        Problem(field="recompute.modules", value=name, reason=f"names no part of {spec.name}'s layers", hint="leave it out")
+        for name in plan.recompute.modules if name in absent
+    ]  # fmt: skip
 
 
 def _context_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:

@@ -312,10 +312,14 @@ def _draft_lines(plan: Plan, stage: Stage, tokens: int, dtype: str) -> list[str]
     return [f"KV Cache is allocated.{dtype} #tokens: {tokens}, … {size / GIB:.2f} GB in all (the draft's)"] if size else []
 
 
+PRINTED_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
+"""What torch calls the formats of its pool on NVIDIA cards (v0.5.23 mem_cache/kv_cache_dtype.py:22)."""
+
+
 def _lines(plan: Plan, release: Release, stage: Stage, tokens: Bytes, requests: int) -> list[str]:
     """The lines the release prints (its GB are GiB)."""
     pool = pool_bytes(stage.cell, tokens.value, plan.page_tokens or 1)
-    dtype = f" dtype: torch.{'bfloat16' if plan.kv_dtype is plan.precision.compute else 'float8_e4m3fn'}," if release.prints_dtype else ""
+    dtype = f" dtype: torch.{PRINTED_DTYPES[plan.kv_dtype.name]}," if release.prints_dtype and plan.kv_dtype else ""
     latent = f"KV size: {pool / GIB:.2f} GB"
     halves = (
         latent
