@@ -16,8 +16,10 @@ from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
 from memsheet.cli.flags import HELP, PLAN_FLAGS
 from memsheet.cli.help import START
 from memsheet.cli.line import given
-from memsheet.errors import InputError
+from memsheet.cli.trouble import explain_input
+from memsheet.errors import InputError, Problem
 from memsheet.measuring import STEPS, VARIED_STEPS
+from memsheet.report.schema import ErrorDocument
 from memsheet.spec.check import RULES
 from memsheet.spec.names import SHORT
 from memsheet.tracing import CACHES
@@ -97,10 +99,47 @@ def test_uncertain_is_eleven(capsys, monkeypatch):
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_bad_input_is_told_on_stderr_and_is_two(capsys, arguments, said, as_json):
-    code, out, err = ask(capsys, *arguments, *(("--json",) if as_json and arguments[-1] != "--seq-len" else ()))
-    assert (code, out) == (2, "")
+    code, out, err = ask(capsys, *arguments, *(("--json",) if as_json else ()))
+    assert code == 2
     assert all(words in err for words in said), err
     assert "Traceback" not in err
+    assert bool(out) is as_json
+    if as_json:
+        check_error_document(out, "bad input", 2)
+
+
+def check_error_document(out, kind, code):
+    assert out.count("\n") == 1
+    document = ErrorDocument.model_validate_json(out)
+    assert (document.error, document.exit_code) == (kind, code)
+    assert document.problems
+
+
+BAD = {
+    "export": ("nowhere.json", "--to", "deepspeed"), "check": ("nowhere.json",), "verify": ("nowhere.json",), "compare": ("a.json", "b.json"),
+    "calibrate": ("--from", "nowhere.json"), "plan": ("train", "llama-tiny"), "solve": ("seq-len", "llama-tiny"), "explain": ("no such word at all",),
+    "models": ("no such",), "gpus": ("no such",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("more", [(), ("--no-such-flag",)])
+def test_every_command_tells_a_program_what_is_wrong(capsys, name, more):
+    code, out, err = ask(capsys, name, *BAD.get(name, ("no-such-model", "--seq-len", "8")), *more, "--json")
+    assert code == 2
+    check_error_document(out, "bad input", 2)
+    for problem in json.loads(out)["problems"]:
+        assert problem["reason"] in err
+        assert problem["hint"] in err
+
+
+def test_a_value_of_any_kind_becomes_json(capsys):
+    strange = (float("nan"), 10**30, [1], "a" * 9999, b"\x1b[31m", None, True)
+    explain_input(InputError(Problem(field="f", value=value, reason="is strange") for value in strange), json=True)
+    shown = [problem["value"] for problem in json.loads(capsys.readouterr().out)["problems"]]
+    assert shown[:3] == ["nan", str(10**30), "[1]"]
+    assert shown[5:] == [None, True]
+    assert all(len(value) <= 120 for value in shown[:5])
 
 
 def test_debug_shows_the_traceback():
@@ -118,6 +157,10 @@ def test_a_fault_of_ours_is_said_to_be_ours(capsys, monkeypatch):
     assert (code, out) == (70, "")
     assert "all is lost" in err
     assert "--debug" in err
+    code, out, err = ask(capsys, *TRAIN, "--json")
+    assert code == 70
+    assert "all is lost" in err
+    check_error_document(out, "internal error", 70)
 
 
 def test_an_interrupt_is_quiet(capsys, monkeypatch):

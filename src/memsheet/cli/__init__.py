@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         from memsheet.cli.trouble import explain_input
 
-        return explain_input(error)
+        return explain_input(error, json=_in_json(words))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -42,10 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from memsheet.cli.trouble import explain_broken, explain_input
 
         missing = missing_package(error) if isinstance(error, ModuleNotFoundError) else None
-        return explain_input(missing) if missing else explain_broken(error, BROKEN)
+        json = _in_json(words)
+        return explain_input(missing, json=json) if missing else explain_broken(error, BROKEN, json=json)
     finally:
         if collecting:
             gc.enable()
+
+
+def _in_json(words: Sequence[str]) -> bool:
+    """Whether a line asks for JSON, as far as one can tell of a line that may be wrong."""
+    return not {"--json", "--json=true"}.isdisjoint(words[: words.index("--")] if "--" in words else words)
 
 
 def _run(words: list[str]) -> int:

@@ -41,7 +41,7 @@ NOT_MODELLED = "the files set what the sheet does not hold"
 def check(asked: Given) -> int:
     """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known mistakes."""
     if asked.each and asked.files:
-        return worst_of_each(asked.files, lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})))
+        return worst_of_each(asked.files, lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})), json=asked.json)
     decimal = screen.decimal(asked.units)
     question = jobs.question(asked)
     checked = checking(asked.files, question.pop("model"), question, request_from(values(asked)))

@@ -16,16 +16,16 @@ def worst(codes: Iterable[int]) -> int:
     return min(codes, key=lambda code: SEVERITY.index(code) if code in SEVERITY else -1, default=0)
 
 
-def worst_of_each(files: Iterable[str], checked: Callable[[str], int]) -> int:
+def worst_of_each(files: Iterable[str], checked: Callable[[str], int], *, json: bool = False) -> int:
     """The worst exit code of files that are checked one after the other; one that cannot be read does not keep the others from it."""
-    return worst([_named(file, checked) for file in files])
+    return worst([_named(file, checked, json=json) for file in files])
 
 
-def _named(file: str, checked: Callable[[str], int]) -> int:
+def _named(file: str, checked: Callable[[str], int], *, json: bool = False) -> int:
     from memsheet.cli import screen
 
     screen.write(f"== {file}\n")
     try:
         return checked(file)
     except InputError as error:
-        return explain_input(error)
+        return explain_input(error, json=json)

@@ -1,21 +1,29 @@
-"""Errors for people, on stderr: what, where, and what to do. Never a traceback."""
+"""Errors: what, where, and what to do. For people on stderr, never a traceback; where JSON is asked for, one object on stdout too."""
 
 from __future__ import annotations
 
 import os
 import sys
 import textwrap
+from collections.abc import Iterable
+from math import isfinite
 
 from memsheet.cli import screen
 from memsheet.errors import InputError, Problem, printable
 from memsheet.spec.names import SHORT
 
 BAD_INPUT = 2
+_MOST = 2**63
 _FLAGS = {key: "--" + short.replace("_", "-") for short, key in SHORT.items()}
 
 
-def explain_input(error: InputError) -> int:
-    """Every problem on its own line, each with its hint."""
+SCHEMA = "memsheet/error/1"
+
+
+def explain_input(error: InputError, *, json: bool = False) -> int:
+    """Every problem on its own line, each with its hint; ``json``: as an object on stdout too, where a program reads."""
+    if json:
+        _write_json("bad input", BAD_INPUT, error.problems)
     count = len(error.problems)
     if count > 1:
         _say(f"memsheet: {count} problems")
@@ -34,11 +42,30 @@ def _line(problem: Problem) -> str:
     return f"{printable(problem.field)}{shown}{named}: {problem.reason}"
 
 
-def explain_broken(error: Exception, code: int) -> int:
+OURS = "this is a fault of memsheet, not of the input; run again with --debug and report what it prints"
+
+
+def explain_broken(error: Exception, code: int, *, json: bool = False) -> int:
     """An error of memsheet's own: said in two lines, with the way to see all of it."""
-    _say(f"memsheet: internal error, {type(error).__name__}: {printable(str(error))}")
-    _say("  hint: this is a fault of memsheet, not of the input; run again with --debug and report what it prints")
+    said = f"{type(error).__name__}: {printable(str(error))}"
+    if json:
+        _write_json("internal error", code, (Problem(field="memsheet", reason=said, hint=OURS),))
+    _say(f"memsheet: internal error, {said}")
+    _say(f"  hint: {OURS}")
     return code
+
+
+def _write_json(kind: str, code: int, problems: Iterable[Problem]) -> None:
+    from json import dumps
+
+    rows = [{"field": printable(p.field), "value": _plain(p.value), "reason": p.reason, "hint": p.hint} for p in problems]
+    screen.write(dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False) + "\n")
+
+
+def _plain(value: object) -> object:
+    """A value as JSON has it where it is short, else as text."""
+    plain = value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) < _MOST)
+    return value if plain or (isinstance(value, float) and isfinite(value)) else printable(value)
 
 
 def _say(line: str) -> None:

@@ -35,6 +35,24 @@ class Model(Strict):
     source: Source
 
 
+class Problem(Strict):
+    """One thing wrong with an input."""
+
+    field: str
+    value: str | int | float | bool | None
+    reason: str
+    hint: str
+
+
+class ErrorDocument(Strict):
+    """What ``--json`` prints in place of an answer: every problem of the input, or an error of memsheet's own."""
+
+    schema_: Literal["memsheet/error/1"] = Field(alias="schema")
+    error: Literal["bad input", "internal error"]
+    exit_code: int
+    problems: list[Problem]
+
+
 class Device(Strict):
     """What a framework gets of one card (the range where that is derived), and the number on the box."""
 
@@ -193,6 +211,7 @@ def schemas() -> dict[str, str]:
     models = {
         "sheet.schema.json": Sheet, "plan.schema.json": Plan, "record.schema.json": Record, "plans.schema.json": Plans,
         "solution.schema.json": Solution, "serve-plans.schema.json": ServePlans, "checked.schema.json": Checked,
+        "error.schema.json": ErrorDocument,
     }  # fmt: skip
     return {name: json.dumps(model.model_json_schema(by_alias=True), indent=1) + "\n" for name, model in models.items()}
 
