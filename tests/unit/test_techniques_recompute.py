@@ -101,7 +101,9 @@ def test_names_of_no_module_are_refused():
         training(DEEP, recompute_modules=("mlpp",))
 
 
-@pytest.mark.parametrize("options", [{"recompute": "selective"}, {"recompute": "full", "recompute_modules": ("mlp",)}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"recompute": "none", "recompute_modules": ("mlp",)}, {"recompute": "full", "recompute_modules": ("mlp",)}], ids=str
+)
 def test_modules_and_their_mode_go_together(options):
     with pytest.raises(InputError, match=r"recompute\.modules"):
         plan_of(DEEP, **options)

@@ -9,6 +9,7 @@ from itertools import islice
 
 from memsheet.arith import Count, agreed, distinct, looked_up, minimum
 from memsheet.engines.torch_versions import gradients_stay, older
+from memsheet.errors import require
 from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
 from memsheet.formulas.around.kept import Host, Kept
@@ -19,7 +20,7 @@ from memsheet.formulas.inputs import inputs
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import STEADY, chunk_models, covers, flights, interleaved, stage_model
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
-from memsheet.formulas.states.optimizers import head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
+from memsheet.formulas.states.optimizers import adam_mini_problems, head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
 from memsheet.formulas.stretches import stretches
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, Moment, largest, merge, together
 from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
@@ -27,7 +28,7 @@ from memsheet.frozen import dataclass
 from memsheet.sheet import Component, Instant
 from memsheet.spec.engine import Engine, Sharding
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Implementation, Plan, Spread
+from memsheet.spec.plan import Implementation, OptimizerName, Plan, Spread
 
 UNSYNCED: Key = (Component.GRADIENTS, "no_sync")
 UNSYNCED_NOTE = (
@@ -203,6 +204,8 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
         return (stage,), _with_inputs(deepspeed_kept(model, plan, stage), plan, model)
     parameters = tuple(held_tensors(model, plan))
     shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
+    if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
+        require(adam_mini_problems((h for h, _ in shards), model))
     adds = accumulates(plan, engine)
     release = stepped(plan) if plan.optimizer_in_backward else adds and engine.sharding.keeps_whole_gradients
     stage = walk(model, plan, engine, release=release)
@@ -220,7 +223,7 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
     if model.towers:
         from memsheet.formulas.around.towers import with_towers
 
-        kept = with_towers(kept, model, plan, engine, lambda one, elements: optimizer_bytes(one, elements, plan))
+        kept = with_towers(kept, model, plan, engine, lambda one, elements: optimizer_bytes(one, elements, plan, head_elements(model)))
     if engine.sharding is not Sharding.FSDP2 or not (plan.offload.parameters or plan.offload.optimizer):
         return (stage,), _with_inputs(kept, plan, model)
     from memsheet.formulas.around.fsdp2_offload import offloaded

@@ -37,7 +37,7 @@ from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec, Moe
+from memsheet.spec.model import Attention, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import (
     Implementation,
     Loss,
@@ -437,13 +437,25 @@ def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute
         if value is not None and layers is not None and value > layers:
             gaps.wrong(f"recompute.{key}", value, f"exceeds the model's {layers} layers")
     modules = tuple(gaps.request.get("recompute.modules") or ())
-    if mode is RecomputeMode.SELECTIVE and not modules and engine.selective:
-        modules = engine.selective
-        gaps.assumed.append(f"recompute.modules = {','.join(modules)}")
+    if mode is RecomputeMode.SELECTIVE and not modules:
+        modules = engine.selective or _attention_modules(model)
+        gaps.assumed += [f"recompute.modules = {','.join(modules)}"] if modules else []
     if (mode is RecomputeMode.SELECTIVE) != bool(modules):
         hint = "for example --recompute-modules mlp" if not modules else "give --recompute selective"
         gaps.wrong("recompute.modules", modules or None, f"does not go with recompute {mode.value}", hint)
     return Recompute(mode=mode, every=every or 1, segments=segments, layers=counted, modules=modules)
+
+
+def _attention_modules(model: ModelSpec | None) -> tuple[str, ...]:
+    """What selective recompute is of where nobody names modules and the engine has no default: attention (Korthikanti et al. 2022, section 5),
+    else the feed-forward, else norms, by the model's own names.
+    """
+    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern] if model else []
+    attention = [mixer.path for block in blocks for mixer in block.mixers if isinstance(mixer, Attention)]
+    feed_forward = [block.feed_forward.path for block in blocks if isinstance(block.feed_forward, Dense)]
+    norms = [norm.path for block in blocks for norm in block.norms]
+    found = ({path.rpartition(".")[2] for path in paths} - {""} for paths in (attention, feed_forward, norms))
+    return tuple(sorted(next(filter(None, found), ())))
 
 
 def _offload(gaps: Gaps, engine: Engine) -> Offload:

@@ -13,6 +13,7 @@ from memsheet.arith import Count
 from memsheet.formulas.around.kept import Kept
 from memsheet.formulas.around.surroundings import row
 from memsheet.formulas.states.held import Held, gradient_dtype, held, parameter_shard
+from memsheet.formulas.states.optimizers import states_without_gradient
 from memsheet.formulas.states.params import fold, tower_tensors
 from memsheet.formulas.states.sharding import dim0_gathered
 from memsheet.formulas.tapes.evaluate import Bag, Key, merge
@@ -39,10 +40,13 @@ def with_towers(kept: Kept, model: ModelSpec, plan: Plan, engine: Engine, states
     around = kept.around
     if engine.sharding is Sharding.FSDP2:
         around = replace(around, through=merge([(1, around.through), (1, rooted(model, plan))]))
-    waiting = Bag.of([(WITH_PICTURES, 0)] if high else [])
+    low = (
+        0 if plan.adapter else sum(one.times * states_without_gradient(one, elements, plan) for one, elements in _held(model, plan, engine))
+    )
+    waiting = Bag.of([(WITH_PICTURES, low)] if high else [])
     return replace(
         kept, around=around, states=merge([(1, kept.states), (1, waiting)]), notes=(*kept.notes, NOTE),
-        ranges={**kept.ranges, WITH_PICTURES: (0, high)} if high else kept.ranges,
+        ranges={**kept.ranges, WITH_PICTURES: (low, high)} if high else kept.ranges,
     )  # fmt: skip
 
 

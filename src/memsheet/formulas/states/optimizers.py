@@ -6,11 +6,13 @@ Sources were read at torch 2.13.0, transformers 5.23.0 (Adafactor) and 4.30 (its
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from enum import Enum
 from functools import reduce
 
-from memsheet.arith import Count, at_least, maximum, minimum, where
+from memsheet.arith import Count, at_least, ceil_div, maximum, minimum, where
 from memsheet.engines.torch_versions import eight_bit_alike, torch_version
+from memsheet.errors import Problem
 from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
 from memsheet.formulas.tapes.evaluate import Stepped
 from memsheet.frozen import dataclass
@@ -124,17 +126,63 @@ ROWS_TOO = ("o_proj", "wo", "attn.proj")
 HEADS = ("k_proj", "q_proj", "wq", "wk", "query", "key")
 
 
-@formula(
-    cites=ADAM_MINI, at="adam_mini.py step: biases as Adam has them, one value a head of queries and keys, one a row, else one a tensor"
-)
-def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: Count) -> Count:
-    """Second moments, one a block, by the parameter's name."""
+class Blocks(Enum):
+    """How Adam-mini cuts a tensor into blocks that share a second moment, by the parameter's name."""
+
+    ELEMENTS = "each element"
+    HEADS = "a head of queries or keys"
+    ROWS = "a row"
+    WHOLE = "the tensor"
+
+
+@formula(cites=ADAM_MINI, at="adam_mini.py step: biases as Adam has them, one block a head of queries and keys, one a row, else the tensor")
+def adam_mini_cut(held: Held) -> Blocks:
+    """What the blocks of a tensor are."""
     name = held.path.lower()
     if "bias" in name:
-        return dtype.nbytes(elements)
+        return Blocks.ELEMENTS
     if any(part in name for part in HEADS):
-        return dtype.nbytes(elements // head_elements)
-    return dtype.nbytes(held.shape[0] if any(part in name for part in (*ROWS, *ROWS_TOO)) else 1)
+        return Blocks.HEADS
+    return Blocks.ROWS if any(part in name for part in (*ROWS, *ROWS_TOO)) else Blocks.WHOLE
+
+
+def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: Count) -> Count:
+    """Second moments, one a block."""
+    match adam_mini_cut(held):
+        case Blocks.ELEMENTS:
+            return dtype.nbytes(elements)
+        case Blocks.HEADS:
+            return dtype.nbytes(ceil_div(elements, head_elements))
+        case Blocks.ROWS:
+            return dtype.nbytes(held.shape[0])
+        case Blocks.WHOLE:
+            return dtype.nbytes(1)
+
+
+@formula(cites=ADAM_MINI, at="adam_mini.py: m.view(-1, head_numel); m[0:rows, 0:1] and its view as (rows, 1)")
+def adam_mini_problems(tensors: Iterable[Held], model: ModelSpec) -> Iterator[Problem]:
+    """Tensors that it cannot cut: each is a view that torch refuses at the first step."""
+    head, field, hint = head_elements(model), "optimizer.name", "another optimizer"
+    found = dict[str, Held]()
+    for held in tensors:
+        cut = adam_mini_cut(held)
+        if cut is Blocks.HEADS and held.elements % head:
+            whose = f"takes hidden² / heads = {head:,} elements for a head of queries and keys"
+            found.setdefault(f"{whose}, and {{path}} has {{size:,}}, which is no multiple", held)
+        if cut is Blocks.ROWS and len(held.shape) != 2:
+            found.setdefault("takes {path} for a matrix by its name, and its shape is {shape}", held)
+    for why, held in found.items():
+        reason = f"{why.format(path=held.path, size=held.elements, shape=held.shape)}: its first step fails"
+        yield Problem(field=field, value=Name.ADAM_MINI.value, reason=reason, hint=hint)
+
+
+@formula(cites=ADAM_MINI, at="adam_mini.py step, last branch: the state is made before it is asked whether there is a gradient")
+def states_without_gradient(held: Held, elements: Count, plan: Plan) -> Count:
+    """States of a tensor that gets no gradient; other optimizers make none."""
+    if plan.optimizer is None or plan.optimizer.name is not Name.ADAM_MINI or adam_mini_cut(held) is not Blocks.WHOLE:
+        return 0
+    dtype = moments_dtype(held, plan)
+    return dtype.nbytes(elements) + dtype.nbytes(1)
 
 
 @formula(cites=ADAM_MINI, at="adam_mini.py: head_numel is dim * dim // n_heads")
