@@ -146,6 +146,7 @@ def adam_mini_cut(held: Held) -> Blocks:
     return Blocks.ROWS if any(part in name for part in (*ROWS, *ROWS_TOO)) else Blocks.WHOLE
 
 
+@formula(cites=ADAM_MINI, at="adam_mini.py step: vmean has one value for each head, row or tensor, v one for each element of a bias")
 def adam_mini_blocks(held: Held, elements: Count, dtype: DType, head_elements: Count) -> Count:
     """Second moments, one a block."""
     match adam_mini_cut(held):

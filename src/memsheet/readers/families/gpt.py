@@ -14,6 +14,9 @@ from memsheet.readers.parts import attention, embedding, fused_attention, layer_
 from memsheet.readers.positions import Position
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 
+HEAD_DIM = frozenset({"phi"})
+"""Families whose code reads ``head_dim`` (transformers 5.23 modeling_phi.py:159); the others divide the width by the heads whatever it says."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt:
@@ -59,12 +62,14 @@ def _read_sizes(config: Fields) -> Gpt:
     heads = config.count(*keys.heads, default=sizes.heads)
     intermediate = 4 * hidden if keys.intermediate is None else config.count(keys.intermediate, default=sizes.intermediate or 4 * hidden)
     kv_heads = _kv_heads(config, kind, heads)
-    config.divides(heads, keys.hidden[-1], hidden, "each attention head has the same width")
+    own = config.optional("head_dim") if kind in HEAD_DIM else None
+    if own is None:
+        config.divides(heads, keys.hidden[-1], hidden, "each attention head has the same width")
     config.divides(kv_heads, keys.heads[-1], heads, "each key/value head serves the same number of query heads")
     if config.flag("add_cross_attention", default=False):
         config.wrong("add_cross_attention", value=True, reason="is not covered: this reads decoders that stand alone")
     return Gpt(
-        config=config, layout=layout, kind=kind, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=hidden // heads,
+        config=config, layout=layout, kind=kind, hidden=hidden, heads=heads, kv_heads=kv_heads, head_dim=own or hidden // heads,
         vocab=config.count("vocab_size", default=sizes.vocab), layers=config.layers(*keys.layers, default=sizes.layers),
         intermediate=intermediate, positions=config.count(*keys.positions, default=sizes.positions),
     )  # fmt: skip

@@ -65,10 +65,10 @@ def read(config: Fields) -> ModelSpec:
 
 
 def _sizes(config: Fields, kind: str, known: _Defaults) -> _Sizes:
-    hidden = config.count("d_model", "hidden_size", default=512)
+    hidden = config.count("hidden_size", "d_model", default=512)
     return _Sizes(
-        kind=kind, hidden=hidden, head_dim=config.count("d_kv", "head_dim", default=64),
-        heads=config.count("num_heads", "num_attention_heads", default=known.heads),
+        kind=kind, hidden=hidden, head_dim=config.count("head_dim", "d_kv", default=64),
+        heads=config.count("num_attention_heads", "num_heads", default=known.heads),
         buckets=config.count("relative_attention_num_buckets", default=32),
         feed_forward=_feed_forward(hidden, config.count("d_ff", default=known.d_ff), _activation(config, known)),
     )  # fmt: skip

@@ -40,11 +40,12 @@ def _embeddings(config: Fields, path: str, hidden: int, *, masked: bool) -> tupl
 
 
 def _block(config: Fields, hidden: int) -> Block:
-    heads = even_heads(config, hidden, "num_attention_heads", default=12)
+    own = config.optional("head_dim")  # transformers 5.23 modeling_vit.py:197
+    heads = config.count("num_attention_heads", default=12) if own else even_heads(config, hidden, "num_attention_heads", default=12)
     return Block(
         kind="vit", hidden=hidden, arrangement=Arrangement.PRE,
         mixers=(attention(
-            "attention", hidden, heads, heads, hidden // heads, causal=False, rotary_dim=0,
+            "attention", hidden, heads, heads, own or hidden // heads, causal=False, rotary_dim=0,
             qkv_bias=config.flag("qkv_bias", default=True), out_bias=True,
         ),),
         feed_forward=plain_mlp(
