@@ -17,7 +17,7 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass
 from memsheet.references import DERIVATIVES, ZERO
-from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
+from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
@@ -53,7 +53,7 @@ def account(
         _check_processor(model, plan)
         engine = replace(engine, processor=True)
     built = model_code(engine.code).built(model, plan)
-    host_bytes, notes = 0, tuple[str, ...]()
+    host_bytes, notes, gradients = 0, tuple[str, ...](), None
     if plan.task == "train":
         from memsheet.formulas.step import Rank, train
 
@@ -64,7 +64,7 @@ def account(
         host_bytes = step.kept.host.bytes
         notes = (*step.kept.notes, *step.kept.host.notes, *model_code(engine.code).notes(model))
         tensors += _paged(step.kept.paged, step.bags)
-        items = [*tensors, *outside_tensors(plan, cluster, allocated)]
+        items, gradients = [*tensors, *outside_tensors(plan, cluster, allocated)], _ended_gradients(step)
     else:
         from memsheet.formulas.serving.servers import server_of
 
@@ -81,7 +81,10 @@ def account(
         from memsheet.formulas.states.held import left_whole
 
         notes = (*notes, *left_whole(built, plan))
-    return Sheet(rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host_bytes, notes=notes)
+    return Sheet(
+        rank=first, stage=stage, same_as=tuple(range(first + 1, last)), items=tuple(items), host_bytes=host_bytes, notes=notes,
+        gradients=gradients,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +224,12 @@ def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tup
                 row[instant] = Bytes(size, size, size)
     evidence = {component: _evidence(component, engine) for component in {component for component, _ in rows}}
     return [Item(component, path, at, evidence[component]) for (component, path), at in rows.items()]
+
+
+def _ended_gradients(step: Trained) -> Bytes:
+    """Gradients when backward has ended."""
+    rows = [row for bag in (step.kept.states, step.kept.gradients) for row in bag.held.items() if row[0][0] is Component.GRADIENTS]
+    return total(_ranged(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows)
 
 
 def _ends(bag: Bag, low: Bag, high: Bag, ranges: Mapping[Key, tuple[Count, Count]]) -> Iterator[Bytes]:

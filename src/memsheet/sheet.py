@@ -171,6 +171,7 @@ class Sheet:
     items: tuple[Item, ...]
     host_bytes: int = 0  # host memory the rank needs (offload)
     notes: tuple[str, ...] = ()
+    gradients: Bytes | None = None  # all of them when backward has ended, which no instant's high-water mark need show
     _sums: dict[Instant, dict[Component, Bytes]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
@@ -239,6 +240,19 @@ class Sheet:
         """Bytes of some components at an instant (the peak by default)."""
         row = self.sums().get(self.peak_instant if instant is None else instant, {})
         return total(row[component] for component in components if component in row)
+
+    @property
+    def states(self) -> dict[Component, Bytes]:
+        """The model states that there are, each at its own largest. Gradients are whole when backward has ended; within it, what is on its
+        way to join them is no state.
+        """
+        return {component: size for component in STATES if (size := self._at_rest(component)).value}
+
+    def _at_rest(self, component: Component) -> Bytes:
+        ended = self.gradients if component is Component.GRADIENTS else None
+        within = (Instant.BACKWARD,) if ended is not None else ()
+        sizes = [row[component] for instant, row in self.sums().items() if component in row and instant not in within]
+        return max(*sizes, ended or NOTHING, NOTHING, key=lambda size: size.value)
 
 
 def held(sheet: Sheet, instant: Instant, *, parts: bool = False) -> dict[tuple[Component, str], Bytes]:

@@ -121,7 +121,18 @@ def sheet_of(timeline: Timeline, *, rank: int = 0, stage: int = 0, same_as: tupl
         Item(component, path, {i: Bytes.exact(b) for i, b in at.items()}, Traced(ops[component, path].op))
         for (component, path), at in sorted(rows.items(), key=lambda row: (order[row[0][0]], -max(row[1].values())))
     ]
-    return Sheet(rank=rank, stage=stage, same_as=same_as, witness=Witness.TRACED, items=tuple(items), notes=notes)
+    return Sheet(
+        rank=rank, stage=stage, same_as=same_as, witness=Witness.TRACED, items=tuple(items), notes=notes, gradients=ended_gradients(timeline)
+    )  # fmt: skip
+
+
+def ended_gradients(timeline: Timeline) -> Bytes | None:
+    """Gradients when the last backward has ended; None where no optimizer steps."""
+    at = max((mark.at for mark in timeline.marks if mark.instant is Instant.OPTIMIZER_STEP), default=None)
+    if at is None:
+        return None
+    there = (timeline.storages[number] for number in alive(timeline, at - 1))
+    return Bytes.exact(sum(storage.bytes for storage in there if storage.component is Component.GRADIENTS))
 
 
 # ---- as JSON -----------------------------------------------------------------------------------------------------------------

@@ -218,6 +218,7 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
     kept = Kept(
         states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
         resident=merge([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
+        gradients=EMPTY if plan.optimizer_in_backward else gradients,
         ranges=unsynced, notes=tuple(_notes(plan, unsynced)), host=Host(pinned=stage.hosted()), paged=0 if plan.offload.optimizer else paged_states(shards, plan),
     )  # fmt: skip
     if model.towers:

@@ -226,6 +226,7 @@ def _rank(sheet: Sheet) -> dict[str, Any]:
         "peak_instant": sheet.peak_instant.value,
         **{key: size for name, total in totals.items() for key, size in _range(total, name).items()},
         "host_bytes": int(sheet.host_bytes), "notes": list(sheet.notes),
+        "states": {component.value: int(size.value) for component, size in sheet.states.items()},
         "items": [_item(item) for item in sheet.items],
     }  # fmt: skip
 

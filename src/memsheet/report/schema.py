@@ -122,7 +122,7 @@ class Item(Strict):
 
 
 class Rank(Strict):
-    """One distinct rank; ``same_as`` are the ranks folded into it. ``instants`` count tensors."""
+    """One distinct rank; ``same_as`` are the ranks folded into it. ``instants`` count tensors; ``states`` are model states, each at its largest."""
 
     rank: int
     stage: int
@@ -140,6 +140,7 @@ class Rank(Strict):
     device_high_bytes: Bytes
     host_bytes: Bytes
     notes: list[str]
+    states: dict[Component, Bytes]
     items: list[Item]
 
 

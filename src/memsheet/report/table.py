@@ -263,7 +263,7 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     """Sums that people quote: the states in GB and GiB, every instant's peak, the host, the cache."""
     from rich.text import Text
 
-    names, size = states(answer, sheet)
+    names, size = states(sheet)
     training, cache = answer.plan.task == "train", sheet.of(Component.KV_CACHE)
     alone, each = "Model states alone" if training else "Weights alone", "" if on_processor(answer) else " a GPU"
     kept = f"; cache: {format_bytes(cache.value, decimal=True)} ({format_bytes(cache.value)})" if cache.value and not training else ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from memsheet.budget import Answer, Fix
 from memsheet.engines import engine_of
 from memsheet.errors import printable
-from memsheet.sheet import STATES, Bytes, Component, Instant, Sheet
+from memsheet.sheet import Bytes, Component, Instant, Sheet, total
 from memsheet.spec.names import SHORT
 from memsheet.spec.plan import Adapter, OptimizerName, Plan, RecomputeMode
 
@@ -97,15 +97,9 @@ def _room_for_adapters(sheet: Sheet) -> str:
     return "mostly room for adapters" if room >= MOSTLY * sum(size for _, size in sizes) else ""
 
 
-def states(answer: Answer, sheet: Sheet) -> tuple[str, Bytes]:
-    """The model states by name, and their bytes: at the optimizer step, when each is there once. DeepSpeed has let go of most gradients
-    by then, and a bare count has nothing else: there, where they are most.
-    """
-    early = answer.plan.engine == "deepspeed" or not answer.model.model_type
-    whole = [when for when in sheet.instants if when is Instant.OPTIMIZER_STEP and not early] or sheet.instants
-    instant = max(whole, key=lambda when: sheet.of(*STATES, instant=when).value)
-    present = [component for component in STATES if sheet.of(component, instant=instant).value]
-    return ", ".join(spoken(component) for component in present), sheet.of(*STATES, instant=instant)
+def states(sheet: Sheet) -> tuple[str, Bytes]:
+    """The model states by name, and their bytes, each at its own largest."""
+    return ", ".join(map(spoken, sheet.states)), total(sheet.states.values())
 
 
 def _joined(*parts: str) -> str:

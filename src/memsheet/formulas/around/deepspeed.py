@@ -9,7 +9,7 @@ from memsheet.engines.deepspeed import BUCKETS, Buckets
 from memsheet.formulas.around.kept import Kept
 from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, around, bucket_bytes
 from memsheet.formulas.around.zero_flow import gathered, persists, tensor_shard
-from memsheet.formulas.around.zero_states import Zero, at_step, host_memory, of_parts, states, whole_gradients, zero_of
+from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, host_memory, of_parts, states, whole_gradients, zero_of
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, merge
@@ -40,7 +40,7 @@ def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: Walk, buckets: Buckets = 
     fixed = Bag.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
     return Kept(
         states=merge([(1, states(zero)), (1, fixed)]), around=around(zero, stage), resident=resident(zero), at_step=at_step(zero), host=host_memory(zero),
-        ranges=_ranges(zero), notes=(AUTO,) if plan.zero else (),
+        gradients=ended_gradients(zero), ranges=_ranges(zero), notes=(AUTO,) if plan.zero else (),
     )  # fmt: skip
 
 
@@ -54,6 +54,16 @@ def resident(zero: Zero) -> Bag:
         return EMPTY if zero.plan.offload.optimizer else Bag.of([((C.GRADIENTS, "zero/all_grad_tensors"), zero.width * zero.shard)])
     bucket = [(BUCKET, bucket_bytes(zero))] if zero.plan.zero == 1 else []
     return Bag.of([*whole_gradients(zero), *bucket])
+
+
+def ended_gradients(zero: Zero) -> Bag:
+    """Gradients at the end of the last backward, beside those that are among the states."""
+    earlier = Bag.of((key, size) for key, size in resident(zero).held.items() if key[0] is C.GRADIENTS)
+    if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
+        return earlier
+    if zero.plan.zero == 2:
+        return merge([(1, earlier), (1, Bag.of([(PARTITION, zero.width * zero.shard)]))])
+    return earlier if zero.accumulates else Bag.of(whole_gradients(zero))
 
 
 def _ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:

@@ -36,7 +36,8 @@ def offloaded(kept: Kept, plan: Plan, parameters: tuple[Held, ...]) -> Kept:
             )
     left = Bag.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
     return replace(
-        kept, states=left, around=replace(kept.around, leaves=lambda _: EMPTY), resident=EMPTY, at_step=EMPTY, host=host_memory(plan, parameters)
+        kept, states=left, around=replace(kept.around, leaves=lambda _: EMPTY), resident=EMPTY, at_step=EMPTY, gradients=EMPTY,
+        host=host_memory(plan, parameters)
     )  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def internevo_kept(spec: ModelSpec, plan: Plan) -> Kept:
     bucket = precision.gradients.nbytes(minimum(total, REDUCE_BUCKET))
     return Kept(
         states=Bag.of(states), around=_around(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=step_of_share(own, plan),
-        ranges={BUCKET: (0, 2 * bucket)}, notes=(NOTE,),
+        gradients=whole, ranges={BUCKET: (0, 2 * bucket)}, notes=(NOTE,),
     )  # fmt: skip
 
 
