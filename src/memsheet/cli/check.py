@@ -18,7 +18,7 @@ from memsheet.cli.line import Given
 from memsheet.cli.recognised import of_folders, recognised, unasked
 from memsheet.errors import InputError, refuse, require
 from memsheet.exchange import as_released
-from memsheet.exchange.doubts import another_model, left_open, stand_in
+from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, least_of, left_open, stand_in, stored_as
 from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together
 from memsheet.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
@@ -84,14 +84,12 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     mistakes = lint(case)
     moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
-    doubt = _doubt(reads, answer, moved, flags)
-    if (
-        answer and answer.verdict and answer.verdict.result is Result.FITS
-    ):  # with more than the sheet is of, what does not fit still does not
-        doubt = "; ".join((*filter(None, (doubt,)), *whole.script))
+    doubt = _doubt(reads, answer, moved, flags, case.ask)
+    if answer and answer.verdict and answer.verdict.result is Result.FITS:  # what the sheet is not of may need more
+        doubt = replace(doubt, words="; ".join((*filter(None, (doubt.words,)), *whole.script)))
     return Checked(
-        reads=reads, answer=_doubted(answer) if doubt else answer, why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
-        doubt=doubt, not_read=skipped, no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
+        reads=reads, answer=doubted(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
+        doubt=doubt.words, not_read=skipped, no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
     )  # fmt: skip
 
 
@@ -235,13 +233,6 @@ def _train(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> 
     return asks(**ask, plan=document, fix=fix)
 
 
-def _doubted(answer: Answer | None) -> Answer | None:
-    """The answer with a verdict that is no surer than the files allow."""
-    if answer is None or answer.verdict is None:
-        return answer
-    return replace(answer, verdict=replace(answer.verdict, result=Result.UNCERTAIN))
-
-
 def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
     if answer is None:
         return ()
@@ -268,32 +259,47 @@ def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
             yield at, own[size]
 
 
-def _doubt(reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...], given: Mapping[str, Any]) -> str:
+def _doubt(
+    reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...], given: Mapping[str, Any],
+    ask: Callable[[Mapping[str, Any]], Answer | None],
+) -> Doubt:  # fmt: skip
     """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit into what is free."""
     verdict = answer.verdict if answer else None
     if answer is None or verdict is None:
-        return ""
+        return Doubt("")
+    least = int(verdict.device.low)
     if stranger := another_model(_served(reads), _model(_named(reads)), answer):
-        return stranger
+        return Doubt(stranger, _least_as_stored(_served(reads) or "", stranger, answer, ask))
     other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
     if other:
-        return f"the files are of another model: {'; '.join(other)}"
+        return Doubt(f"the files are of another model: {'; '.join(other)}", least)
     if absent := absent_files(reads):
-        return f"{absent[0]} is named and is not among the files: name it on the command line, too"
+        return Doubt(f"{absent[0]} is named and is not among the files: name it on the command line, too")
     named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
-    alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in unasked(read))]
     if named:
-        said = f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}" if len(named) > len(alone) else ""
-        unsaid = (
-            f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}"
-            if alone
-            else ""
-        )
-        return "; ".join(filter(None, (said, unsaid)))
+        keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
+        return Doubt(_not_held(reads, named), least_of(answer, keys))
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
     room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
     if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
-        return f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more than a GPU has"
+        return Doubt(f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more than a GPU has", least)
     if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
-        return f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit"
-    return ""
+        return Doubt(f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", least + less)
+    return Doubt("")
+
+
+def _least_as_stored(served: str, words: str, answer: Answer, ask: Callable[[Mapping[str, Any]], Answer | None]) -> int:
+    """The least of the sheet's model, in the format that the served one's name says if that is what the doubt is of."""
+    form = stored_as(served)
+    asked = ask({"quantization.weights": form}) if form and form in words else answer
+    return int(asked.verdict.device.low) if asked and asked.verdict else 0
+
+
+def _not_held(reads: Mapping[str, Read], named: list[str]) -> str:
+    """What the sheet does not hold, in words: what the files say, and what the engine does where they say nothing."""
+    alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in unasked(read))]
+    said = f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}" if len(named) > len(alone) else ""
+    unsaid = (
+        f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}" if alone else ""
+    )
+    return "; ".join(filter(None, (said, unsaid)))

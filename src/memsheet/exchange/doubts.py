@@ -1,17 +1,21 @@
-"""What keeps a server's verdict from being sure: a model beside the one the command names, and what a script leaves open."""
+"""What keeps a verdict from being sure: a model beside the one the command names, what files leave open, and how little the job may need then."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from memsheet.budget import Answer, Result
+from memsheet.budget import Answer, Result, budget_of, worst
+from memsheet.frozen import dataclass
+from memsheet.sheet import STATES, Component, Instant
 from memsheet.spec.exchange import UNSET, Read
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import SHORT
 from memsheet.spec.serve_script import OPEN, OTHERS, variables
 
+FURTHER = "a further server"
 STORED = (
     (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4", "nvfp4"),
     (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
@@ -21,6 +25,42 @@ AUTO_LENGTH = "--max-model-len"
 """Where the engine is to decide, it takes the model's whole length if that has room, else a shorter one (vLLM v0.33.0 v1/core/kv_cache_utils.py,
 _auto_fit_max_model_len): what fits whole is sure.
 """
+
+
+PASSING = re.compile(
+    r"kernel|fuse|flash|attn|attention|liger|cross_entropy|loss|compile|graph|nois|smoothing|round_robin|contiguous|bucket|find_unused"
+    r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|batch|seq|len|tokens|cache|kv|packing",
+    re.IGNORECASE,
+)  # fmt: skip
+STORING = re.compile(r"offload|quant|cpu|disk|nvme|host|dtype|layers|expert|tensor|pipeline|shard|optim(?!ization)", re.IGNORECASE)
+"""Keys that decide on what passes through a step, and those that decide where and how states are kept: the first take nothing from the states."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a sheet's verdict may not hold for files, in words (none: it does), and the least bytes that a GPU may need with all that is open."""
+
+    words: str
+    least_bytes: int = 0
+
+
+def doubted(answer: Answer | None, doubt: Doubt) -> Answer | None:
+    """The answer with a verdict that is no surer than the doubt allows: what cannot fit at its least does not fit, whatever is open besides."""
+    if not doubt.words or answer is None or answer.verdict is None or answer.cluster is None:
+        return answer
+    verdict, least = answer.verdict, min(doubt.least_bytes, int(answer.verdict.device.low))
+    denied = verdict.result is Result.DOES_NOT_FIT and (least == verdict.device.low or least > budget_of(answer.cluster).high_bytes)
+    result = Result.DOES_NOT_FIT if denied else Result.UNCERTAIN
+    return replace(answer, verdict=replace(verdict, result=result, device=replace(verdict.device, low=least)))
+
+
+def least_of(answer: Answer, keys: Iterable[str]) -> int:
+    """The least that a GPU may need where some keys are not accounted. Nothing that passes through a step lessens the states that it finds."""
+    sheet, touched = worst(answer.sheets), [key.rpartition(".")[2] for key in keys]
+    if not touched:
+        return int(sheet.device.low)
+    kept = () if any(STORING.search(key) or not PASSING.search(key) for key in touched) else STATES
+    return int(sheet.of(*kept, Component.CONTEXT, instant=Instant.LOAD).low)
 
 
 def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -> str:
@@ -62,7 +102,7 @@ def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[
         if at == OPEN:
             yield from _defaulted(read, str(value), given)
         elif at == OTHERS:
-            yield f"a further server ({value.replace(' read', ' commands read')})"
+            yield f"{FURTHER} ({value.replace(' read', ' commands read')})"
         elif value == UNSET and not _given(read, at, given):
             yield f"{at} {UNSET}{_hint(read, at)}"
         elif value != UNSET and not (at == AUTO_LENGTH and result is Result.FITS):

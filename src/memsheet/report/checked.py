@@ -88,7 +88,8 @@ def _verdict(checked: Checked, look: Look) -> Iterator[str]:
         yield render(checked.answer, look).rstrip("\n")
     if checked.doubt:
         yield ""
-        yield from _wrapped(f"Uncertain because {checked.doubt}", look.width, "  ")
+        why = "Whatever becomes of this:" if checked.result is Result.DOES_NOT_FIT else "Uncertain because"
+        yield from _wrapped(f"{why} {checked.doubt}", look.width, "  ")
     for line in checked.why_not:
         yield from _wrapped(f"no sheet: {line}", look.width, "          ")
 

@@ -1,0 +1,90 @@
+"""Where even the low end is above the card the verdict is no, whatever is unsure besides; and no range that is unsure lies above it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memsheet
+from memsheet.budget import Budget, Result, judge, judge_on, started
+from memsheet.catalog import find_device
+from memsheet.cli import job as jobs
+from memsheet.cli.check import checking
+from memsheet.cli.flags import JobFlags, PlanFlags, values
+from memsheet.errors import InputError
+from memsheet.exchange.doubts import Doubt, doubted
+from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
+from memsheet.spec.device import Cluster
+from memsheet.spec.names import request_from
+
+CONFIGS = sorted(path for path in (Path(__file__).parents[1] / "configs").iterdir() if path.name != "index.json")
+GIB = 2**30
+sizes = st.tuples(*[st.integers(0, 300 * GIB)] * 3).map(lambda three: Bytes(*sorted(three)))
+sheets = st.lists(st.tuples(sizes, sizes), min_size=1, max_size=4).map(
+    lambda rows: tuple(
+        Sheet(rank=rank, items=(
+            Item(Component.PARAMETERS, "p", {Instant.LOAD: states, Instant.BACKWARD: states}, Derived("drawn")),
+            Item(Component.SAVED_ACTIVATIONS, "a", {Instant.BACKWARD: saved}, Derived("drawn")),
+        ))
+        for rank, (states, saved) in enumerate(rows)
+    )
+)  # fmt: skip
+PLAIN = memsheet.train("llama-tiny", gpus="8xA100-80GB", seq_len=8, fix=False)
+CARD = Cluster(device=find_device("A100-80GB"), per_node=8, nodes=1)
+
+
+@given(sheets, sizes, st.integers(0, 80 * GIB))
+def test_every_verdict_denies_what_cannot_fit(drawn: tuple[Sheet, ...], short: Bytes, reserve: int) -> None:
+    room = CARD.device.framework_high_bytes
+    budget = Budget(low_bytes=room - reserve, capacity_bytes=room - reserve, high_bytes=room - reserve, reserve_bytes=reserve)
+    lowest, highest = max(sheet.device.low for sheet in drawn), max(sheet.device.high for sheet in drawn)
+    for verdict, limit in ((judge(drawn, budget), room - reserve), (judge_on(drawn, CARD), room)):
+        assert (verdict.result is Result.DOES_NOT_FIT) == (lowest > limit)
+        assert (verdict.result is Result.FITS) == (highest <= limit)
+        later = started(verdict, short)
+        assert later.result is Result.DOES_NOT_FIT if lowest > limit or short.low > 0 else later.result is not Result.DOES_NOT_FIT
+
+
+@given(sheets, st.integers(0, 300 * GIB))
+def test_a_doubt_leaves_no_range_above_the_card_unsure(drawn: tuple[Sheet, ...], least: int) -> None:
+    room = CARD.device.framework_high_bytes
+    answer = doubted(replace(PLAIN, cluster=CARD, sheets=drawn, verdict=judge_on(drawn, CARD)), Doubt("something is open", least))
+    assert answer is not None
+    assert answer.verdict is not None
+    assert answer.verdict.result is (Result.DOES_NOT_FIT if answer.verdict.device.low > room else Result.UNCERTAIN)
+    assert answer.verdict.device.low == min(least, judge_on(drawn, CARD).device.low)
+
+
+@pytest.mark.parametrize("model", ["llama-3-8b", "llama-3.1-405b"])
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_no_file_leaves_a_range_above_the_card_unsure(path: Path, model: str) -> None:
+    plan = PlanFlags() if path.name.startswith(("vllm", "sglang")) else PlanFlags(seq_len="4096")
+    try:
+        checked = checking((str(path),), model, jobs.question(None, plan, JobFlags(gpus="1xA100-80GB")), request_from(values(plan)))
+    except InputError:
+        return
+    if checked.answer is not None and checked.answer.verdict is not None and checked.answer.cluster is not None:
+        verdict, room = checked.answer.verdict, checked.answer.cluster.device.framework_high_bytes
+        assert (verdict.result is Result.DOES_NOT_FIT) == (verdict.device.low > room) or verdict.host_short_bytes or checked.answer.serving
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ('{"round_robin_gradients": true, "stage": 2}', "does_not_fit"),  # an order of gradients takes nothing from the states
+        ('{"contiguous_gradients": false, "stage": 2}', "does_not_fit"),
+        ('{"stage": 2, "cpu_offload": true}', "uncertain"),  # which moves them to the host
+    ],
+)
+def test_what_is_open_decides_where_it_can(tmp_path: Path, text: str, result: str) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(f'{{"bf16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {text}}}')
+    plan = PlanFlags(seq_len="2048")
+    checked = checking((str(file),), "llama-3-70b", jobs.question(None, plan, JobFlags(gpus="1xA100-80GB")), request_from(values(plan)))
+    assert checked.doubt
+    assert checked.result is not None
+    assert checked.result.value == result
