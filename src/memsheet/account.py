@@ -71,6 +71,7 @@ def account(
         server = server_of(engine)
         items, allocated = server.items(built, plan, engine, cluster, stage), {}
         host_bytes = server.host_bytes(built, plan, stage) if hasattr(server, "host_bytes") else 0
+        notes = server.notes(built, plan, cluster) if hasattr(server, "notes") else ()
     if replays and cluster is not None and engine.replays and plan.task == "train":
         from memsheet.formulas.replay.slack import replayed
 

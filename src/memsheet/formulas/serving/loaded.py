@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from memsheet.arith import Count, ceil_div, maximum, round_up
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
+from memsheet.formulas.serving.cut_blocks import refined_experts
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
 from memsheet.references import VLLM, formula
@@ -57,7 +58,7 @@ def loaded_tensors(part: ModelSpec, plan: Plan) -> tuple[Held, ...]:
 def loaded_items(part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: Sequence[Instant], ways: Ways) -> list[Item]:
     """Parameters, tables of rotary positions, copies that latent attention makes of projections, scales, and the gaps between segments."""
     sizes = parameter_bytes(part, plan, held, Sharding.REPLICATED)
-    ranges = padded_experts(held)
+    ranges = {**padded_experts(held), **(refined_experts(part, plan) if plan.engine == "vllm" else {})}
     items = [
         Item(component, path, dict.fromkeys(instants, ranges.get(path, Bytes.exact(size))), PADDED if path in ranges else ways.table)
         for (component, path), size in sizes.items()

@@ -11,6 +11,7 @@ from memsheet.engines.sglang import MOST_REQUESTS, REQUESTS, WINDOW_SHARE, Relea
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import check_shared, held, lengths_of
+from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import (
     group_plan,
@@ -74,6 +75,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     """Everything on a rank of a stage; all stages have as many tokens as the one that has room for the fewest."""
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
+        check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
         kept = loaded_items(part, group_plan(plan), grouped_tensors(part, plan), (Instant.LOAD,), SGLANG_WAYS)
         kept += lora_pool_items(part, plan, 0, (Instant.LOAD,))
         return [*kept, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
@@ -114,6 +116,7 @@ def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage
 
 
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
+    check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
     group = group_plan(plan)
     assert group.max_batched_tokens is not None
     assert group.max_sequences is not None
@@ -239,6 +242,11 @@ def _bounded(held: Bytes, stages: tuple[Stage, ...]) -> Bytes:
     for limit in (stage.states.requests for stage in stages if stage.states.bytes.high):
         held = Bytes(min(held.low, limit.low), min(held.value, limit.value), min(held.high, limit.high))
     return held
+
+
+def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
+    """What to know of a plan besides its bytes."""
+    return tuple(cut_block_notes(spec, plan, cluster.device.vendor if cluster else None))
 
 
 def facts(spec: ModelSpec, plan: Plan, cluster: Cluster | None, _: tuple[Sheet, ...]) -> Mapping[str, Any]:

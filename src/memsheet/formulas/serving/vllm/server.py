@@ -10,6 +10,7 @@ from memsheet.engines.vllm import Release, release_of
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.capacity import Pool, capacity, check_shared, shared_blocks, start_up
+from memsheet.formulas.serving.cut_blocks import check_cut_blocks, cut_block_notes
 from memsheet.formulas.serving.deepep import deepep_items
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.drafts import with_draft
@@ -63,6 +64,7 @@ def items(spec: ModelSpec, plan: Plan, _: Engine, cluster: Cluster | None, stage
     plan = group_plan(plan)
     if plan.phase == "load":
         part = stage_model(spec, plan, stage)
+        check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
         held = loaded_items(part, plan, loaded_tensors(part, plan), LOADED, VLLM_WAYS)
         held += lora_items(part, plan, release_of(plan.engine_version), LOADED)
         return [*held, *outside_tensors(plan, cluster, {Instant.LOAD: 0})]
@@ -81,6 +83,7 @@ def _stages(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[Stage
 
 
 def _stage(part: ModelSpec, plan: Plan, release: Release, cluster: Cluster | None) -> Stage:
+    check_cut_blocks(part, plan, vendor=cluster.device.vendor if cluster else None)
     loaded = loaded_items(part, plan, loaded_tensors(part, plan), EVERY, VLLM_WAYS)
     cached = with_draft(part, plan)
     loaded += [_scales(cached), *draft_items(part, plan, release)]
@@ -264,6 +267,11 @@ def _check_prefix(plan: Plan, layout: Layout, release: Release) -> None:
 def host_bytes(spec: ModelSpec, plan: Plan, _: int) -> int:
     """Adapters that a rank keeps on the host."""
     return lora_host_bytes(spec, plan)
+
+
+def notes(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> tuple[str, ...]:
+    """What to know of a plan besides its bytes."""
+    return tuple(cut_block_notes(spec, group_plan(plan), cluster.device.vendor if cluster else None))
 
 
 def room(spec: ModelSpec, plan: Plan, cluster: Cluster | None) -> Callable[[int], Bytes]:
