@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 
+from hypothesis import HealthCheck, settings
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network
 os.environ.pop("COLUMNS", None)  # a terminal that says its width must not wrap what tests look for
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors: threads of several tests at once wait for one another
+
+# a machine that is shared is slow at times: how long an example takes is no failure; and a run finds what the run before it found
+settings.register_profile("memsheet", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("memsheet")

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from memsheet.fitting import DoesNotFitError, assert_fits, trainer_callback
     from memsheet.measuring import measure_step
     from memsheet.questions.answer import infer, train
+    from memsheet.questions.compare import compare
     from memsheet.questions.explain import explain
     from memsheet.questions.measure import measure
+    from memsheet.questions.solve import solve
     from memsheet.questions.trace import trace
     from memsheet.questions.verify import verify
     from memsheet.report.answer import Answer
@@ -32,12 +34,14 @@ __all__ = [
     "Sheet",
     "Verdict",
     "assert_fits",
+    "compare",
     "explain",
     "infer",
     "measure",
     "measure_step",
     "plan",
     "plan_serving",
+    "solve",
     "textbook",
     "trace",
     "trace_step",
@@ -54,8 +58,10 @@ _HOMES = {
     "fitting": ("DoesNotFitError", "assert_fits", "trainer_callback"),
     "measuring": ("measure_step",),
     "questions.answer": ("infer", "train"),
+    "questions.compare": ("compare",),
     "questions.explain": ("explain",),
     "questions.measure": ("measure",),
+    "questions.solve": ("solve",),
     "questions.trace": ("trace",),
     "questions.verify": ("verify",),
     "report.answer": ("Answer",),

@@ -65,3 +65,22 @@ def test_a_step_is_traced_and_measured_by_one_name_each() -> None:
     traced = memsheet.trace("llama-tiny", seq_len=64, microbatch=1)
     assert traced.sheets[0].witness.value == "traced"
     assert traced.to_dict()["witness"] == "traced"
+
+
+def test_solve_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"gpus": "1xA100-80GB", "seq_len": 2048, "precision": "bf16-pure"}
+    found = memsheet.solve("microbatch", "llama-3.2-1b", most=64, **asked)
+    main(["solve", "microbatch", "llama-3.2-1b", "--most=64", *(f"--{k.replace('_', '-')}={v}" for k, v in asked.items()), "--json"])
+    assert json.loads(capsys.readouterr().out)["found"]["value"] == found.found.value
+    assert memsheet.solve("gpus", "llama-3.1-8b", gpus="H100-80GB", seq_len=2048).found.value >= 1
+    with pytest.raises(memsheet.InputError, match="is nothing that is solved for"):
+        memsheet.solve("happiness", "llama-3.2-1b")
+
+
+def test_compare_takes_answers_documents_and_files(tmp_path: pytest.TempPathFactory) -> None:
+    one, two = (memsheet.train("llama-3.2-1b", seq_len=n) for n in (1024, 2048))
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps(two.to_dict()))
+    of_answers, mixed = memsheet.compare(one, two), memsheet.compare(one.to_dict(), file)
+    assert [pair.bytes for pair in of_answers.pairs] == [pair.bytes for pair in mixed.pairs] != []
+    assert memsheet.compare(one, one, instant="backward").pairs[0].bytes == 0

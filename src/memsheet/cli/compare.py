@@ -5,19 +5,17 @@ from __future__ import annotations
 from memsheet.cli import screen
 from memsheet.cli.flags import whole
 from memsheet.cli.line import Given
-from memsheet.errors import nearest, refuse
-from memsheet.readers.sheet_json import read_sheets
-from memsheet.report.comparison import compare as compared
-from memsheet.sheet import Instant
+from memsheet.errors import refuse
+from memsheet.questions.compare import compare as compare_sheets
 
 
 def compare(asked: Given) -> int:
     """Two sheets side by side: which rows differ, the largest difference first."""
     decimal = screen.decimal(asked.units)
-    when, only = _instant(asked.instant), _rank(asked.rank)
+    only = _rank(asked.rank)
     if asked.left == asked.right == "-":
         raise refuse("sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file")
-    found = compared(read_sheets(asked.left), read_sheets(asked.right), instant=when, rank=only, parts=asked.full)
+    found = compare_sheets(asked.left, asked.right, instant=asked.instant, rank=only, parts=asked.full)
     if asked.json:
         from memsheet.report.comparison import comparison_document
 
@@ -29,17 +27,6 @@ def compare(asked: Given) -> int:
         look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_comparison(found, look))
     return 0
-
-
-def _instant(name: str | None) -> Instant | None:
-    if name is None:
-        return None
-    known = [instant.value for instant in Instant]
-    key = name.strip().lower().replace("-", "_")
-    if key not in known:
-        near = nearest(key, known)
-        raise refuse("instant", name, "is no instant of a step", f"did you mean {near[0]}?" if near else ", ".join(known))
-    return Instant(key)
 
 
 def _rank(text: str | None) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from inspect import getdoc
 from pkgutil import walk_packages
@@ -37,7 +37,7 @@ def explain(name: str) -> Term:
     Case, dashes and spaces do not matter. Raises InputError with the nearest names.
     """
     key = _term_key(name)
-    found = _words().get(key) or _formulas().get(key)
+    found = _named(_catalogued()).get(key) or _words().get(key) or _formulas().get(key)
     if found is not None:
         return found
     alike = [formula for formula in _formulas() if formula.endswith(f".{key}")]
@@ -66,7 +66,11 @@ def _citation(reference: Reference | None, at: str = "") -> str:
 
 def _words() -> dict[str, Term]:
     """Terms by name and by every other word for them; a term's own name comes before another's other word."""
-    entries = [*_catalogued(), *_engines()]
+    return _named((*_catalogued(), *_engines()))
+
+
+def _named(terms: Iterable[Term]) -> dict[str, Term]:
+    entries = tuple(terms)
     named = {_term_key(term.name): term for term in entries}
     return named | {key: term for term in entries for word in term.also if (key := _term_key(word)) not in named}
 

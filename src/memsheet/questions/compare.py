@@ -1,0 +1,46 @@
+"""Two sheets side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+from memsheet import budget
+from memsheet.errors import nearest, refuse
+from memsheet.readers.sheet_json import Document, read_sheets, sheets_within
+from memsheet.report.comparison import Comparison
+from memsheet.report.comparison import compare as compare_documents
+from memsheet.report.json import sheet_document
+from memsheet.sheet import Instant
+
+SheetSource = budget.Answer | Mapping[str, Any] | str | PathLike[str]
+
+
+def compare(
+    left: SheetSource, right: SheetSource, *, instant: Instant | str | None = None, rank: int | None = None, parts: bool = False
+) -> Comparison:  # fmt: skip
+    """Which rows of two sheets differ, the largest difference first.
+
+    ``left``, ``right``: answers, objects of memsheet/sheet/1, or files of one (a record too). ``instant``: compare there, else each
+    sheet at its peak; ``rank``: only that one; ``parts``: what is inside a module apart. Raises InputError where a side is no sheet or
+    has no such instant or rank.
+    """
+    when = instant_named(instant) if isinstance(instant, str) else instant
+    return compare_documents(_document(left, "left"), _document(right, "right"), instant=when, rank=rank, parts=parts)
+
+
+def instant_named(name: str) -> Instant:
+    """The instant of that name. Raises InputError for another one."""
+    known = [instant.value for instant in Instant]
+    key = name.strip().lower().replace("-", "_")
+    if key not in known:
+        near = nearest(key, known)
+        raise refuse("instant", name, "is no instant of a step", f"did you mean {near[0]}?" if near else ", ".join(known))
+    return Instant(key)
+
+
+def _document(source: SheetSource, side: str) -> Document:
+    if isinstance(source, budget.Answer):
+        return sheets_within(sheet_document(source), side)
+    return sheets_within(source, side) if isinstance(source, Mapping) else read_sheets(str(source))

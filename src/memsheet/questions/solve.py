@@ -1,0 +1,151 @@
+"""The longest sequence, the largest micro-batch, the fewest GPUs, the largest model or the most users that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
+
+from memsheet import api
+from memsheet.catalog import find_device, model_names
+from memsheet.errors import refuse
+from memsheet.guard import read_json
+from memsheet.readers.hf_config import read_hf_config
+from memsheet.readers.model import find_config, read_model
+from memsheet.spec.device import parse_gpus
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.options import InferOptions
+from memsheet.units import parse_bytes
+
+if TYPE_CHECKING:
+    from memsheet.readers.cluster_file import ClusterFile
+    from memsheet.search.sizes import Curve
+    from memsheet.search.solve import Solution, Target
+
+USUAL_LENGTH = 4096
+"""Tokens of a sequence where the largest model is asked for and no length is given: what Llama 2 was trained on (arXiv:2307.09288)."""
+MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan")
+Say = Callable[[int | None], None]
+
+
+class Solved(NamedTuple):
+    """A solution, and of `parameters` the sizes that other clusters train, with what a picture of them says above and below."""
+
+    solution: Solution
+    curves: tuple[Curve, ...] = ()
+    title: str = ""
+    caption: str = ""
+
+
+def solve(what: str, model: Any = None, *, most: int | None = None, **options: Unpack[InferOptions]) -> Solution:
+    """The largest (of GPUs: the smallest) value of ``what`` that fits, and what stands in the way of more.
+
+    ``what``: "seq-len", "microbatch", "gpus", "parameters"; of serving "sequences", "max-model-len". ``most``: how far to look, in
+    tokens, sequences or GPUs. ``model`` and keywords as for ``memsheet.train``; of "gpus" a card without a count, of "parameters" the
+    model names the family that is scaled. Raises InputError with every problem of the question.
+    """
+    return solved(target_named(what), {"model": model, **dict.fromkeys(MACHINES), **options}, most=most).solution
+
+
+def target_named(what: str) -> Target:
+    """What is solved for, by its name. Raises InputError for another one."""
+    from memsheet.search.solve import Target
+
+    try:
+        return Target(what.replace("_", "-"))
+    except ValueError:
+        raise refuse("solve", what, "is nothing that is solved for", f"one of {', '.join(target.value for target in Target)}") from None
+
+
+def solved(target: Target, asked: dict[str, Any], *, most: int | None = None, say: Say = lambda _: None) -> Solved:
+    """The answer to a question of keywords; ``say`` is told what is under way."""
+    from memsheet.search import solve as searches
+
+    _check_question(target, asked, most)
+    if target is searches.Target.GPUS:
+        return Solved(_fewest_gpus(asked, most, say))
+    name, request, cluster, _ = api.question(target.task, asked.pop("model"), asked)
+    request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
+    if cluster is None:
+        raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
+    if target is searches.Target.PARAMETERS:
+        return _largest_model(name, request, cluster, say)
+    search = searches.longest if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
+    return Solved(search(api.drafted(_model(name), request), request, cluster, most=most, say=say))
+
+
+def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) -> None:
+    """What has no meaning for the question."""
+    if asked.get("parameters") is not None:
+        raise refuse("parameters", asked["parameters"], "has no activations, so nothing can be solved for it", "name a model")
+    if all(asked[where] is None for where in ("gpus", "cluster", "plan")):
+        raise refuse("gpus", None, "is missing", "--gpus H100-80GB" if target.short == "gpus" else "for example --gpus 8xH100-80GB")
+    if target.short == "parameters" and most is not None:
+        raise refuse("most", most, "has no meaning for parameters, which end with the family", "leave it out")
+    if target.short != "gpus" and asked.get(target.short) is not None:
+        raise refuse(target.key, asked[target.short], "is what is solved for", "leave it out; --most says how far to look")
+
+
+def _model(name: Any) -> ModelSpec:
+    if name is None:
+        raise refuse("model", None, "is missing", "a bundled name (`memsheet models`) or a config.json")
+    return read_model(name, catalog=api.catalogued, names=model_names())
+
+
+def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
+    """The device is named without a count; nodes are what is found."""
+    from memsheet.search.solve import fewest
+
+    if asked["nodes"] is not None:
+        raise refuse("nodes", asked["nodes"], "is what is solved for", "leave it out; --per-node says how many GPUs a node has")
+    plan = _plan_document(asked["plan"])
+    asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
+    machines, most = _machines({key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most)
+    name, request, _, _ = api.question("train", asked.pop("model"), asked)
+    return fewest(
+        _model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
+        most=most, say=say,
+    )  # fmt: skip
+
+
+def _plan_document(plan: Any) -> dict[str, Any]:
+    return read_json(Path(plan)) if isinstance(plan, str | PathLike) else dict(plan or {})
+
+
+def _machines(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple[ClusterFile, int | None]:
+    """The device, its node and its links, and how many there may be: of a cluster file no more than it has."""
+    from memsheet.readers.cluster_file import ClusterFile, read_cluster
+
+    if asked["cluster"] is not None:
+        extra = next((key for key in ("gpus", "per_node", "host_memory") if asked[key] is not None), None)
+        if extra:
+            raise refuse(extra, asked[extra], "is what the cluster file says", "say it in one place")
+        found = read_cluster(asked["cluster"])
+        return found, most or (found.cluster().count if found.count or found.nodes else None)
+    gpus, host = asked["gpus"] or planned, asked["host_memory"]
+    count, device = parse_gpus(str(gpus))
+    if count is not None:
+        raise refuse("gpus", gpus, "has a count, and the count is what is solved for", f"--gpus {device}")
+    host_bytes = parse_bytes(host, "host_memory") if host is not None else None
+    return ClusterFile(name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes), most
+
+
+def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say) -> Solved:
+    from memsheet.search.family import USUAL, Family, family_of
+    from memsheet.search.sizes import trainable_sizes
+    from memsheet.search.solve import largest
+
+    found = find_config(name or USUAL, catalog=api.catalogued, names=model_names())
+    if isinstance(found, ModelSpec):
+        raise refuse("model", name, "is one model with no config that could be scaled", "a bundled name or a config.json")
+    family: Family = family_of(found.name, found.values)
+    usual = () if request.get("seq_len") else (f"seq_len = {USUAL_LENGTH}",)
+    request = {**request, "seq_len": request.get("seq_len") or USUAL_LENGTH}
+    build = cache(lambda layers: read_hf_config(family.of_layers(layers), name=f"{family.name} of {layers} layers"))
+    solution = largest(build, request, cluster, say=say, assumed=usual)
+    say(None)
+    curves = trainable_sizes(build, request, cluster, solution.found)
+    under = f"the family of {family.name}, sequences of {request['seq_len']:,} tokens; each point: the whole range of the need fits"
+    return Solved(solution, curves, f"What trains on {cluster.device.name}", under)
