@@ -38,6 +38,7 @@ def test_arguments_of_a_script() -> None:
     ("line", "key", "value"),
     [
         ("model.gradient_checkpointing_enable()", "recompute.mode", "full"), ("config = LoraConfig(r=16, lora_alpha=32)", "adapter.rank", 16),
+        ("config = LoraConfig(target_modules='all-linear')", "adapter.targets", ["all-linear"]), ("apply_liger_kernel_to_llama()", "loss", "fused"),
         ("config = LoraConfig(target_modules=['q_proj', 'v_proj'])", "adapter.targets", ["q_proj", "v_proj"]), ("config = LoraConfig()", "adapter.rank", 8),
         ("q = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')", "quantization.weights", "nf4"),
         ("q = BitsAndBytesConfig(load_in_8bit=True)", "quantization.weights", "int8"),
@@ -54,8 +55,9 @@ def test_what_a_script_says_beside_its_arguments(line: str, key: str, value: Any
 @pytest.mark.parametrize(
     ("line", "at"),
     [
-        ("config = LoraConfig(r=8, use_dora=True)", "script.LoraConfig"), ("config = LoraConfig(target_modules='all-linear')", "script.LoraConfig"),
-        ("q = BitsAndBytesConfig(load_in_4bit=flag)", "script.BitsAndBytesConfig"), ("apply_liger_kernel_to_llama()", "script.apply_liger_kernel_to_llama"),
+        ("config = LoraConfig(r=8, use_dora=True)", "script.LoraConfig"), ("config = LoraConfig(target_modules=chosen)", "script.LoraConfig"),
+        ("q = BitsAndBytesConfig(load_in_4bit=flag)", "script.BitsAndBytesConfig"),
+        ("m = AutoModelForCausalLM.from_pretrained(x, torch_dtype=half)", "script.dtype"),
         ("config = LoraConfig(r=rank)", "script.lora_rank"),
     ],
 )  # fmt: skip
@@ -145,9 +147,9 @@ def test_the_defaults_of_supervised_fine_tuning_are_its_own() -> None:
     assert {key: found.request.get(key) for key in wanted} == wanted
     assert (found.unknown, found.unmodelled) == ((), ())
     assert reading('args = SFTConfig("out", max_length=4096, fp16=True)\n').request["seq_len"] == 4096
-    assert "script.loss_type" in dict(reading('args = SFTConfig("out")\n').unmodelled), (
-        "logits that are made in pieces are not in the sheet"
-    )
+    own = reading('args = SFTConfig("out")\n')
+    assert (own.request["loss"], own.unmodelled) == ("chunked", ())
+    assert "script.loss_type" in dict(reading('args = SFTConfig("out", loss_type="dft")\n').unmodelled)
 
 
 def test_a_job_with_a_second_model_is_not_read() -> None:

@@ -17,7 +17,7 @@ from memsheet.cli.flags import values
 from memsheet.cli.line import Given
 from memsheet.cli.recognised import of_folders, recognised, unasked
 from memsheet.errors import InputError, refuse, require
-from memsheet.exchange import as_released
+from memsheet.exchange import as_released, as_stored
 from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, least_of, left_open, stand_in, stored_as
 from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together
@@ -25,10 +25,11 @@ from memsheet.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
 from memsheet.report.checked import Checked, checked_document, render_checked
 from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus
-from memsheet.spec.exchange import Moved, Read
+from memsheet.spec.exchange import AUTO, Moved, Read
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.spec.of_the_script import absent_files
+from memsheet.spec.trainer_script import UNSAID
 
 MAX_FILES = 64
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
@@ -69,10 +70,11 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
     reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
+    name = model or document.get("model") or _named(reads)
+    reads = {read_name: _stored(read, name) for read_name, read in reads.items()}
     gpus = question["gpus"] or _cards(document.get("gpus"), reads)
     whole = together(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
     require(whole.problems)
-    name = model or document.get("model") or _named(reads)
     ask = {**where, "gpus": gpus, "model": name}
     strange = _strange(reads, {**request, **flags})
     answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)
@@ -180,6 +182,12 @@ def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]
     return as_released(read, flags.get("engine_version") or read.request.get("engine_version") or planned.get("engine_version"))
 
 
+def _stored(read: Read, name: str | None) -> Read:
+    """The file with the dtype that the model's checkpoint has, where it takes that."""
+    model = _model(name) if read.values.get(read.form.stored) in (AUTO, UNSAID) else None
+    return as_stored(read, model.dtype if model else None)
+
+
 def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
     """The answer, or why there is none."""
     try:
@@ -236,7 +244,9 @@ def _train(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> 
 def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
     if answer is None:
         return ()
-    asked = {"@hidden": answer.model.hidden, "precision.gradients": answer.plan.precision.gradients.name}
+    micro = int(answer.plan.microbatch) * int(answer.plan.seq_len or 0)
+    sizes = {"@hidden": answer.model.hidden, "@vocab": answer.model.vocab, "@tokens": micro}
+    asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
 
 

@@ -7,15 +7,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 from memsheet.errors import Problem, refuse, require
-from memsheet.spec.exchange import Format, Read, Values, read
+from memsheet.spec.exchange import AUTO, Format, Read, Values, read
 from memsheet.spec.releases import stated_release
 from memsheet.spec.serve_pods import command_of, given_to
+from memsheet.spec.trainer_script import UNSAID
 
 NAMES = (
     "deepspeed",
@@ -192,6 +194,25 @@ def as_released(found: Read, version: Any) -> Read:
     again = read(form.released(form, str(version)), found.values)
     beside = found.assumed[len(read(form, found.values).assumed) :]
     return replace(again, assumed=(*again.assumed, *beside), release=str(version))
+
+
+def as_stored(found: Read, dtype: str | None) -> Read:
+    """A file read with the dtype that a model is loaded in where none is named, or the checkpoint's own is: transformers 5 takes that by itself,
+    and 4 fp32 (modeling_utils.py, from_pretrained: dtype). ``dtype``: what the checkpoint is stored in.
+    """
+    said = found.values.get(found.form.stored)
+    if said not in (AUTO, UNSAID):
+        return found
+    older = said == UNSAID and re.match(r"[0-4]\.", found.release)
+    taken = "float32" if older else (dtype or "bfloat16").removeprefix("torch.")
+    why = (
+        f"transformers {found.release}'s default"
+        if older
+        else "the checkpoint's" + ", transformers 5's default; 4 loads float32" * (said == UNSAID)
+    )
+    again = read(found.form, {**found.values, found.form.stored: taken})
+    left = tuple(one for one in found.assumed if not one.startswith(f"{found.form.stored} = {AUTO}"))
+    return replace(again, release=found.release, assumed=(*left, f"dtype = {taken}: {why}"))
 
 
 def _scripted(form: Format, text: str) -> Any:

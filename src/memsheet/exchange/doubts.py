@@ -74,7 +74,7 @@ def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -
         now = held.name if held else "weights that are not quantized"
         return f"{served} says {own} by its name, and the sheet is of {now}: --quantize {own}"
     if known is not None and _sizes(known) != _sizes(model):
-        return f"the command serves {served}, and the sheet is of {model.name}"
+        return f"the files name {served}, and the sheet is of {model.name}"
     return ""
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.spec.exchange import Format, Key, Values, is_key, precision_word
-from memsheet.spec.trainer_script import BESIDE, BITS, LORA, SCRIPT, SFT_OWN, arguments_of
+from memsheet.spec.exchange import Format, Key, Moved, Values, is_key, precision_word
+from memsheet.spec.trainer_script import BITS, LORA, SCRIPT, SFT_OWN, UNSAID, arguments_of
 from memsheet.spec.trainers import with_master
 
 VERSION = "transformers 5.23.0"
+CHUNKED, PIECE, EIGHTHS = "chunked_nll", 256, 8
 F = "fsdp_config"
 OPTIMIZERS = {
     ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("sgd", "foreach"): "sgd",
@@ -70,16 +71,34 @@ def _both(value: Any, values: Values) -> Mapping[str, Any]:
     return {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))} if _sharded(values) else {}
 
 
-def _loaded(value: Any, values: Values) -> Mapping[str, Any]:
-    """Parameters in sixteen bits have gradients and moments of sixteen; sharding with mixed precision makes them fp32 (accelerate fsdp_utils.py:814)."""
-    word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value))
-    if (
-        values.get("deepspeed")
-        or values.get(f"{SCRIPT}.lora_rank")
-        or (_sharded(values) and (values.get("bf16") is True or values.get("fp16") is True))
-    ):
+def loaded(value: Any, values: Values) -> Mapping[str, Any]:
+    """Parameters in sixteen bits have gradients and moments of sixteen, and are reduced so; mixed precision then casts nothing. Sharding with it
+    makes them fp32 (accelerate fsdp_utils.py:814). Adapters have a dtype of their own beside a base of this one.
+    """
+    word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), str(value))
+    if values.get("deepspeed") or values.get(f"{SCRIPT}.quantized") or str(value) == UNSAID:
         return {}
-    return {f"precision.{name}": word for name in ("parameters", "gradients", "moments")} if word else {"precision.parameters": str(value)}
+    mixed = next((width for width in ("bf16", "fp16") if values.get(width) is True), "")
+    if values.get(f"{SCRIPT}.lora_rank"):
+        return {"precision.parameters": word, "precision.compute": mixed or word}
+    if mixed and _sharded(values):
+        return {}
+    told = {f"precision.{name}": word for name in ("parameters", "gradients", "moments")}
+    return {**told, "precision.reduce": word, **({} if mixed else {"precision.compute": word})}
+
+
+def _loss(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"loss": "chunked"} if value == CHUNKED else {}
+
+
+def _pieces(values: Values, asked: Values) -> Iterator[Moved]:
+    """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and its gradient (sft_trainer.py:86, 99-114)."""
+    if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
+        tokens, vocab = asked["@tokens"], asked["@vocab"]
+        more = (min(PIECE, tokens) - -(-tokens // EIGHTHS)) * vocab * 3 * 4  # logits, their logarithms and the gradient, in fp32
+        wide = vocab * asked["@hidden"] * (4 if str(values.get(f"{SCRIPT}.dtype")) == "float32" else 8)
+        why = f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet is of an eighth of the tokens"
+        yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=min(0, more), high_bytes=max(0, more) + wide)
 
 
 def _whole(asked: Values) -> bool:
@@ -117,10 +136,20 @@ KEYS = (
     ),
     Key(at=f"{F}.cpu_offload", out=_of_fsdp(_whole), back=_both, source="training_args.py:2830"),
     Key(at=f"{SCRIPT}.max_length", says="seq_len", out=lambda _: None, source="huggingface/trl 016013e trl/trainer/sft_config.py"),
-    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=_loaded, source="modeling_utils.py, from_pretrained: dtype"),
+    Key(at=f"{SCRIPT}.model", says="@model", out=lambda _: None, source="modeling_utils.py, from_pretrained: pretrained_model_name_or_path"),
+    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=loaded, source="modeling_utils.py, from_pretrained: dtype"),
     Key(
         at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
         back=lambda v, _: {"attention": {"flash_attention_2": "flash", "flash_attention_3": "flash"}.get(v, v)},
+    ),
+    Key(
+        at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,
+        source="training_args.py:374; linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py: fused_linear_cross_entropy",
+    ),
+    Key(at=f"{SCRIPT}.fused", out=lambda _: None, back=lambda *_: {"loss": "fused"}, source="linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py"),
+    Key(
+        at=f"{SCRIPT}.loss_type", out=lambda _: None, back=_loss, holds=("nll", CHUNKED), instead="nll",
+        source="huggingface/trl f2cd577 trl/trainer/sft_config.py:336",
     ),
     *(
         Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
@@ -165,7 +194,7 @@ FORMAT = Format(
     fixed=_fixed, more=_python, said={"task": "train"},
     marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT}),
     rename=_renamed, also=arguments_of,
-    refers=("deepspeed",), program_known=_into_arguments,
+    refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_pieces,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
@@ -177,10 +206,10 @@ FORMAT = Format(
         "precision.master_weights",
     }),
     unmodelled={
-        "torch_compile": (False,), "use_liger_kernel": (False,), "auto_find_batch_size": (False,),
+        "torch_compile": (False,), "auto_find_batch_size": (False,),
         "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
-        **{f"{SCRIPT}.{name}": () for name in (*BESIDE, LORA, BITS, "model_init_kwargs")},
-        f"{SCRIPT}.loss_type": ("nll",), f"{SCRIPT}.activation_offloading": (False,),
+        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, "model_init_kwargs")},
+        f"{SCRIPT}.activation_offloading": (False,),
         "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
         "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
     },

@@ -123,6 +123,7 @@ class Format:
     taken: Callable[[str], tuple[str, ...]] | None = None  # what a text leaves open and its defaults fill, in words
     released: Callable[[Format, str], Format] | None = None  # the format as a release of the engine has it
     along: Callable[[Values], tuple[str, ...]] = lambda _: ()  # formats of further files, without which it does not run the plan
+    stored: str = ""  # the place of the dtype that weights are loaded in, where the checkpoint's own may be meant
     program_known: Callable[[Values], bool] = lambda _: True  # whether what the file says tells which program reads it
 
 

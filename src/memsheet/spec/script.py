@@ -7,9 +7,9 @@ the constructors of configurations. Anything else is ``UNSET``: the engine gets 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from typing import Any, TypeGuard
 
 from memsheet.frozen import dataclass
 from memsheet.spec.exchange import UNSET
@@ -20,6 +20,8 @@ CONFIG = "Trainer.Config"  # what an imported function without arguments is take
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
 DEEPEST, MOST_STEPS, LARGEST = 24, 4000, 2**62
+MOST_LOOKS, LONGEST = 24, 300
+"""Calls whose surroundings are read, and characters of a text that is put together."""
 _SUMS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
 }  # fmt: skip
@@ -62,16 +64,56 @@ def returned(module: Module) -> Iterator[tuple[str, Any]]:
     yield from ((name, _result(module, name, 0)) for name in module.functions if name not in called)
 
 
-def calls(module: Module, names: Iterable[str]) -> Iterator[Tree]:
+def calls(module: Module, names: Iterable[str], *, local: bool = False) -> Iterator[Tree]:
     """Every call of some names, wherever it stands: its arguments, and under words that no argument has its name, its whole name, its line and the
-    line of the function around it (0 outside of any). Of the names around it only the file's own are known.
+    line of the function around it (0 outside of any). Of the names around it only the file's own are known, or where ``local`` is said those of
+    the functions around it, too.
     """
+    looks = MOST_LOOKS if local else 0
     wanted = frozenset(names)
     inside = {id(node): held.lineno for held in ast.walk(module.tree) if isinstance(held, ast.FunctionDef) for node in ast.walk(held)}
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Call) and (path := _path(node.func)) and path[-1] in wanted:
             told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: inside.get(id(node), 0)}
-            yield {**_given(module, node, module.names, 0), **told}
+            yield {**_given(module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0), **told}
+            looks -= 1
+
+
+def _names_at(module: Module, line: int) -> Mapping[str, Any]:
+    """What names hold on a line; the file's own where that takes too many steps."""
+    given: dict[str, Any] = {}
+    try:
+        _up_to(replace(module, left=[MOST_STEPS]), module.tree.body, line, given)
+    except TooMuchError:
+        return module.names
+    return given
+
+
+def _up_to(module: Module, body: Sequence[ast.stmt], line: int, given: dict[str, Any]) -> None:
+    """Statements before a line, and of those around it the parts that it stands in."""
+    for node in body:
+        if node.lineno > line:
+            return
+        if (node.end_lineno or node.lineno) < line:
+            _statements(module, [node], given)
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given.update(module.names)
+            given.update(_parameters(module, node, given, 0))
+        for target in _opened(node):
+            _assign(target, UNSET, given)
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(node, name, None) or []
+            if inner and inner[0].lineno <= line <= (inner[-1].end_lineno or 0):
+                _up_to(module, inner, line, given)
+        return
+
+
+def _opened(node: ast.stmt) -> list[ast.expr]:
+    """Names that a loop or a block of its own gives values."""
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return [held.optional_vars for held in node.items if held.optional_vars is not None]
+    return [node.target] if isinstance(node, ast.For | ast.AsyncFor) else []
 
 
 def flattened(value: Any) -> Any:
@@ -94,12 +136,15 @@ def _called(function: ast.FunctionDef) -> Iterator[str]:
 def _result(module: Module, name: str, depth: int) -> Any:
     """What a function returns without arguments; its parameters are what they default to."""
     function = module.functions[name]
-    given = dict(module.names)
+    given = {**module.names, **_parameters(module, function, module.names, depth)}
+    return _statements(module, function.body, given, depth)
+
+
+def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, given: Mapping[str, Any], depth: int) -> dict[str, Any]:
     arguments = [*function.args.posonlyargs, *function.args.args]
     defaults = [*(None for _ in range(len(arguments) - len(function.args.defaults))), *function.args.defaults]
     pairs = [*zip(arguments, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
-    given.update({held.arg: _value(module, default, given, depth) if default is not None else UNSET for held, default in pairs})
-    return _statements(module, function.body, given, depth)
+    return {held.arg: _value(module, default, given, depth) if default is not None else UNSET for held, default in pairs}
 
 
 def _statements(module: Module, body: list[ast.stmt], given: dict[str, Any], depth: int = 0) -> Any:
@@ -114,12 +159,27 @@ def _statements(module: Module, body: list[ast.stmt], given: dict[str, Any], dep
             value = _value(module, node.value, given, depth) if node.value is not None else UNSET
             for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
                 _assign(target, value, given)
+        elif isinstance(node, ast.With) or _is_main(node):
+            for target in _opened(node):
+                _assign(target, UNSET, given)
+            if (value := _statements(module, node.body, given, depth)) is not None:
+                return value
         elif isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.AugAssign | ast.Match | ast.Delete):
             for target in (
                 held for held in ast.walk(node) if isinstance(held, ast.Attribute | ast.Name) and isinstance(held.ctx, ast.Store)
             ):
                 _assign(target, UNSET, given)
     return None
+
+
+def _is_main(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether it is what a file does where it is started itself."""
+    match node:
+        case ast.If(
+            test=ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]), orelse=[]
+        ):
+            return True
+    return False
 
 
 def _step(module: Module) -> None:
@@ -164,6 +224,8 @@ def _value(module: Module, node: ast.expr | None, given: Mapping[str, Any], dept
             return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
         case ast.BinOp(left=left, op=op, right=right):
             return _sum(op, _value(module, left, given, depth + 1), _value(module, right, given, depth + 1))
+        case ast.JoinedStr(values=held):
+            return _joined([_value(module, _plain_part(one), given, depth + 1) for one in held])
         case ast.List(elts=held) | ast.Tuple(elts=held):
             return [_value(module, one, given, depth + 1) for one in held]
         case ast.Dict(keys=keys, values=held):
@@ -182,7 +244,23 @@ def _dictionary(module: Module, keys: list[ast.expr | None], held: list[ast.expr
     return {word: _value(module, one, given, depth) for word, one in zip(words, held, strict=True)}
 
 
+def _plain_part(node: ast.expr) -> ast.expr | None:
+    """What an f-string holds between braces, where it is put there as it is."""
+    if not isinstance(node, ast.FormattedValue):
+        return node
+    return node.value if node.conversion == -1 and node.format_spec is None else None
+
+
+def _joined(parts: list[Any]) -> Any:
+    """A text of texts and whole numbers; ``UNSET`` where one of them is anything else, and for texts that no name is."""
+    if not all(isinstance(one, str | int) and one != UNSET for one in parts) or sum(len(str(one)) for one in parts) > LONGEST:
+        return UNSET
+    return "".join(map(str, parts))
+
+
 def _sum(op: ast.operator, left: Any, right: Any) -> Any:
+    if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
+        return _joined([left, right])
     made = _SUMS.get(type(op))
     whole = all(isinstance(held, int) and not isinstance(held, bool) for held in (left, right))
     found = made(left, right) if made and whole else None
@@ -204,6 +282,8 @@ def _call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], d
     """A constructor's arguments by name, under its class; a function of the file as what it returns."""
     if name in module.functions:
         return _copied(_result(module, name, depth))
+    if name == "dict" and not node.args:
+        return _given(module, node, given, depth)
     whole = module.imported.get(name, "")
     if whole in module.bases:
         return _copied({CLASS: CONFIG, BASE: whole, **module.bases[whole]})

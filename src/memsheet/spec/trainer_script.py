@@ -1,14 +1,17 @@
 """What a training script for transformers' Trainer says in its text: the arguments, and what else of it changes memory.
 
-Nothing is run. What stands beside the arguments (adapters, quantized loading, a model's attention) is told and not accounted: flags say it.
+Nothing is run. What stands beside the arguments (the model's name and dtype, adapters, quantized loading, its attention) is read from the calls.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, calls, flattened, read_module
+from memsheet.spec.exchange import UNSET
+from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, Module, calls, flattened, read_module
+from memsheet.spec.trainers import ALL_LINEAR
 
 SFT = "SFTConfig"
 ARGUMENTS = ("TrainingArguments", "Seq2SeqTrainingArguments", SFT)
@@ -19,14 +22,22 @@ SFT_OWN = (
     "shuffle_dataset", "packing", "packing_strategy", "padding_free", "pad_to_multiple_of", "eval_packing", "completion_only_loss", "assistant_only_loss",
     "loss_type", "activation_offloading", "pad_token",
 )  # fmt: skip
-BESIDE = {
-    "apply_liger_kernel_to_llama": "a fused loss: --loss fused",
-    "AutoLigerKernelForCausalLM": "a fused loss: --loss fused",
-}  # fmt: skip
+LIGER = (
+    "AutoLigerKernelForCausalLM", *(f"apply_liger_kernel_to_{name}" for name in (
+        "llama", "mistral", "mixtral", "gemma", "gemma2", "gemma3", "gemma3_text", "qwen2", "qwen3", "qwen3_moe", "phi3", "granite", "olmo2",
+    ))
+)  # fmt: skip
+"""What makes a model's loss a fused one (linkedin/Liger-Kernel src/liger_kernel/transformers/auto_model.py)."""
+OWN_LOSS = "fused_linear_cross_entropy"
+TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
 WITHOUT_BYTES = ("lora_alpha", "bias", "task_type", "inference_mode", "use_rslora", "init_lora_weights", "bnb_4bit_compute_dtype")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
+UNSAID = "unsaid"
+"""The dtype of a call that names none: transformers' default, by its release."""
+_MODEL = re.compile(r"(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
+"""Classes of models, as transformers calls them; tokenizers, processors and configurations are called otherwise."""
 
 
 def arguments_of(text: str) -> Mapping[str, Any]:
@@ -34,7 +45,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     if not any(name in text for name in ARGUMENTS):
         return {}
     module = read_module(text, {})
-    made = list(calls(module, ARGUMENTS))
+    made = list(calls(module, ARGUMENTS, local=True))
     if not made:
         return {}
     last = max(made, key=lambda one: int(one[LINE]))
@@ -49,14 +60,30 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     if any(calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
         said["gradient_checkpointing"] = True
     told = f"{name} of line {last[LINE]}" + (f", the last of {len(made)}" if len(made) > 1 else "")
-    beside = {held[CLASS]: BESIDE[held[CLASS]] for held in calls(module, BESIDE)}
-    for held in calls(module, (LORA,)):
+    beside: dict[str, Any] = {"fused": True} if any(held.get(OWN_LOSS, True) is True for held in calls(module, LIGER)) else {}
+    for held in calls(module, (LORA,), local=True):
         beside |= _adapter(held)
-    for held in calls(module, (BITS,)):
+    for held in calls(module, (BITS,), local=True):
         beside |= _bits(held)
-    for held in calls(module, ("from_pretrained",)):
-        beside |= _loaded(held)
+    beside |= _model(module, own)
     return {SCRIPT: {"reads": told, **own, **beside}, **said}
+
+
+def _model(module: Module, own: dict[str, Any]) -> dict[str, Any]:
+    """Which model is loaded, and how: by the script, or by TRL's trainer where it is given a name (trl/trainer/utils.py, create_model_from_path)."""
+    found = next((held for held in calls(module, ("from_pretrained",), local=True) if _MODEL.search(held[WHOLE])), None)
+    if found is not None:
+        return {"dtype": UNSAID, **_named(found.get("0", found.get("pretrained_model_name_or_path"))), **_loaded(found)}
+    given = next((name for held in calls(module, TRAINERS, local=True) if isinstance(name := held.get("model", held.get("0")), str)), UNSET)
+    if given == UNSET:
+        return {}
+    initial = own.pop("model_init_kwargs") if isinstance(own.get("model_init_kwargs"), Mapping) else {}
+    return {"dtype": "float32", **_named(given), **_loaded(initial)}
+
+
+def _named(name: Any) -> dict[str, Any]:
+    """A model's name, where the text says it."""
+    return {"model": name} if isinstance(name, str) and name != UNSET else {}
 
 
 def _sft(said: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +98,7 @@ def _sft(said: dict[str, Any]) -> dict[str, Any]:
 def _adapter(held: Mapping[str, Any]) -> dict[str, Any]:
     """LoRA of chosen modules: what of it a plan says, and the names of the rest (peft tuners/lora/config.py)."""
     targets = held.get("target_modules")
+    targets = [ALL_LINEAR] if targets == ALL_LINEAR else targets
     listed = isinstance(targets, list) and all(isinstance(name, str) for name in targets)
     rest = [name for name in held if name not in (*OURS, "r", "lora_dropout", *WITHOUT_BYTES, *(("target_modules",) if listed else ()))]
     made = {"lora_rank": held.get("r", 8), "lora_dropout": held.get("lora_dropout", 0.0), **({"lora_targets": targets} if listed else {})}

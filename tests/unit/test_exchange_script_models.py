@@ -1,0 +1,140 @@
+"""Which model a training script loads, and what its dtype makes of everything that trains; each form of an ordinary script comes to a sheet."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.cli.check import checking
+from memsheet.exchange import as_released, as_stored, read_text
+from memsheet.guard import parse_json, parse_yaml
+from memsheet.report.checked import Checked
+from memsheet.spec.exchange import Read
+
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}
+NAME = "meta-llama/Llama-3.2-1B"
+HEAD = "import torch\nfrom transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments\n"
+ARGS = 'args = TrainingArguments("out", per_device_train_batch_size=2, bf16=True)'
+NAMED = {
+    "a literal": f"def main():\n    model = AutoModelForCausalLM.from_pretrained('{NAME}'{{dtype}})\n    {ARGS}\n",
+    "a keyword": f"model = AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path='{NAME}'{{dtype}})\n{ARGS}\n",
+    "a variable": f"def main():\n    name = '{NAME}'\n    model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    {ARGS}\n",
+    "a constant": f"MODEL = '{NAME}'\ndef main():\n    model = AutoModelForCausalLM.from_pretrained(MODEL{{dtype}})\n    {ARGS}\n",
+    "an f-string": f"SIZE = 1\nOF = 'meta-llama'\nmodel = AutoModelForCausalLM.from_pretrained(f'{{{{OF}}}}/Llama-3.2-{{{{SIZE}}}}B'{{dtype}})\n{ARGS}\n",
+    "a sum": f"OF = 'meta-llama/'\nmodel = AutoModelForCausalLM.from_pretrained(OF + 'Llama-3.2-1B'{{dtype}})\n{ARGS}\n",
+    "a default": f"def main(name='{NAME}'):\n    model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    {ARGS}\n",
+    "started itself": f"if __name__ == '__main__':\n    name = '{NAME}'\n    model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    {ARGS}\n",
+    "inside a block": f"def main():\n    name = '{NAME}'\n    with torch.device('cpu'):\n        model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    {ARGS}\n",
+    "a method": f"class Job:\n    def run(self):\n        name = '{NAME}'\n        model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n        {ARGS}\n",
+    "named again later": f"def main():\n    name = '{NAME}'\n    model = AutoModelForCausalLM.from_pretrained(name{{dtype}})\n    name = name.split('/')\n    {ARGS}\n",
+    "after a tokenizer": f"tok = AutoTokenizer.from_pretrained('other/model')\nmodel = AutoModelForCausalLM.from_pretrained('{NAME}'{{dtype}})\n{ARGS}\n",
+}  # fmt: skip
+DTYPES = {
+    "": "bf16",
+    ", torch_dtype=torch.bfloat16": "bf16",
+    ", dtype='float32'": "fp32",
+    ", torch_dtype='auto'": "bf16",
+    ", dtype=torch.float16": "fp16",
+}
+ALL = ("parameters", "gradients", "reduce", "moments")
+
+
+def script(form: str, dtype: str = "") -> str:
+    return HEAD + NAMED[form].format(dtype=dtype)
+
+
+def reading(text: str) -> Read:
+    return read_text("train.py", text, PARSERS)
+
+
+def checked(folder: Path, text: str, **flags: Any) -> Checked:
+    (folder / "train.py").write_text(text)
+    return checking((str(folder / "train.py"),), None, dict(WHERE), {"seq_len": 512, **flags})
+
+
+@pytest.mark.parametrize("form", NAMED)
+def test_the_model_is_named_by_the_script(form: str, tmp_path: Path) -> None:
+    assert reading(script(form)).request["@model"] == NAME
+    found = checked(tmp_path, script(form))
+    assert found.answer is not None
+    assert found.answer.model.name == "llama-3.2-1b"
+    assert (found.doubt, found.why_not, found.no_model) == ("", (), "")
+
+
+@pytest.mark.parametrize("form", ["a literal", "a variable"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_dtype_that_is_loaded_is_that_of_all_that_trains(form: str, dtype: str, tmp_path: Path) -> None:
+    """Autocast casts products; weights in sixteen bits have gradients and moments of sixteen bits, and replicas reduce them so."""
+    found = checked(tmp_path, script(form, dtype))
+    assert (found.why_not, found.doubt) == ((), "")
+    assert found.answer is not None
+    own = found.answer.plan.precision
+    assert {getattr(own, name).name for name in ALL} == {DTYPES[dtype]}
+    assert own.compute.name == "bf16"
+
+
+@pytest.mark.parametrize(("release", "dtype"), [("4.57.1", "fp32"), ("5.0.0", "bf16"), ("5.23.0", "bf16"), (None, "bf16")])
+def test_what_is_loaded_unasked_is_of_the_release(release: str | None, dtype: str, tmp_path: Path) -> None:
+    found = checked(tmp_path, script("a literal"), engine_version=release)
+    assert found.answer is not None
+    assert found.answer.plan.precision.parameters.name == dtype
+    assert any("default" in one and one.startswith("train.py: dtype") for one in found.assumed)
+    said = checked(tmp_path, script("a literal", ", dtype=torch.bfloat16"), engine_version=release)
+    assert said.answer is not None
+    assert said.answer.plan.precision.parameters.name == "bf16"
+
+
+@pytest.mark.parametrize("stored", ["float32", "float16", "torch.bfloat16", None])
+def test_the_checkpoints_own_dtype_is_taken(stored: str | None) -> None:
+    width = {"float32": "fp32", "float16": "fp16"}.get(str(stored), "bf16")
+    for text in (script("a literal"), script("a literal", ", dtype='auto'")):
+        assert as_stored(reading(text), stored).request["precision.parameters"] == width
+    older = as_released(reading(script("a literal")), "4.40.0")
+    assert as_stored(older, stored).request["precision.parameters"] == "fp32"
+
+
+def test_a_name_or_dtype_that_is_not_in_the_text_is_not_guessed(tmp_path: Path) -> None:
+    text = script("a variable").replace(f"name = '{NAME}'", "name = sys.argv[1]")
+    assert "@model" not in reading(text).request
+    assert checked(tmp_path, text).no_model
+    unsure = checked(tmp_path, script("a literal", ", torch_dtype=half if ok else None"))
+    assert "script.dtype" in unsure.doubt
+
+
+def test_adapters_have_a_base_of_the_dtype_that_is_loaded(tmp_path: Path) -> None:
+    lora = "from peft import LoraConfig\npeft = LoraConfig(r=8, target_modules='all-linear')\n"
+    for dtype, width in DTYPES.items():
+        if width == "fp16":
+            continue
+        found = checked(tmp_path, lora + script("a literal", dtype))
+        assert found.answer is not None, found.why_not
+        assert (found.answer.plan.precision.parameters.name, found.answer.plan.precision.compute.name) == (width, "bf16")
+    whole = checked(tmp_path, lora + script("a literal", ", dtype='float32'").replace(", bf16=True", ""))
+    assert whole.answer is not None, whole.why_not
+    assert whole.answer.plan.precision.compute.name == "fp32"
+
+
+def test_trl_is_given_a_name(tmp_path: Path) -> None:
+    text = f"""
+from trl import SFTConfig, SFTTrainer
+args = SFTConfig("out", model_init_kwargs=dict(dtype="bfloat16", attn_implementation="flash_attention_2"), per_device_train_batch_size=1)
+trainer = SFTTrainer(model="{NAME}", args=args)
+"""
+    found = checked(tmp_path, text, seq_len=1024)
+    assert found.answer is not None
+    assert (found.doubt, found.answer.plan.loss.value, found.answer.plan.attention.value) == ("", "chunked", "flash")
+    assert found.answer.plan.precision.parameters.name == "bf16"
+    assert any("loss_type" in one.at for one in found.moved)
+    plain = checked(tmp_path, text.replace('dtype="bfloat16", ', ""), seq_len=1024)
+    assert plain.answer is not None
+    assert plain.answer.plan.precision.parameters.name == "fp32"
+
+
+@pytest.mark.parametrize("text", ["x = 'a' * 3\n", "s = 'ab'\n" + "s = s + s\n" * 60, "f = [" * 30 + "\n"])
+def test_a_text_that_grows_is_not_followed(text: str) -> None:
+    try:
+        found = reading(f"{text}{ARGS}\nm = AutoModelForCausalLM.from_pretrained(s)\n")
+    except ValueError:
+        return
+    assert "@model" not in found.request
