@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memsheet.questions.answer import infer, train
     from memsheet.questions.compare import compare
     from memsheet.questions.explain import explain
+    from memsheet.questions.export import export
     from memsheet.questions.measure import measure
     from memsheet.questions.solve import solve
     from memsheet.questions.trace import trace
@@ -36,6 +37,7 @@ __all__ = [
     "assert_fits",
     "compare",
     "explain",
+    "export",
     "infer",
     "measure",
     "measure_step",
@@ -60,6 +62,7 @@ _HOMES = {
     "questions.answer": ("infer", "train"),
     "questions.compare": ("compare",),
     "questions.explain": ("explain",),
+    "questions.export": ("export",),
     "questions.measure": ("measure",),
     "questions.solve": ("solve",),
     "questions.trace": ("trace",),

@@ -17,6 +17,7 @@ NAMES = [
     "assert_fits",
     "compare",
     "explain",
+    "export",
     "infer",
     "measure",
     "measure_step",

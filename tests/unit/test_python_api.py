@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -77,10 +78,20 @@ def test_solve_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> No
         memsheet.solve("happiness", "llama-3.2-1b")
 
 
-def test_compare_takes_answers_documents_and_files(tmp_path: pytest.TempPathFactory) -> None:
+def test_compare_takes_answers_documents_and_files(tmp_path: Path) -> None:
     one, two = (memsheet.train("llama-3.2-1b", seq_len=n) for n in (1024, 2048))
     file = tmp_path / "two.json"
     file.write_text(json.dumps(two.to_dict()))
     of_answers, mixed = memsheet.compare(one, two), memsheet.compare(one.to_dict(), file)
     assert [pair.bytes for pair in of_answers.pairs] == [pair.bytes for pair in mixed.pairs] != []
     assert memsheet.compare(one, one, instant="backward").pairs[0].bytes == 0
+
+
+def test_export_gives_the_files_and_writes_them_together(tmp_path: Path) -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    files = memsheet.export(answer, "torchrun", out=tmp_path / "run")
+    assert {"plan.json", "sheet.json"} < set(files)
+    assert {file.name: file.read_text() for file in (tmp_path / "run").iterdir()} == files
+    assert memsheet.export(tmp_path / "run" / "plan.json", ["torchrun"]) == files
+    with pytest.raises(memsheet.InputError, match="is there already"):
+        memsheet.export(answer, "torchrun", out=tmp_path / "run")

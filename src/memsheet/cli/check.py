@@ -12,7 +12,6 @@ from memsheet.budget import Answer, Result
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.each import worst_of_each
-from memsheet.cli.export import PLAN, SHEET, picked
 from memsheet.cli.flags import values
 from memsheet.cli.line import Given
 from memsheet.cli.recognised import of_folders, recognised, unasked
@@ -22,6 +21,7 @@ from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, lea
 from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together
 from memsheet.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
+from memsheet.questions.export import PLAN, SHEET, picked
 from memsheet.report.checked import Checked, checked_document, render_checked
 from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus

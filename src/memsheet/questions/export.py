@@ -1,0 +1,209 @@
+"""A plan as the configuration of the engine that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from memsheet import api, budget
+from memsheet.budget import Answer
+from memsheet.errors import Problem, refuse, require
+from memsheet.exchange import Files, find_format, of_version, told, write
+from memsheet.exchange.together import asked_of
+from memsheet.guard import read_json
+from memsheet.report.files import check_folder, write_whole
+from memsheet.report.json import dumps, plan_document, sheet_document
+from memsheet.report.plan_words import seconds
+from memsheet.resolve.attention import has_experts
+from memsheet.spec.exchange import Format
+from memsheet.units import format_bytes
+
+PLAN, SHEET = "plan.json", "sheet.json"
+
+
+class Exported(NamedTuple):
+    """Files by name, the one that was asked for first, and what is to be said about them."""
+
+    files: Files
+    notes: tuple[str, ...]
+    formats: tuple[Format, ...]
+
+
+def export(
+    plan: Any, to: str | Sequence[str], *, out: str | PathLike[str] | None = None, pick: int | None = None, force: bool = False
+) -> dict[str, str]:
+    """The files that run a plan, name by name, and written into the folder ``out`` where one is named: all of them or none.
+
+    ``plan``: an answer, or an object or a file of memsheet/plan/1, plans/1 or sheet/1; ``to``: formats ("deepspeed,accelerate");
+    ``pick``: which plan of several; ``force``: write over files that are there. Raises InputError for what a format cannot say.
+    """
+    names = to.split(",") if isinstance(to, str) else to
+    exported = exported_files(_document(plan), [name.strip() for name in names if name.strip()], pick)
+    if out is not None:
+        write_files(exported.files, Path(out), force=force)
+    return dict(exported.files)
+
+
+def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int | None = None) -> Exported:
+    """Every file of some formats for a plan, with the plan and its sheet."""
+    formats, notes = [find_format(name) for name in names], list[str]()
+    if not formats:
+        raise refuse("to", None, "names no format", "for example --to deepspeed")
+    engines = [engine for engine in formats[0].engines if all(engine in form.engines for form in formats)]
+    document = picked(document, pick, engines, notes)
+    answer = (api.infer if document.get("task") == "infer" else api.train)(plan=document, fix=False)
+    written = plan_document(answer.plan, model=str(document.get("model") or answer.model.name), cluster=answer.cluster)
+    asked = _asked(answer, written)
+    formats = [of_version(form, asked) for form in formats]
+    comments, named = tuple(figures(answer)), [form.name for form in formats]
+    formats += [find_format(name) for name in _along(formats, asked) if name not in named]
+    files: Files = {}
+    for form in formats:
+        files |= write(form, _named_by_hub(form, asked), comments)
+    notes += [note for form in formats for note in told(form, asked)]
+    files |= {PLAN: dumps(written, indent=2), SHEET: dumps({**sheet_document(answer), "plan": written}, indent=2)}
+    return Exported(files, tuple(notes), tuple(formats))
+
+
+def _document(plan: Any) -> Mapping[str, Any]:
+    if isinstance(plan, budget.Answer):
+        return sheet_document(plan)
+    found = read_json(Path(plan)) if isinstance(plan, str | PathLike) else plan
+    if not isinstance(found, Mapping):
+        raise refuse("plan", plan, "is not an object of memsheet/plan/1")
+    return found
+
+
+def _asked(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:
+    asked = asked_of(
+        written,
+        gpus=int(answer.plan.mesh.gpus),
+        nodes=answer.cluster.nodes if answer.cluster else 1,
+        accumulation=int(answer.plan.accumulation),
+        experts=has_experts(answer.model),
+    )
+    return _as_released(answer, asked) if answer.plan.task == "infer" else asked
+
+
+def _folder(name: str) -> str:
+    """What an engine loads: the folder of a configuration."""
+    inside = name.endswith((".safetensors", ".safetensors.index.json")) or Path(name).name == "config.json"
+    return str(Path(name).parent) if inside else name
+
+
+def _as_released(answer: Answer, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What is asked of a server: the model by the hub's name, and no quantization where that is the checkpoint's own, which it reads by itself."""
+    stored, quantized = answer.model.quantization, answer.plan.quantization
+    own = stored and quantized and (stored.weights, tuple(stored.skip)) == (quantized.weights.name, tuple(quantized.skip))
+    kept = {key: value for key, value in asked.items() if not (own and key.startswith("quantization."))}
+    drafts = {key: _on_the_hub(kept[key]) for key in ("speculative.model",) if kept.get(key)}
+    return {**kept, **drafts, "@model": _folder(_on_the_hub(asked["@model"]))}
+
+
+def _along(formats: Sequence[Format], asked: Mapping[str, Any]) -> list[str]:
+    """Formats of the files that others name or are launched with."""
+    return list(dict.fromkeys(name for form in formats for name in form.along(asked)))
+
+
+def _named_by_hub(form: Format, asked: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is asked of a format, whose file may name the model: then as the hub does."""
+    names_it = asked["task"] == "train" and any(key.says == "@model" for key in form.keys)
+    return {**asked, "@model": _folder(_on_the_hub(asked["@model"]))} if names_it else asked
+
+
+def _on_the_hub(name: str) -> str:
+    """The name that a server finds a bundled model by: the hub's, which is the first of its other names; any other name as it is."""
+    from memsheet.catalog import find_model
+
+    return next((alias for alias in (find_model(name) or {}).get("aliases", ()) if "/" in alias), name)
+
+
+def picked(
+    document: Mapping[str, Any], number: int | None, engines: Sequence[str] = (), notes: list[str] | None = None
+) -> Mapping[str, Any]:
+    """The plan in a document of plans, of a sheet, or itself; of several the best that one of ``engines`` runs, where no number is given.
+    ``notes`` gets what is said about that choice. Raises InputError where there is none of that number.
+    """
+    if "plans" in document:
+        plans = document["plans"]
+        if number is None and (fitting := _runs(document, engines)) is not None:
+            if notes is not None and (line := _another(plans, fitting)):
+                notes.append(line)
+            plans, number = [fitting], 1
+        count = len(plans) if isinstance(plans, list) else 0
+        if not 1 <= (number or 1) <= count:
+            raise refuse("pick", number or 1, f"is none of the {count} plans", "fewer, or search again" if count else "no plan fits")
+        document = plans[(number or 1) - 1]
+    elif number not in (None, 1):
+        raise refuse("pick", number, "is of several plans, and there is one", "leave it out")
+    found = document.get("plan", document) if isinstance(document, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise refuse("plan", None, "holds no plan", "`memsheet plan train … --json` writes some")
+    return found
+
+
+def _runs(document: Mapping[str, Any], engines: Sequence[str]) -> Any:
+    """The best plan of a search that one of some engines runs; None where there is none, or its first one is it."""
+    best = document.get("by_engine")
+    others = [best[engine] for engine in engines if engine in best] if isinstance(best, Mapping) else []
+    every = [*document["plans"], *others] if isinstance(document["plans"], list) else []
+    return next((one for one in every if isinstance(one, Mapping) and _engine(one) in engines), None)
+
+
+def _another(plans: Any, taken: Mapping[str, Any]) -> str:
+    """What is said where the best plan is of an engine that these files are not for: another was taken, and what that costs."""
+    best = plans[0] if isinstance(plans, list) and plans and isinstance(plans[0], Mapping) else taken
+    if _engine(best) == _engine(taken):
+        return ""
+    times = [f"{_engine(one)}'s takes {seconds(float(time))} a step" for one in (best, taken) if (time := _step(one)) is not None]
+    return f"the best plan of {_engine(taken)} is taken, as {_engine(best)} does not run these files" + (
+        f"; {', '.join(times)}" if len(times) == 2 else ""
+    )
+
+
+def _step(one: Mapping[str, Any]) -> Any:
+    times = one.get("step_time_s")
+    value = times.get("value") if isinstance(times, Mapping) else None
+    return value if isinstance(value, int | float) else None
+
+
+def _engine(one: Mapping[str, Any]) -> Any:
+    plan = one.get("plan")
+    return plan.get("engine") if isinstance(plan, Mapping) else None
+
+
+def figures(answer: Answer) -> Iterator[str]:
+    """The sheet in a few lines, for whoever opens the file."""
+    sheet = max(answer.sheets, key=lambda held: held.device.high)
+    cluster = f" on {answer.cluster.count}x{answer.cluster.device.name}" if answer.cluster else ""
+    yield f"memsheet: {answer.model.name}{cluster}, {answer.plan.engine}"
+    if answer.verdict and answer.cluster:
+        size = sheet.device
+        room = f" of {format_bytes(answer.cluster.device.framework_bytes, headroom=True)}"
+        span = f"{format_bytes(int(size.low))} to {format_bytes(int(size.high))}"
+        yield f"predicted for each GPU: {format_bytes(int(size.value))}{room} ({span}), peak in {sheet.peak_instant.value}: {answer.verdict.result.value.replace('_', ' ')}"
+    parts: dict[str, int] = {}
+    for item in sheet.items:
+        held = item.at.get(sheet.peak_instant)
+        if held is not None and held.value:
+            parts[item.component.value] = parts.get(item.component.value, 0) + int(held.value)
+    for name, size_bytes in sorted(parts.items(), key=lambda pair: -pair[1]):
+        yield f"  {format_bytes(size_bytes):>12}  {name.replace('_', ' ')}"
+
+
+def write_files(files: Files, folder: Path, *, force: bool) -> None:
+    """All files, or none where one cannot be."""
+    check_folder(folder, "out")
+    there = [name for name in files if (folder / name).exists()]
+    require(
+        Problem(field="out", value=str(folder / name), reason="is there already", hint="another folder, or --force")
+        for name in there if not force
+    )  # fmt: skip
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise refuse("out", str(folder), f"cannot be made: {error.strerror}") from None
+    for name, text in files.items():
+        write_whole(folder / name, text.encode(), "out")
