@@ -304,3 +304,25 @@ def test_one_sheet_at_length(question: Question, microbatch: int, seq_len: int, 
     sheet = sheet_of(name, {**request, "microbatch": microbatch, "seq_len": seq_len}, card)
     assert all(0 <= b.low <= b.value <= b.high and type(b.value) is int for item in sheet.items for b in item.at.values())
     assert sheet.allocated.value <= sheet.reserved.value <= sheet.device.value
+
+
+@law(60)
+@given(
+    st.sampled_from(("llama-2-7b", "qwen2.5-7b", "llama-3.1-8b")), st.sampled_from(("transformers", "fsdp2")),
+    st.sampled_from(("fsdp2-mixed", "bf16-pure")), st.booleans(), st.sampled_from((128, 512, 2048, 8192)), st.sampled_from((1, 2, 8)),
+)  # fmt: skip
+def test_what_a_checkpoint_keeps_is_saved_from_when_it_is_made(
+    name: str, engine: str, precision: str, lora: bool, seq: int, batch: int
+) -> None:
+    """One input a layer, whatever is gathered beside it at the high-water mark: the next layer's too, before it runs."""
+    sharded = {"engine": "fsdp2", "zero": 3, "mesh.dp_shard": 8, "precision.name": precision}
+    where = sharded if engine == "fsdp2" else {"engine": "transformers", "precision.name": "bf16-pure"}
+    adapter = {"adapter.rank": 16, "adapter.targets": ["q_proj", "v_proj"]} if lora else {}
+    request = {"seq_len": seq, "microbatch": batch, "recompute.mode": "full", "attention": "sdpa", **where, **adapter}
+    spec, found = model(name), sheet_of(name, request)
+    one, here = batch * seq * spec.hidden * 2, [item for item in found.items if Instant.FORWARD in item.at]
+    saved = {item.path: int(item.at[Instant.FORWARD].value) for item in here if item.component is SAVED}
+    layers = sum(size for path, size in saved.items() if path.startswith(("model.embed", "model.layers"))) // one
+    assert layers in (1, sum(stack.layers for stack in spec.stacks)), "the embeddings' own, or one a layer"
+    named = {item.path for item in here if item.component is Component.TEMPORARIES}
+    assert not named & {"model.embed_tokens/output", "model.layers.*/input"}

@@ -11,7 +11,7 @@ from memsheet.formulas.activations import block_part, end_parts, numerics
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states.held import Held, held
 from memsheet.formulas.states.params import JOIN, START, stack_prefix
-from memsheet.formulas.tapes.evaluate import Bag, Part, Release, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Part, Release, merge
 from memsheet.spec.engine import Engine
 from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
 from memsheet.spec.plan import Plan, Recompute, RecomputeMode
@@ -131,6 +131,8 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
             own.append(Layers(tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count))
         if each.role == BRIDGE:
             own[-1] = _passed(own[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
+        elif own and (gone := model_code(engine.code).made_again(spec, plan, numerics(plan, engine))) is not EMPTY:
+            own[0] = _made_again(own[0], gone)
         elif own and frozen and not seen:
             own = _entered(each, own, partial(_layer, stack=each, plan=plan, engine=engine, release=release, input_grad=False))
         layers += own
@@ -145,6 +147,14 @@ def _passed(bridge: Layers, gone: Bag) -> Layers:
     """What lies between two stacks, with what is ``gone`` when its backward is over."""
     (group,) = bridge.pattern
     return Layers((replace(group, gradients=merge([(1, group.gradients), (-1, gone)])),), 1)
+
+
+def _made_again(first: Layers, gone: Bag) -> Layers:
+    """A stack's first layers, which are run again without what is ``gone`` when backward has come to them."""
+    group, *others = first.pattern
+    part = group.part
+    backward, again, behind = (merge([(1, bag), (-1, gone)]) for bag in (part.backward, part.again, part.behind))
+    return Layers((replace(group, part=replace(part, backward=backward, again=again, behind=behind)), *others), first.count)
 
 
 BRIDGE = "bridge"

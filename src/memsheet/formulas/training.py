@@ -70,7 +70,7 @@ def moments(step: Step) -> dict[Instant, list[Moment]]:
 def _forward(step: Step) -> Iterator[Moment]:
     walk, around = step.walk, step.around
     if walk.embeddings:
-        yield [(1, walk.embeddings.part.forward), (1, around.forward(None, walk.embeddings)), (1, step.masks)]
+        yield [(1, _looked_up(walk, walk.embeddings)), (1, around.forward(None, walk.embeddings)), (1, step.masks)]
     for group, run, repetition, place in walk.visits():
         if agreed(repetition > 0) and agreed(repetition < walk.layers[run].count - 1):
             continue  # the last one has the same neighbours, and more is kept
@@ -80,7 +80,25 @@ def _forward(step: Step) -> Iterator[Moment]:
             *_embedding_output(step, run, repetition, place), *_beside(step, run), *_entered(step, run, repetition, place),
         ])  # fmt: skip
         yield [*sofar, (1, group.part.forward), (1, around.forward(before, group))]
-        yield [*sofar, (1, group.part.arriving), (1, around.entering(before, group))]
+        yield [*sofar, (1, _handed_over(group)), (1, around.entering(before, group))]
+
+
+def _looked_up(walk: Walk, embeddings: Group) -> Bag:
+    """The embeddings' forward, their output as what it is from then on: saved, where the first layer saves what it is handed."""
+    forward, output = embeddings.part.forward, (Component.TEMPORARIES, f"{module_of(embeddings.parameters[0].path)}/output")
+    if output not in forward.held or not walk.layers or not walk.layers[walk.entry].pattern[0].part.keeps_input:
+        return forward
+    return Bag.of(((Component.SAVED_ACTIVATIONS if key == output else key[0], key[1]), size) for key, size in forward.held.items())
+
+
+def _handed_over(group: Group) -> Bag:
+    """What a layer is about to read, as what it is from then on: saved, where the layer saves it."""
+    arriving = group.part.arriving
+    return (
+        Bag.of(((Component.SAVED_ACTIVATIONS, path), size) for (_, path), size in arriving.held.items())
+        if group.part.keeps_input
+        else arriving
+    )
 
 
 def _loss(step: Step) -> Iterator[Moment]:

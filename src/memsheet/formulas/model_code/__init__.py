@@ -45,7 +45,7 @@ class ModelCode:
     ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``: from the last hidden states to what the
     loss takes, whose shape and dtype ``loss_input`` gives; ``loss``: from there to a number. ``shared``: what all layers keep together;
     ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward has passed what lies between
-    two stacks. ``stream``: what blocks hand on.
+    two stacks, ``made_again``: when it has come to a stack's first layer, which is run again. ``stream``: what blocks hand on.
     ``named``: what the training loop names from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
     ``beside``: what the model's forward names of a tower that pictures pass through.
     ``notes``: what a reader should know of the model's kernels.
@@ -67,6 +67,7 @@ class ModelCode:
     plan_numerics: Callable[[Plan, Numerics], Numerics] = lambda _, how: how
     masks: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     let_go: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    made_again: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
     named: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False

@@ -14,7 +14,15 @@ from memsheet.errors import Problem, refuse
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.transformers.attention import table_dtype
 from memsheet.formulas.model_code.transformers.blocks import forward, unmodelled
-from memsheet.formulas.model_code.transformers.cross_attention import is_t5, let_go, named_biases, saved_biases, t5_norm, two_stacks
+from memsheet.formulas.model_code.transformers.cross_attention import (
+    is_t5,
+    let_go,
+    looked_up_again,
+    named_biases,
+    saved_biases,
+    t5_norm,
+    two_stacks,
+)
 from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
 from memsheet.formulas.model_code.transformers.encoders import pooled, unmodelled_head
 from memsheet.formulas.model_code.transformers.ends import HEADS, embed, logits_or_states, loss, loss_input
@@ -372,7 +380,7 @@ def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
 
 
 CODE = ModelCode(
-    built=built, notes=kernel_notes, beside=named_beside, let_go=let_go, plan_numerics=plan_numerics,
+    built=built, notes=kernel_notes, beside=named_beside, let_go=let_go, made_again=looked_up_again, plan_numerics=plan_numerics,
     forward=forward, embed=embed, head=logits_or_states, loss=loss, loss_input=loss_input, problems=problems, block_numerics=block_numerics,
     axes=block_axes, end_axes=end_axes, on_rank=on_rank, shared=shared_tables, masks=masks, keeps_masks=keeps_masks, positions_each=positions_each,
 )  # fmt: skip

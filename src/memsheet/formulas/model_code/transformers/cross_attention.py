@@ -60,36 +60,40 @@ def _marked(stack: Stack) -> tuple[Run, ...]:
 
 
 def t5_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
-    """Two or three sublayers. The probabilities of one go by a name until the next attention is done (modeling_t5.py:462-530)."""
+    """Two or three sublayers. The probabilities of one go by a name until the next attention is done, biases until the block is
+    (modeling_t5.py:450-509).
+    """
     if block.kind.endswith(BRIDGE):
         return _between(r, x, block, how)
     last = block.kind.endswith(LAST)
     at, *others = block.mixers
     assert isinstance(at, Attention)
-    x, _probabilities = _self_sublayer(r, x, block, at, how, last=last)
+    biases = [_position_bias(r, at, how, last=last)]
+    x, _probabilities = _self_sublayer(r, x, block, at, biases[0], how)
     for cross in others:
         assert isinstance(cross, CrossAttention)
-        x, _probabilities = _cross_sublayer(r, x, block, cross, how, last=last)
+        biases.append(_zeros(r, at, cross, how, last=last))
+        x, _probabilities = _cross_sublayer(r, x, block, cross, biases[-1], how, last=last)
     return _feed_forward(r, x, block, how)
 
 
 # ---- sublayers -----------------------------------------------------------------------------------------------------------------
 
 
-def _self_sublayer(r: Recorder, x: Tensor, block: Block, at: Attention, how: Numerics, *, last: bool) -> tuple[Tensor, Tensor | None]:
+def _self_sublayer(
+    r: Recorder, x: Tensor, block: Block, at: Attention, bias: Tensor, how: Numerics
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     normed = normalise(r, x, block.norms[0], how)
-    bias = _position_bias(r, at, how, last=last)
     out, probabilities = _attend(r, normed, normed, at, bias, how)
     return r.add(x, r.dropout(out, at.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
 
 
 def _cross_sublayer(
-    r: Recorder, x: Tensor, block: Block, cross: CrossAttention, how: Numerics, *, last: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Keys and values of what the encoder made. The bias is of zeros, which checkpoints ask for a gradient all the same (:304)."""
+    r: Recorder, x: Tensor, block: Block, cross: CrossAttention, zeros: Tensor, how: Numerics, *, last: bool
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Keys and values of what the encoder made."""
     normed = normalise(r, x, block.norms[1], how)
     memory = r.view(_shared(STREAM, how.stream, "encoder/memory", last=last, needs=True), STREAM)
-    zeros = _shared(BIAS, how.autocast or how.parameters, cross.path + "/position_bias", last=last, needs=r.pass_ is not Pass.PLAIN)
     out, probabilities = _attend(r, normed, memory, cross, zeros, how)
     return r.add(x, r.dropout(out, cross.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
 
@@ -169,14 +173,33 @@ def _softmax(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(wide, path + "/softmax", saves="output")
 
 
+def _table(at: Attention) -> Weight | None:
+    """Of biases by distance, which a stack's first layer has."""
+    return next((w for w in at.weights if "relative_attention_bias" in w.path), None)
+
+
 def _position_bias(r: Recorder, at: Attention, how: Numerics, *, last: bool) -> Tensor:
-    """The first layer looks its bias up, the others get that (:270-290)."""
-    table = next((w for w in at.weights if "relative_attention_bias" in w.path), None)
-    if table is None or not how.trains:
+    """The first layer looks its bias up, the others get that (:335-348). Run again, it gets none and looks up another."""
+    table, again = _table(at), r.pass_ is Pass.RECOMPUTED
+    if table is None:
         return _shared(BIAS, how.parameters, at.path + "/position_bias", last=last, needs=how.trains)
+    bias = r.tensor(at.path + "/position_bias", BIAS, how.parameters) if again else Tensor(None, BIAS, how.parameters)
+    if not how.trains:
+        return bias
     shape: Shape = (table.shape[0], "a")
     weight = r.parameter(table.path, shape, how.parameters)
-    return r.apply(Tensor(None, BIAS, how.parameters), (weight,), (), lambda _: [r.grad(shape, how.parameters)])
+    buckets = (r.tensor(at.path + "/buckets", ("s", "s"), INT64),) if again else ()  # of each distance (:274)
+    return r.apply(bias, (weight,), buckets, lambda _: [r.grad(shape, how.parameters)])
+
+
+def _zeros(r: Recorder, at: Attention, cross: CrossAttention, how: Numerics, *, last: bool) -> Tensor:
+    """The bias beside the encoder's tokens, which checkpoints ask for a gradient all the same (:338-344). The first layer makes it, and again
+    where it runs again; the gradient is still that of the first.
+    """
+    dtype, path = how.autocast or how.parameters, cross.path + "/position_bias"
+    zeros = _shared(BIAS, dtype, path, last=last, needs=r.pass_ is not Pass.PLAIN)
+    made = r.pass_ is Pass.RECOMPUTED and _table(at) is not None
+    return replace(zeros, storage=r.storage(path, BIAS, dtype)) if made else zeros
 
 
 def _shared(shape: Shape, dtype: DType, path: str, *, last: bool, needs: bool) -> Tensor:
@@ -259,6 +282,13 @@ def let_go(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
         masked = plan.attention is AttentionKind.EAGER
         pairs.extend([((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.seq_len))] if masked else [])
     return Bag.of(pairs)
+
+
+def looked_up_again(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+    """What checkpoints of the later layers of a stack held on to, and is gone when backward comes to its first, which makes its own."""
+    if len(spec.stacks) < TWO or plan.recompute.mode is not RecomputeMode.FULL or plan.recompute.stretched or plan.recompute.by_layers:
+        return EMPTY
+    return Bag.of([((Component.SAVED_ACTIVATIONS, "position_bias"), _bias_sizes(spec, plan, how)[0])])
 
 
 def t5_norm(spec: ModelSpec) -> ModelSpec:
