@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, Result, answer_of, judge_on, started
+from memsheet.budget import Answer, Result, Verdict, answer_of, holding, judge_on, started
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
 from memsheet.errors import Problem, missing_package, refuse, require
@@ -24,6 +24,7 @@ from memsheet.spec.hardware import eight_bit_cache, unsupported
 from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
+from memsheet.spec.together import SEQUENCES
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     if model is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
     spec = read_model(model, catalog=catalogued, names=model_names())
-    return answer(spec, request, cluster, fix=where["fix"] is not False)
+    return answer(spec, request, cluster, fix=where["fix"] is not False, wanted=where["wanted"])
 
 
 def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
@@ -123,6 +124,7 @@ def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
     document = _document(where["plan"])
     request = {**_overridden(document, given := request_from(options)), **given, "task": task}
+    where["wanted"] = next((given[key] for key in SEQUENCES if given.get(key)), None) if task == "infer" else None
     model = model if model is not None else request.pop("model", None)
     cluster = _cluster(where["gpus"] or request.pop("gpus", None), where) if where["cluster"] is None else _in_file(where)
     for described in ("model", "gpus", "schema"):
@@ -130,8 +132,10 @@ def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[
     return model, request, cluster, where
 
 
-def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True) -> Answer:
-    """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit."""
+def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True, wanted: int | None = None) -> Answer:
+    """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit; ``wanted``: sequences that
+    were asked for, which the verdict is about then, as a server starts without room for all of them.
+    """
     request, said = with_method(request)
     spec = drafted(spec, request)
     resolved = resolve(request, spec, cluster)
@@ -152,12 +156,29 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
 
         serving = {**(serving or {}), **prompts_that_fit(spec, request, cluster)}
     if fix and cluster and serving and verdict and "short_bytes" in serving and serving["short_bytes"].high > 0:
-        from memsheet.search.rooms import makes_room
+        from memsheet.search.rooms import WANTED, makes_room
 
-        serving = {**serving, **makes_room(spec, request, cluster, serving["short_bytes"])}
+        serving = {**serving, **makes_room(spec, {**request, WANTED: wanted}, cluster, serving["short_bytes"])}
+    if wanted and verdict and cluster and serving:
+        verdict, serving = _held(spec, request, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
     notes = (*spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
     notes += _caution(resolved.plan, cluster, spec)
     return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=notes, serving=serving)
+
+
+def _held(
+    spec: ModelSpec, request: Mapping[str, Any], plan: Plan, cluster: Cluster, verdict: Verdict, serving: Mapping[str, Any], wanted: int, *, fix: bool
+) -> tuple[Verdict, Mapping[str, Any]]:  # fmt: skip
+    """The verdict about the sequences that were asked for, and what would hold them."""
+    from memsheet.search.asked import asked_sequences, holds_instead
+
+    found = asked_sequences(spec, plan, cluster, wanted)
+    if found is None:
+        return verdict, serving
+    about = holding(verdict, found.wanted, found.held, found.missing_bytes)
+    starts = verdict.result is not Result.DOES_NOT_FIT
+    ways = holds_instead(spec, request, cluster, found) if fix and starts and about.result is not Result.FITS else []
+    return about, {**serving, "asked": {**found.facts, "starts": verdict.result.value, "holds_instead": ways}}
 
 
 def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...]) -> Mapping[str, Any]:

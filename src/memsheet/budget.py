@@ -139,6 +139,16 @@ def started(verdict: Verdict, short: Bytes) -> Verdict:
     return replace(verdict, result=result, headroom_bytes=min(verdict.headroom_bytes, -int(short.value)))
 
 
+def holding(verdict: Verdict, wanted: int, held: Bytes, missing_bytes: int) -> Verdict:
+    """The verdict on ``wanted`` sequences of which a server's pool holds ``held``; what does not start holds none."""
+    if verdict.result is Result.DOES_NOT_FIT or (held.low >= wanted and verdict.result is Result.FITS):
+        return verdict
+    result = Result.DOES_NOT_FIT if held.high < wanted else Result.UNCERTAIN
+    return replace(
+        verdict, result=result, headroom_bytes=min(verdict.headroom_bytes, -missing_bytes) if missing_bytes else verdict.headroom_bytes
+    )
+
+
 def host_shortage(sheets: tuple[Sheet, ...], cluster: Cluster) -> int:
     """Bytes of host memory that a node lacks for its ranks; 0 where it has enough or nobody said how much it has."""
     needed = max(sheet.host_bytes for sheet in sheets) * cluster.per_node

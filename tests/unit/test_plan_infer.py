@@ -62,7 +62,8 @@ def test_says_what_infer_says(four: Deployment, place: int) -> None:
 @pytest.mark.parametrize(("pp", "tp"), [(4, 2), (8, 1), (2, 4)])
 def test_stages_left_out_do_not_decide(crowd: Deployment, pp: int, tp: int) -> None:
     one = next(one for one in crowd.plans if one.plan.mesh.pp == pp and one.plan.mesh.tp == tp)
-    answer = memsheet.infer("llama-3.1-70b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192, tp=tp, pp=pp)
+    asked = one.request.get("serving.max_sequences")
+    answer = memsheet.infer("llama-3.1-70b", gpus="8xH100-80GB", engine="vllm", max_model_len=8192, tp=tp, pp=pp, sequences=asked)
     assert answer.verdict is not None
     assert answer.verdict.device == one.verdict.device
 
@@ -87,8 +88,14 @@ def test_holds_only_what_the_low_ends_hold() -> None:
     best = next(one for one in found.plans if one.gpus_each == 8 and one.plan.mesh.pp == 1)
     low, value = best.sequences
     assert low < value
-    for users, holds in ((low, Holds.YES), (low + 1, Holds.PERHAPS), (value, Holds.PERHAPS), (value + 1, Holds.NO)):
-        one = next(o for o in plan_serving(**LLAMA, users=users, tp=8, pp=1).plans)
+    for users, holds in (
+        (low, Holds.YES),
+        (low + 1, Holds.PERHAPS),
+        (value, Holds.PERHAPS),
+        (best.at_most, Holds.PERHAPS),
+        (best.at_most + 1, Holds.NO),
+    ):
+        one = next(o for o in plan_serving(**LLAMA, users=users, tp=8, pp=1, sequences=best.plan.max_sequences).plans)
         assert one.holds is holds
     decode = best.decode
     assert decode is not None
@@ -135,10 +142,11 @@ def test_what_is_pinned_is_kept() -> None:
 
 
 def test_a_context_shorter_than_what_the_server_takes() -> None:
-    """Room for it is at least that of the next longer one that is told."""
+    """Room for it is its own, and more than that of a longer one."""
     short = plan_serving("qwen2.5-7b", gpus="1xH100-80GB", context=5000, max_model_len=16384).plans[0]
     longer, full = (plan_serving("qwen2.5-7b", gpus="1xH100-80GB", context=size, max_model_len=16384).plans[0] for size in (8192, 16384))
-    assert short.sequences == longer.sequences > full.sequences
+    assert short.sequences > longer.sequences > full.sequences
+    assert 5000 * short.sequences[1] <= 8192 * (longer.sequences[1] + 1)
 
 
 def test_eight_bits_only_where_asked(four: Deployment) -> None:

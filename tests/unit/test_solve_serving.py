@@ -26,9 +26,9 @@ def test_as_many_sequences_as_the_pool_surely_holds(engine: str) -> None:
     assert found.pool is not None
     answer = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine=engine, max_model_len=8192, sequences=found.value)
     assert answer.serving is not None
-    room = answer.serving["max_sequences"]["8192"]
-    low = room * answer.serving["kv_tokens_low"] // answer.serving["kv_tokens"]
-    assert low == found.value <= room
+    assert answer.serving["asked"]["held_low"] == found.value <= answer.serving["max_sequences"]["8192"]
+    more = memsheet.infer("llama-3.1-8b", gpus="1xH100-80GB", engine=engine, max_model_len=8192, sequences=found.value + 1)
+    assert (more.serving or {})["asked"]["held_low"] <= found.value
 
 
 def test_longer_sequences_on_more_ranks() -> None:

@@ -71,7 +71,10 @@ def _verdict(found: Deployment, best: Served, look: Look) -> Iterator[str]:
 def _users(found: Deployment, best: Served) -> Iterator[str]:
     """How many are held of those asked for, or at most."""
     load, (low, value) = found.load, (count * best.replicas for count in best.sequences)
-    room = f"room for {format_count(value)} users of {load.context:,} tokens" + (f" (at least {format_count(low)})" if low != value else "")
+    least = f" (at least {format_count(low)})" if low != value else ""
+    if load.users is not None and value < load.users <= best.at_most * best.replicas:
+        least = f" ({format_count(low)} to {format_count(best.at_most * best.replicas)})"
+    room = f"room for {format_count(value)} users of {load.context:,} tokens{least}"
     if load.users is not None:
         yield f"{format_count(load.users)} users: {room}"
         needed = best.gpus_for(load.users)

@@ -10,7 +10,7 @@ from memsheet.budget import Answer
 from memsheet.report.bars import Look
 from memsheet.report.drafting import drafting_lines
 from memsheet.report.layout import flow
-from memsheet.report.short_pool import refused_lines
+from memsheet.report.short_pool import asked_lines, refused_lines
 from memsheet.report.token_words import token_factors
 from memsheet.units import format_count
 
@@ -38,6 +38,7 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield from refused_lines(answer, look)
         if short.value > 0:
             return
+    yield from asked_lines(answer, look)
     if serving.get("start_up"):
         yield from _started(serving, look)
     if shared := serving.get("shared_prefix_bytes_per_rank"):

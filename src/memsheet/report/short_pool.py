@@ -10,6 +10,7 @@ from memsheet.report.bars import Look
 from memsheet.report.layout import flow
 from memsheet.report.words import flags_for
 from memsheet.sheet import Bytes, Component
+from memsheet.units import format_count
 
 LEFT_OUT = {"speculative.method": "no --speculative", "quantization.weights": "no --quantize"}
 """What is said where a change takes an option away."""
@@ -21,13 +22,34 @@ def pool_lacks(answer: Answer, look: Look) -> str:
     """What a server lacks for one sequence, in the headline's words: the card may have room that the server may not take."""
     short = (answer.serving or {}).get("short_bytes")
     if short is None or short.high <= 0:
-        return ""
+        return _asked_lack(answer)
     tokens = _tokens(answer)
     what = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
     if _surely(answer, short):
         whose = "its pool" if _room(answer) >= 0 else "its fraction of the card"
         return f"{whose} lacks {look.need(int(short.value))}{what}"
     return f"its pool may lack up to {look.need(int(short.high))}{what}"
+
+
+def _asked_lack(answer: Answer) -> str:
+    """How many of the sequences that were asked for a server's pool holds, where those are fewer."""
+    asked = (answer.serving or {}).get("asked")
+    if not asked or asked["held_low"] >= asked["sequences"]:
+        return ""
+    least = f" (at least {format_count(asked['held_low'])})" if asked["held_low"] != asked["held"] else ""
+    return f"its pool holds {format_count(asked['held'])}{least} of the {format_count(asked['sequences'])} sequences of {asked['tokens']:,} tokens"
+
+
+def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
+    """That a server starts without room for all that was asked for, and what would hold it."""
+    asked = (answer.serving or {}).get("asked")
+    if not asked or not _asked_lack(answer):
+        return
+    starts = "starts" if asked["starts"] == Result.FITS.value else "may start"
+    yield flow((f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds", "and computes the others later or again."), look.width, between=" ")  # fmt: skip
+    ways = [flags_for(one) for one in asked.get("holds_instead", ())]
+    if ways:
+        yield flow(("What it is sure to hold:", "; ".join(ways) + "."), look.width, between=" ")
 
 
 def refused_lines(answer: Answer, look: Look) -> Iterator[str]:

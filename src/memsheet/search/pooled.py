@@ -33,12 +33,19 @@ def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet,
     if plan.engine == "sglang":  # whose limit is of all groups that attend by themselves
         wanted = -(-wanted // int(plan.mesh.attn_dp))
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
-    held = sequences_of(facts, int(plan.max_model_len or 0))
+    held = room_of(model, plan, cluster, facts, int(plan.max_model_len or 0))
     each = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp))
     short: Bytes = facts["short_bytes"] if "short_bytes" in facts else Bytes(-each, -each, -each)
     lacks = Bytes(*(max((wanted - count) * each, int(least)) if wanted > 1 else int(least) for count, least in
                     zip((held.high, held.value, held.low), (short.low, short.value, short.high), strict=True)))  # fmt: skip
     return Pool(lacks=lacks, sequences=held)
+
+
+def room_of(model: ModelSpec, plan: Plan, cluster: Cluster, facts: Mapping[str, Any], length: int) -> Bytes:
+    """Sequences of a length on one replica: as its pool counts them, where it has one."""
+    server: Any = server_of(engine_of(plan))
+    room: Bytes = server.room(model, plan, cluster)(length) if plan.engine in POOLED else sequences_of(facts, length)
+    return room
 
 
 def sequences_of(facts: Mapping[str, Any], length: int) -> Bytes:

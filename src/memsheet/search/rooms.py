@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Result, judge_on, started
+from memsheet.budget import Result, holding, judge_on, started
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, require
 from memsheet.formulas.serving.servers import server_of
 from memsheet.frozen import dataclass
 from memsheet.resolve import resolve
+from memsheet.search.asked import asked_sequences
 from memsheet.sheet import Bytes
 from memsheet.spec.device import MAX_DEVICES, Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import FP8_UNITS, below, unsupported
@@ -27,6 +28,8 @@ SEQUENCES = (256, 64, 16)
 FEWER_BITS = {16: ("fp8", "awq-int4"), 32: ("fp8", "awq-int4"), 8: ("awq-int4",)}
 """Formats of weights by the bits that they are stored in now; of four bits there is none that takes less."""
 LENGTHS = ("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
+WANTED = "@wanted"
+"""Where a request says how many sequences were asked for, beside its options."""
 TIMES = (2, 4, 8, 16)
 """Of the GPUs there are."""
 
@@ -125,7 +128,7 @@ def _all_of(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, seve
 
 def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes) -> Found | None:
     """The server with some changes; None where they are not legal."""
-    asked = {key: value for key, value in {**request, **changes}.items() if key != "gpus" and value is not None}
+    asked = {key: value for key, value in {**request, **changes}.items() if key not in ("gpus", WANTED) and value is not None}
     try:
         larger = _resized(cluster, changes.get("gpus"))
         plan = resolve(asked, model, larger).plan
@@ -134,7 +137,11 @@ def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, chang
         lacks = server_of(engine_of(plan)).facts(model, plan, larger, sheets)["short_bytes"]
     except InputError:
         return None
-    return Found(changes=changes, plan=plan, lacks=lacks, result=started(judge_on(sheets, larger), lacks).result)
+    verdict = started(judge_on(sheets, larger), lacks)
+    wanted = changes.get("serving.max_sequences", request.get(WANTED))  # a number that is typed is asked about
+    if wanted and (held := asked_sequences(model, plan, larger, wanted)) is not None:
+        verdict = holding(verdict, held.wanted, held.held, held.missing_bytes)
+    return Found(changes=changes, plan=plan, lacks=lacks, result=verdict.result)
 
 
 def _resized(cluster: Cluster, gpus: Any) -> Cluster:

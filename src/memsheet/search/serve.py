@@ -16,10 +16,10 @@ from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
 from memsheet.resolve import resolve
 from memsheet.resolve.length import length_notes
 from memsheet.resolve.version import version_notes
-from memsheet.search.pooled import POOLED, sequences_of
+from memsheet.search.pooled import POOLED, room_of, sequences_of
 from memsheet.search.serve_load import Holds, Load, Reason, Served, groups_of, most, reasons_of
 from memsheet.search.serve_space import AXES, cuts, variants
-from memsheet.sheet import Component
+from memsheet.sheet import NOTHING, Bytes, Component
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
@@ -81,7 +81,7 @@ def deploy(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: 
     for mesh in cuts(spec, cluster, request):
         for other in others:
             try:
-                plans.append(_served(search, {**request, **length, **mesh, **other}))
+                plans.append(_for_users(search, {**request, **length, **mesh, **other}))
             except InputError as error:
                 first = first or error
                 problem = error.problems[0]
@@ -134,6 +134,22 @@ def _late(decode_s: float, prefill_s: float, load: Load) -> float:
     return max([found / asked for found, asked in times if asked is not None and found > asked], default=0.0)
 
 
+def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
+    """One plan; where it does not surely hold the users that are asked for, for no more of them than there are, as a server's buffers are sized for
+    all that may run. Raises InputError where it is illegal or not modelled.
+    """
+    usual, load = _served(search, request), search.load
+    key = "serving.max_sequences"
+    if load.users is None or request.get(key) is not None or usual.holds is Holds.YES or usual.plan.engine not in POOLED:
+        return usual
+    groups = int(usual.plan.mesh.dp_replicate * (1 if usual.plan.engine == "sglang" else usual.plan.mesh.attn_dp))
+    share = -(-load.users // groups)
+    if share >= int(usual.plan.max_sequences or 0):
+        return usual
+    fewer = _served(search, {**request, key: share})
+    return fewer if (fewer.holds, -fewer.in_all) < (usual.holds, -min(usual.in_all, load.users)) else usual
+
+
 def _served(search: Search, request: Mapping[str, Any]) -> Served:
     """One plan, accounted and timed. Raises InputError where it is illegal or not modelled."""
     spec, cluster, load = search.spec, search.cluster, search.load
@@ -146,14 +162,15 @@ def _served(search: Search, request: Mapping[str, Any]) -> Served:
     verdict = judge_on(sheets, cluster)
     if "short_bytes" in facts:
         verdict = started(verdict, facts["short_bytes"])
-    sequences = _sequences(plan, facts, load) if verdict.result is not Result.DOES_NOT_FIT else (0, 0)
+    held = _sequences(search, plan, facts) if verdict.result is not Result.DOES_NOT_FIT else NOTHING
+    sequences = held.low, held.value
     batch, decode, prefill, users = _timed(search, plan, sequences)
-    reasons = tuple(reasons_of(verdict, cluster, sequences, groups_of(plan), load, (decode, prefill)))
+    reasons = tuple(reasons_of(verdict, cluster, held, groups_of(plan), load, (decode, prefill)))
     fullest = worst(sheets)
     return Served(
         request=request, plan=plan, assumed=resolved.assumed, sheets=sheets, verdict=verdict, serving=facts,
         weights_bytes=int(fullest.of(Component.PARAMETERS).value), kv_bytes=int(fullest.of(Component.KV_CACHE).value),
-        sequences=sequences, batch=batch, decode=decode, prefill=prefill, within=users, reasons=_limited(plan, facts, load, reasons),
+        sequences=sequences, at_most=held.high, batch=batch, decode=decode, prefill=prefill, within=users, reasons=_limited(plan, facts, load, reasons),
     )  # fmt: skip
 
 
@@ -167,11 +184,11 @@ def stages(plan: Plan) -> list[int]:
     return sorted({0, count - 1, *([max(0, count - 2)] if plan.layers_per_stage else [])})
 
 
-def _sequences(plan: Plan, facts: Mapping[str, Any], load: Load) -> tuple[int, int]:
-    """Sequences of the context on one replica: at least, and as expected."""
-    room = sequences_of(facts, load.context)
+def _sequences(search: Search, plan: Plan, facts: Mapping[str, Any]) -> Bytes:
+    """Sequences of the context on one replica: at least, as expected and at most."""
+    room = room_of(search.spec, plan, search.cluster, facts, search.load.context)
     limit = int(group_plan(plan).max_sequences or room.value) if plan.engine in POOLED else int(room.value)
-    return min(int(room.low), limit), min(int(room.value), limit)
+    return Bytes(*(min(int(count), limit) for count in (room.low, room.value, room.high)))
 
 
 def _timed(search: Search, plan: Plan, sequences: tuple[int, int]) -> tuple[int, Seconds | None, Seconds | None, tuple[int, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.budget import Result, Verdict
 from memsheet.errors import refuse
 from memsheet.formulas.serving_time import Seconds
-from memsheet.sheet import Sheet
+from memsheet.sheet import Bytes, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.plan import Plan
 from memsheet.units import format_bytes
@@ -62,7 +62,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """One plan with what it takes and holds. ``sequences``: of the context on one replica, at least and as expected; ``batch``: those that
+    """One plan with what it takes and holds. ``sequences``: of the context on one replica, at least and as expected, and ``at_most``; ``batch``: those that
     decode at once when ``decode`` is timed; ``within``: users of the context on one replica within the latency asked, surely and as expected.
     """
 
@@ -75,6 +75,7 @@ class Served:
     weights_bytes: int
     kv_bytes: int
     sequences: tuple[int, int]
+    at_most: int
     batch: int
     decode: Seconds | None
     prefill: Seconds | None
@@ -148,16 +149,17 @@ def most(limit: int, seconds: Callable[[int], float], asked_s: float) -> int:
 
 
 def reasons_of(
-    verdict: Verdict, cluster: Cluster, sequences: tuple[int, int], replicas: int, load: Load, times: tuple[Seconds | None, Seconds | None]
+    verdict: Verdict, cluster: Cluster, held: Bytes, replicas: int, load: Load, times: tuple[Seconds | None, Seconds | None]
 ) -> Iterator[Reason]:  # fmt: skip
     """Every thing that is asked of a plan, with its answer. ``times``: between tokens, and to the first."""
     tpot, ttft = times
+    sequences = held.low, held.value
     yield _memory(verdict, cluster, sequences, load)
     if verdict.result is Result.DOES_NOT_FIT or not sequences[1]:
         return
     if load.users is not None:
-        low, value = (count * replicas for count in sequences)
-        holds = Holds.YES if low >= load.users else Holds.PERHAPS if value >= load.users else Holds.NO
+        low, value, high = (int(count) * replicas for count in (held.low, held.value, held.high))
+        holds = Holds.YES if low >= load.users else Holds.PERHAPS if high >= load.users else Holds.NO
         yield Reason(asks="users", holds=holds, words=f"has room for {value:,} users of {load.context:,} tokens")
     for asks, asked, found, what in (("tpot", load.tpot_s, tpot, "a token takes"), ("ttft", load.ttft_s, ttft, "the first token takes")):
         if asked is None:

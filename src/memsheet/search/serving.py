@@ -79,6 +79,11 @@ def _beyond(found: Deployment) -> bool:
     return 0 < most < (found.load.users or 0)
 
 
+def _expected(found: Deployment) -> bool:
+    """Whether the best plan is expected to hold the users that are asked for, and does not only hold them where all goes well."""
+    return found.best is not None and found.best.in_all >= (found.load.users or 0)
+
+
 def _ways(found: Deployment, request: Mapping[str, Any], *, any_precision: bool) -> Iterator[Way]:
     """What would hold: eight bits on the same GPUs, then as many nodes or GPUs more as it takes, in doublings."""
     for form in formats(found.model, request) if not any_precision and not _beyond(found) else ():
@@ -86,7 +91,7 @@ def _ways(found: Deployment, request: Mapping[str, Any], *, any_precision: bool)
             eight = deploy(found.model, found.cluster, {**request, **form}, found.load)
         except InputError:  # the card, the engine or the model has no such format
             continue
-        if eight.best is not None:
+        if _expected(eight):
             yield Way(words=" and ".join(f"{NAMES[key]} in {value}" for key, value in form.items()), found=eight)
     cluster, most = found.cluster, max((one.in_all for one in found.plans), default=0)
     for doubled in range(1, DOUBLINGS + 1):
@@ -97,6 +102,6 @@ def _ways(found: Deployment, request: Mapping[str, Any], *, any_precision: bool)
         if most and found.load.users and most * 2**doubled < NEAR * found.load.users:
             continue  # as many replicas more do not hold them
         more = deploy(found.model, cluster, request, found.load)
-        if more.best is not None:
+        if _expected(more):
             yield Way(words=f"{cluster.count} GPUs", found=more)
             return
