@@ -24,6 +24,7 @@ NAMES = (
     "accelerate",
     "axolotl",
     "llamafactory",
+    "trl",
     "transformers",
     "skypilot",
     "trainjob",
@@ -171,11 +172,16 @@ def _recognised(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
         if kind not in held:
             held[kind] = _tried(form, name, text, parsers)
         for found in (held[kind], *((_scripted(form, text),) if form.also else ())):
-            if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and form.needs.items() <= found.items():
+            if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and _needed(form, found):
                 return _open(form, text, read(form, dict(flat(found, whole=form.whole))))
     why = held["json" if name.endswith(".json") else "yaml"]
     reason = str(why).splitlines()[0] if isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml")) else ""
     raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
+
+
+def _needed(form: Format, found: Mapping[str, Any]) -> bool:
+    """Whether a file has what each of its format has; ``...`` stands for any value."""
+    return all(at in found and (value is ... or found[at] == value) for at, value in form.needs.items())
 
 
 def _open(form: Format, text: str, found: Read) -> Read:

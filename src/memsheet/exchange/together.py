@@ -33,6 +33,7 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
                 weak[key[1:]] = value
             elif value is not None:
                 said.setdefault(key, []).append((name, value))
+    said = {key: _firm(key, held, reads) for key, held in said.items()}
     count = gpus or next((held[-1][1] for key, held in said.items() if key == "@gpus"), None)
     planned = _ranks(plan)
     if count and planned and planned != count:  # ranks that a plan divides states over are as many as are started
@@ -66,6 +67,11 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
         script=of_the_script(reads, request, (plan, given)),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )  # fmt: skip
+
+
+def _firm(key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]) -> list[tuple[str, Any]]:
+    """What files say themselves, where any does: a default contradicts nothing."""
+    return [one for one in held if one[0] not in reads or key not in reads[one[0]].unsaid] or held
 
 
 def _ranks(plan: Mapping[str, Any]) -> int | None:

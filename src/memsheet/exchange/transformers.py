@@ -105,7 +105,16 @@ def _whole(asked: Values) -> bool:
     return asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
 
 
+def _once(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"attention": {"flash_attention_2": "flash", "flash_attention_3": "flash"}.get(str(value), value)}
+
+
+EXAMPLES = "huggingface/transformers v5.3.0 examples/pytorch/language-modeling/run_clm.py"
 KEYS = (
+    Key(at="model_name_or_path", says="@model", out=lambda _: None, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="dtype", out=lambda _: None, back=loaded, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="attn_implementation", out=lambda _: None, back=_once, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="block_size", says="seq_len", out=lambda _: None, source=f"{EXAMPLES}, DataTrainingArguments"),
     Key(at="per_device_train_batch_size", says="microbatch", usual=8, source="training_args.py:777"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source="training_args.py:849"),
     _switch("bf16"),
@@ -164,6 +173,8 @@ KEYS = (
 
 def _renamed(at: str) -> str:
     """Without the launcher's prefix (training_args.py:2784); recompute by its older name (:1533)."""
+    if at == "torch_dtype":
+        return "dtype"
     if at.startswith("activation_checkpointing"):
         return at.replace("activation", "gradient", 1)
     return at.replace(f"{F}.fsdp_", f"{F}.", 1)
@@ -192,13 +203,13 @@ def _into_arguments(values: Values) -> bool:
 FORMAT = Format(
     name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_fixed, more=_python, said={"task": "train"},
-    marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT}),
+    marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
     rename=_renamed, also=arguments_of,
     refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_pieces,
     strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
     differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
     beside=frozenset({
-        "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
+        "engine", "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
         "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
         "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
         "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules", "quantization.weights",

@@ -140,6 +140,7 @@ class Read:
     unmodelled: tuple[tuple[str, Any], ...]
     assumed: tuple[str, ...]
     problems: tuple[Problem, ...]
+    unsaid: frozenset[str] = frozenset()  # keys of the request that are the program's defaults alone, which contradict no other file
     release: str = ""  # of the program that reads it, where the file, a flag or a requirement says one
 
 
@@ -174,6 +175,7 @@ def read(form: Format, values: Values) -> Read:
     request: dict[str, Any] = dict(form.said)
     assumed: list[str] = []
     problems: list[Problem] = []
+    firm: set[str] = set()
     for at, row in rows.items():
         value = values.get(at)
         if value == AUTO and row.auto is not None:
@@ -193,6 +195,7 @@ def read(form: Format, values: Values) -> Read:
             assumed += [f"{at} = {_word(value)} ({form.tested}'s default)"] if taken and said else []
             problems += _miscounted(at, said)
             request.update(said)
+            firm |= set() if taken else said.keys()
     other = [at for at in values if at not in rows]
     said_or_taken = {**{at: values[at] for at in other}, **form.absent(values)}
     unmodelled = [
@@ -210,6 +213,7 @@ def read(form: Format, values: Values) -> Read:
     return Read(
         form=form, values=values, request=request, used=tuple(at for at in values if at in form.weighed or (at in rows and values[at] is not None)),
         ignored=tuple(at for at in other if at not in unknown and at not in dict(unmodelled) and at not in form.weighed), unmodelled=tuple(unmodelled),
+        unsaid=frozenset(request.keys() - firm - form.said.keys()),
         unknown=tuple((at, _near(form, at) if number < MOST_HINTS else "") for number, at in enumerate(unknown)), assumed=tuple(assumed), problems=tuple(problems),
     )  # fmt: skip
 
