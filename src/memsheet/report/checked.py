@@ -71,7 +71,7 @@ def _file(name: str, read: Read) -> dict[str, Any]:
 
 
 def render_checked(checked: Checked, look: Look) -> str:
-    """The verdict and its sheet first, then the mistakes, then every key."""
+    """What the job needs first, then the mistakes, then what was read of each file: every key of it only where all is asked for."""
     parts = [*_verdict(checked, look), *_mistakes(checked, look), *_keys(checked, look)]
     return "\n".join(parts) + "\n"
 
@@ -123,9 +123,12 @@ def _by_which_end(checked: Checked) -> str:
 
 def _keys(checked: Checked, look: Look) -> Iterator[str]:
     for name, read in checked.reads.items():
-        yield f"\n{one_line(name)}  ({read.form.tested})"
+        counts = f"{len(read.used)} keys used, {len(read.ignored)} that change no byte: --full lists them"
+        yield ""
+        yield from _wrapped(f"{one_line(name)}  ({read.form.tested})" + ("" if look.full else f"  {counts}"), look.width, "  ")
+        every = {"used": [f"{at} {_shown(read.values[at])}" for at in read.used], "ignored": list(read.ignored)}
         rows = {
-            "used": [f"{at} {_shown(read.values[at])}" for at in read.used], "ignored": list(read.ignored),
+            **(every if look.full else {}),
             "unknown": [f"{at} (near: {near})" if near else at for at, near in read.unknown],
             "not modelled": [f"{at} {_shown(value)}" for at, value in read.unmodelled],
         }  # fmt: skip
