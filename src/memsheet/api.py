@@ -20,7 +20,7 @@ from memsheet.resolve.version import version_notes
 from memsheet.sheet import Sheet
 from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
-from memsheet.spec.hardware import eight_bit_cache, unsupported
+from memsheet.spec.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
 from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
@@ -194,8 +194,12 @@ def _notes(resolved: Resolved) -> tuple[str, ...]:
 
 
 def _caution(plan: Plan, cluster: Cluster | None, spec: ModelSpec) -> tuple[str, ...]:
-    words = eight_bit_cache(plan, cluster.device, spec) if cluster else ""
-    return (words,) if words else ()
+    found = (
+        (eight_bit_cache(plan, cluster.device, spec), emulated_bf16(plan, cluster.device), written_scores(plan, cluster.device, spec))
+        if cluster
+        else ()
+    )
+    return tuple(words for words in found if words)
 
 
 def _prompts_unknown(plan: Plan) -> bool:

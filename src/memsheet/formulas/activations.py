@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import agreed, at_least
-from memsheet.errors import require
+from memsheet.errors import Problem, require
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
@@ -18,10 +18,12 @@ from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, eva
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import FP32
-from memsheet.spec.engine import Engine
+from memsheet.spec.engine import Code, Engine
 from memsheet.spec.model import Block, ModelSpec
 from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
+LIBRARY = (Code.TRANSFORMERS, Code.SWIFT)
+"""Whose attention is modelled with every kernel that torch may choose."""
 _last: tuple[Plan, Engine, Numerics] | None = None
 
 
@@ -55,7 +57,16 @@ def _numerics(plan: Plan, engine: Engine) -> Numerics:
 
 def check_modelled(spec: ModelSpec, plan: Plan, engine: Engine) -> None:
     """Raise InputError naming everything of a model and plan whose activations are not accounted yet."""
-    require({(problem.field, problem.reason): problem for problem in model_code(engine.code).problems(spec, plan)}.values())
+    found = [*model_code(engine.code).problems(spec, plan), *_old_kernels(plan, engine)]
+    require({(problem.field, problem.reason): problem for problem in found}.values())
+
+
+def _old_kernels(plan: Plan, engine: Engine) -> list[Problem]:
+    """Attention of an engine's own model code on a card for which torch has no fused kernel in the dtype."""
+    if not plan.before_ampere or engine.code in LIBRARY or plan.attention is not AttentionKind.SDPA or plan.precision.compute is FP32:
+        return []
+    why = f"has no fused kernel for {plan.precision.compute.name} before compute capability 8.0, which is not modelled of {engine.name}"
+    return [Problem(field="attention", value="sdpa", reason=why, hint="engine transformers; or --precision fp32")]
 
 
 def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release: Release, input_grad: bool = True) -> tuple[Part, Part]:

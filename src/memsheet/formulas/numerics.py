@@ -11,10 +11,10 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.formulas.unpacked import unpacked_linear
 from memsheet.frozen import dataclass
-from memsheet.spec.dtypes import DType
+from memsheet.spec.dtypes import BF16, DType
 from memsheet.spec.engine import Code
-from memsheet.spec.model import Role, Weight
-from memsheet.spec.plan import AdapterKind
+from memsheet.spec.model import Attention, Mixer, Role, Weight
+from memsheet.spec.plan import AdapterKind, AttentionKind, Plan
 
 
 class AttentionKernel(Enum):
@@ -25,6 +25,16 @@ class AttentionKernel(Enum):
     MATH = "math"  # torch's plain operations, where no kernel takes the operands: fp32 with fewer heads of keys than of queries
     PROCESSOR = "processor"  # torch's flash attention on a CPU, which takes every dtype, masks, and fewer heads of keys than of queries
     EFFICIENT = "efficient"  # torch's memory-efficient kernel: one head of keys a query head, a mask if there is one
+
+
+def writes_scores(plan: Plan, mixer: Mixer) -> bool:
+    """Whether attention makes a matrix of its scores: by plain operations, or where torch has no fused kernel on the card. Before compute
+    capability 8.0 that is bf16, and fewer heads of keys than of queries (sdp_utils.cpp, can_use_flash_attention, can_use_mem_efficient_attention).
+    """
+    if plan.attention is AttentionKind.EAGER:
+        return True
+    grouped = isinstance(mixer, Attention) and mixer.heads != mixer.kv_heads
+    return plan.before_ampere and plan.attention is AttentionKind.SDPA and (plan.precision.compute is BF16 or grouped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

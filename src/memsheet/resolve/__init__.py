@@ -37,6 +37,7 @@ from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.hardware import BF16_UNITS, below
 from memsheet.spec.model import Attention, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import (
     Implementation,
@@ -110,6 +111,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
         **{**server_options(gaps, usual, engine, model), **llama_options(gaps, engine, task)},
         optimizer_in_backward=gaps.get("optimizer_in_backward", False, silent=True),
         **switches(gaps, mesh, model, engine), varied=engine.varies and request.get("seq_len_kind") == "maximum",
+        before_ampere=cluster is not None and below(cluster.device, BF16_UNITS),
         speculative=speculative_of(gaps, engine, mesh, model, sequences=sequences, real=real),
     )  # fmt: skip
     check_effects(gaps, plan, engine, model)

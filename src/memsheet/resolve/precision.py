@@ -15,7 +15,7 @@ from memsheet.spec.defaults import (
 from memsheet.spec.device import Device
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.hardware import HALF_SINCE, not_served_in, version_of
+from memsheet.spec.hardware import BF16_UNITS, below, lowers_itself, not_served_in
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
 
@@ -34,10 +34,18 @@ def precision_of(
         base = _only(_kept(gaps, model, silent=bool(fields), lowers=engine.served is not None, refused=refused))
     elif adapter is not None:
         base = ADAPTER_PRECISION if engine.adapter_dtype == "fp32" else NAMED_PRECISIONS[engine.default_precision]
-        gaps.assumed += [] if fields else [f"precision = bf16 frozen base, {engine.adapter_dtype} adapters"]
+        halved = _in_half(engine, device) and base is ADAPTER_PRECISION
+        base = replace(base, parameters=FP16, compute=FP16) if halved else base
+        gaps.assumed += (
+            []
+            if fields
+            else [f"precision = {base.parameters.name} frozen base, {engine.adapter_dtype} adapters{_why_half(device, halved)}"]
+        )
     else:
-        base = NAMED_PRECISIONS[engine.default_precision]
-        gaps.assumed += [] if fields else [f"precision = {engine.default_precision}"]
+        halved = _in_half(engine, device)
+        usual = HALF if halved else engine.default_precision
+        base = NAMED_PRECISIONS[usual]
+        gaps.assumed += [] if fields else [f"precision = {usual}{_why_half(device, halved)}"]
     found = _with_fields(base, fields)
     if task == "infer":
         _check_served_in(gaps, found, engine, model, device)
@@ -49,6 +57,18 @@ def precision_of(
         found = _of_adapters(gaps, found, adapter, engine)
     _check_reduce(gaps, found, engine)
     return found
+
+
+HALF = "fp16-autocast"
+
+
+def _in_half(engine: Engine, device: Device | None) -> bool:
+    """Whether an engine that autocasts is taken to do so in fp16, on a card that has no units for bf16."""
+    return device is not None and below(device, BF16_UNITS) and engine.autocast and HALF in engine.precisions
+
+
+def _why_half(device: Device | None, halved: bool) -> str:  # noqa: FBT001 - a fact beside the card
+    return f" ({device.name} has no bf16 units)" if device is not None and halved else ""
 
 
 def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
@@ -82,7 +102,7 @@ def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = F
     """
     stored = dtype_named(model.dtype) if model and model.dtype else None
     kept = stored if stored in (FP16, FP32, BF16) and not (lowers and stored is FP32) else BF16
-    if refused and kept in refused and version_of(gaps.request.get("engine_version")) >= HALF_SINCE:
+    if refused and kept in refused and lowers_itself(gaps.request.get("engine"), gaps.request.get("engine_version")):
         other = _served_in_place(refused)
         gaps.assumed += [] if silent else [f"precision.parameters = {other.name} ({kept.name} {refused[kept]})"]
         return other

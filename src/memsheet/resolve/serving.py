@@ -36,8 +36,8 @@ def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, cluster: C
     without = sorted(kinds_of(model) & NO_SDPA) if library else []
     default = AttentionKind.EAGER if without and AttentionKind.EAGER in engine.attention else engine.attention[0]
     old = cluster is not None and engine.name not in OWN_KERNELS and below(cluster.device, FLASH_UNITS)
-    if old and default is AttentionKind.FLASH and AttentionKind.SDPA in engine.attention:
-        default = AttentionKind.SDPA
+    if old and default is AttentionKind.FLASH:  # TransformerEngine leaves its unfused one there (dot_product_attention/utils.py)
+        default = next((kind for kind in (AttentionKind.SDPA, AttentionKind.EAGER) if kind in engine.attention), default)
     kind: AttentionKind = gaps.choice("attention", default, engine.attention, engine.name)
     if without and kind is AttentionKind.SDPA:
         gaps.wrong("attention", kind.value, f"does not exist for {without[0]} in transformers, which raises", "give --attention eager")

@@ -23,6 +23,7 @@ from memsheet.search.space import OFFLOAD, Request, space_of
 from memsheet.search.strata import reason_of
 from memsheet.search.timed import APART, Planned, Scaled, Timed
 from memsheet.spec.device import Cluster
+from memsheet.spec.hardware import emulated_bf16
 from memsheet.spec.model import ModelSpec
 
 LOOKED_AT = 8
@@ -89,6 +90,7 @@ def ranked(
     for found in grids.values():
         seen.update(found.counts())
     plans = tuple(_fastest(timed, cluster, top))
+    notes = (*notes, *filter(None, dict.fromkeys(emulated_bf16(planned.plan, cluster.device) for planned in plans)))
     return Ranking(
         model=model, cluster=cluster, engines=tuple(grids), plans=plans, least=None if plans else _least(timed, cluster),
         families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_replicas(timed, cluster)),

@@ -46,7 +46,8 @@ def unsupported(plan: Plan, cluster: Cluster, model: ModelSpec | None = None) ->
     if (words := eight_bit_cache(plan, device, model)) and refuses_eight_bits(plan, device, model):
         other = "fp16" if plan.precision.compute is not BF16 else "bf16"
         yield Problem(field="serving.kv_dtype", value="fp8", reason=words, hint=f"--kv-dtype {other}, or a card from Ada and Hopper on")
-    if plan.attention is AttentionKind.FLASH and plan.engine not in OWN_KERNELS:
+    yield from _too_old(plan, device)
+    if plan.attention in (AttentionKind.FLASH, AttentionKind.CUDNN) and plan.engine not in OWN_KERNELS:
         yield from _flash(plan, device)
 
 
@@ -94,17 +95,69 @@ def _has_sinks(model: ModelSpec | None) -> bool:
 def not_served_in(engine: str, version: str | None, device: Device | None, family: str) -> Mapping[DType, str]:
     """Dtypes that a server refuses to compute in, and why."""
     found: dict[DType, str] = {}
-    if engine == "vllm" and device is not None and below(device, BF16_UNITS):
-        found[BF16] = f"needs compute capability 8.0 in vllm; {device.name} has {device.compute_capability}"
+    if engine in ("vllm", "sglang") and device is not None and below(device, BF16_UNITS):
+        found[BF16] = f"needs compute capability 8.0 in {engine}; {device.name} has {device.compute_capability}"
     if engine == "vllm" and family in NO_HALF and version_of(version) >= HALF_SINCE:
         found[FP16] = f"is refused by vllm for {family}, whose numbers it overflows"
     return found
 
 
+def lowers_itself(engine: str | None, version: str | None) -> bool:
+    """Whether a server takes another dtype by itself where the card or the family has none for the checkpoint's (SGLang at
+    model_executor/model_runner.py, maybe_downgrade_dtype_for_legacy_gpu).
+    """
+    return engine == "sglang" or version_of(version) >= HALF_SINCE
+
+
+def _too_old(plan: Plan, device: Device) -> Iterator[Problem]:
+    """Cards whose compute capability an engine refuses, and eight-bit products that they have no units for."""
+    major, minor = capability_of(device) or (0, 0)
+    if plan.engine == "sglang" and major and major < BF16_UNITS[0] and minor < 5:  # its own test: 7.5, and none other before 8.0
+        reason = "is refused by sglang, which supports compute capability 7.5 and above"
+        yield Problem(field="gpus", value=device.name, reason=reason, hint="--engine vllm, or a newer card")
+    needs = FP8_RECIPES.get(plan.fp8.recipe, FP8_UNITS) if plan.fp8 is not None else None
+    if needs is not None and below(device, needs):
+        reason = f"needs compute capability {needs[0]}.{needs[1]}; {device.name} has {device.compute_capability}"
+        yield Problem(field="fp8.recipe", value=plan.fp8.recipe if plan.fp8 else None, reason=reason, hint="leave fp8 out")
+
+
+FP8_RECIPES = {"blockwise": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+"""Scalings that need more than units for eight bits (TransformerEngine pytorch/quantization.py, check_fp8_block_scaling_support,
+check_mxfp8_support, check_nvfp4_support; check_fp8_support for the rest).
+"""
+
+
+def emulated_bf16(plan: Plan, device: Device) -> str:
+    """What bf16 comes to on a card without units for it, in words; nothing where it has them, or nothing is computed in bf16
+    (torch 2.13 cuda/__init__.py, is_bf16_supported: tensors of it are all that is asked for).
+    """
+    if not below(device, BF16_UNITS) or plan.precision.compute is not BF16 or plan.engine in OWN_KERNELS:
+        return ""
+    rate = "its products are priced at the rate of fp32, and conversions come on top"
+    return f"{device.name} has no bf16 units: torch emulates bf16, {rate}; fp16 runs on its units"
+
+
+def written_scores(plan: Plan, device: Device, model: ModelSpec) -> str:
+    """Said where sdpa has no fused kernel on a card, and makes matrices of scores (torch 2.13 sdp_utils.cpp)."""
+    if not plan.before_ampere or plan.attention is not AttentionKind.SDPA or plan.engine in ("vllm", "sglang"):
+        return ""
+    mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
+    grouped = any(isinstance(m, Attention) and m.heads != m.kv_heads for m in mixers)
+    if plan.precision.compute is not BF16 and not grouped:
+        return ""
+    what = "bf16" if plan.precision.compute is BF16 else "fewer heads of keys than of queries"
+    return f"no fused attention of torch takes {what} on {device.name}: sdpa writes its scores out, which grow with the square of seq_len"
+
+
 def _flash(plan: Plan, device: Device) -> Iterator[Problem]:
+    kind = plan.attention.value
     if below(device, FLASH_UNITS):
         reason = f"needs compute capability {FLASH_UNITS[0]}.0; {device.name} has {device.compute_capability}"
-        yield Problem(field="attention", value="flash", reason=reason, hint="--attention sdpa")
+        yield Problem(
+            field="attention", value=kind, reason=reason, hint="--attention eager" if plan.engine == "megatron" else "--attention sdpa"
+        )
+    if plan.attention is AttentionKind.CUDNN:
+        return
     if plan.precision.compute is FP32:
         yield Problem(
             field="attention", value="flash", reason="computes in fp16 or bf16 only", hint="--attention sdpa, or a 16-bit precision"

@@ -344,6 +344,7 @@ class Plan:
     image_tokens: Count = 0  # of each sequence, that pictures take
     varied: bool = False  # seq_len is the longest of lengths that differ from step to step
     speculative: Speculative | None = None
+    before_ampere: bool = False  # the card is known to have no bf16 units, and no flash kernels
 
     @property
     def on_ranks(self) -> bool:

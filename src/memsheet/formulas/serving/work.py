@@ -10,6 +10,7 @@ from memsheet.engines.verified import TP_LATENT
 from memsheet.formulas.activations import numerics
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics, masks, shared_tables
+from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.recordings import record
 from memsheet.formulas.serving.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
 from memsheet.formulas.states.held import Held
@@ -191,12 +192,10 @@ def _unrecorded_scores(block: Block, plan: Plan, work: Work) -> Bytes:
 
     heads / tp · sequences · tokens² elements a matrix (tokens · memory in cross-attention); the mask has no heads.
     """
-    if plan.attention is not AttentionKind.EAGER:
-        return NOTHING
     compute, rows = plan.precision.compute, work.sequences * work.tokens
     found = []
     for mixer in block.mixers:
-        if isinstance(mixer, Attention | LatentAttention | CrossAttention):
+        if isinstance(mixer, Attention | LatentAttention | CrossAttention) and writes_scores(plan, mixer):
             over = work.memory if isinstance(mixer, CrossAttention) else work.tokens
             extra = compute.nbytes(rows * over + work.sequences * over * repeated_elements_per_token(mixer, plan.mesh.tp))
             scores = _rank_heads(block, mixer, plan.mesh.tp) * rows * over

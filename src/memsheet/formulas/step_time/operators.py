@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.step_time.kernels import Kernels
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
 from memsheet.formulas.step_time.rates import Rates
@@ -18,7 +19,7 @@ from memsheet.spec.model import (
     Recurrent,
     StateSpace,
 )  # fmt: skip
-from memsheet.spec.plan import AttentionKind, ContextParallel, Plan
+from memsheet.spec.plan import ContextParallel, Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +116,7 @@ def attention_of(shop: Shop, mixer: Attention | LatentAttention | CrossAttention
     span = _span(mixer, length) if causal else length  # keys a query sees, on average
     sequences = plan.microbatch / cp / shop.tp
     flops = 2.0 * sequences * length * span * mixer.heads * wide
-    if plan.attention is AttentionKind.EAGER:
+    if writes_scores(plan, mixer):
         yield from _unfused(shop, sequences * length * length * mixer.heads, wide, flops)
         return
     forward, backward = shop.rates.attention[kernels.attention]

@@ -88,8 +88,10 @@ class Rates:
     efficiency: Efficiency = Efficiency()
 
     def flops(self, arithmetic: str) -> float:
-        """Dense flops a second of an arithmetic; one the device has no units for runs as bf16 does (or fp16 on the oldest)."""
-        return self.dense.get(KEYS.get(arithmetic, "bf16")) or self.dense.get("bf16") or self.dense["fp16"]
+        """Dense flops a second of an arithmetic; one the device has no units for runs as bf16 does, and bf16 as fp32 on the oldest."""
+        key = KEYS.get(arithmetic, "bf16")
+        others = ("fp32_vector", "fp16") if key in ("bf16", "tf32") and "bf16" not in self.dense else ("bf16", "fp16")
+        return next(self.dense[name] for name in (key, *others) if name in self.dense)
 
     def curve(self, arithmetic: str) -> Curve:
         return self.products.get(CURVES.get(arithmetic, "bf16")) or self.products["bf16"]

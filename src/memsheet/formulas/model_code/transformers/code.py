@@ -46,7 +46,7 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.tapes.evaluate import Bag, with_products
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BOOL, FP32
+from memsheet.spec.dtypes import BF16, BOOL, FP32
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
@@ -70,6 +70,9 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
     if isinstance(at, LinearAttention):
         return replace(how, options=chunk_options(plan.seq_len))
     if isinstance(at, LatentAttention):  # heads of two sizes: flash takes none, torch's memory-efficient kernel does (sdp_utils.cpp)
+        if plan.before_ampere and plan.attention is AttentionKind.SDPA and (how.autocast or how.parameters) is BF16:
+            why = "has no kernel for bf16 before compute capability 8.0, and its plain operations are not modelled for latent attention"
+            raise refuse("attention", plan.attention.value, why, "--attention eager, or fp16")
         return replace(how, attention=AttentionKernel.EFFICIENT) if plan.attention is AttentionKind.SDPA else how
     if not isinstance(at, Attention) or how.attention is AttentionKernel.EAGER:  # the others copy as eager attention does, by sequences
         return replace(how, attention=AttentionKernel.EAGER, stream=FP32 if block.wide_input else how.stream)
@@ -82,7 +85,9 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
         plain = (how.dropout and own.drops_scores) or (own.always_masked and _grouped(at, block.kind))
         kernel = AttentionKernel.MATH if plain else AttentionKernel.PROCESSOR
         return replace(how, attention=kernel, mask=_needs_mask(at, plan, block.kind))
-    if compute is FP32:
+    if plan.before_ampere and compute is BF16:  # sdp_utils.cpp, less_than_sm80_mem_efficient_dtypes
+        return replace(how, attention=AttentionKernel.MATH, mask=_needs_mask(at, plan, block.kind))
+    if compute is FP32 or plan.before_ampere:  # check_flash_attention_hardware_support
         return replace(
             how,
             attention=AttentionKernel.MATH
