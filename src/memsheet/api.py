@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, Result, Verdict, answer_of, holding, judge_on, started
+from memsheet.budget import Answer, OtherEngine, Result, Verdict, answer_of, holding, judge_on, started
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
-from memsheet.errors import Problem, missing_package, refuse, require
+from memsheet.errors import InputError, Problem, missing_package, refuse, require
 from memsheet.guard import parse_json
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
@@ -115,8 +115,12 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
         return _answer_bare(count_of(where["parameters"]), request, cluster)
     if model is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
-    spec = read_model(model, catalog=catalogued, names=model_names())
-    return answer(spec, request, cluster, fix=where["fix"] is not False, wanted=where["wanted"])
+    spec, fix = read_model(model, catalog=catalogued, names=model_names()), where["fix"] is not False
+    if task == "train" and request.get("seq_len") is None:
+        from memsheet.search.length_ladder import answer_on_ladder
+
+        return answer_on_ladder(spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures))
+    return answer(spec, request, cluster, fix=fix, wanted=where["wanted"])
 
 
 def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
@@ -163,7 +167,20 @@ def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None,
         verdict, serving = _held(spec, request, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
     notes = (*spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
     notes += _caution(resolved.plan, cluster, spec)
-    return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=notes, serving=serving)
+    others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
+    return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=notes, serving=serving, other_engines=others)
+
+
+def _other_engines(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, plan: Plan) -> tuple[OtherEngine, ...]:
+    """The same batch without a server, where a server was taken because nobody named an engine."""
+    if cluster is None or plan.task != "infer" or plan.engine != "vllm" or request.get("engine") is not None:
+        return ()
+    try:
+        found = answer(spec, {**request, "engine": "transformers"}, cluster, fix=False)
+    except InputError:
+        return ()
+    verdict = found.verdict
+    return (OtherEngine(engine="transformers", device=verdict.device, result=verdict.result),) if verdict else ()
 
 
 def _held(

@@ -71,6 +71,28 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LadderStep:
+    """What a step at one sequence length needs on the worst rank, as it is asked and with every layer recomputed (None where that says nothing
+    new).
+    """
+
+    seq_len: int
+    device_bytes: int
+    result: Result | None  # None where no cluster is named
+    recomputed_bytes: int | None = None
+    recomputed_result: Result | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherEngine:
+    """What the same question comes to on another engine, where nobody named one."""
+
+    engine: str
+    device: Bytes
+    result: Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Everything one question gets: the model, the whole plan, what was assumed, a sheet a distinct rank, the verdict."""
 
@@ -85,6 +107,8 @@ class Answer:
     serving: Mapping[str, Any] | None = None
     trace: Mapping[str, Any] | None = None  # what a traced answer says besides: events, the peak's operation, versions
     notes: tuple[str, ...] = ()
+    ladder: tuple[LadderStep, ...] = ()  # the lengths that were tried, where nobody said one
+    other_engines: tuple[OtherEngine, ...] = ()
 
 
 def answer_of(model: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None) -> Answer:

@@ -40,6 +40,8 @@ def assert_fits(
     answer = TASKS[task](model, gpus=gpus, **options)
     if answer.verdict is None:
         raise refuse("gpus", None, "is missing", "for example 8xH100-80GB")
+    if answer.ladder:
+        raise refuse("seq_len", None, "is missing, and whether it fits depends on it", "for example seq_len=4096")
     if answer.verdict.result is Result.FITS:
         return answer
     if answer.verdict.result is Result.UNCERTAIN and uncertain == "warn":

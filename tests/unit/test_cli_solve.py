@@ -54,7 +54,6 @@ def test_the_exit_code_says_whether_anything_fits(capsys, arguments, code, said)
         (("gpus", "llama-tiny", "--gpus", "L4", "--nodes", "2", "--seq-len", "64"), ["nodes = 2", "is what is solved for"]),
         (("gpus", "llama-tiny", "--gpus", "L5000", "--seq-len", "64"), ["did you mean"]),
         (("gpus", "llama-tiny", "--gpus", "L4"), ["seq_len", "is missing"]),
-        (("sequences", *TINY), ["serving.max_model_len", "is missing"]),
         (("sequences", *TINY, "--max-model-len", "64", "--sequences", "2"), ["is what is solved for"]),
         (("seq-len", *TINY, "--most", "many"), ["most = many"]),
         (("seq-len", *TINY, "--tp", "x", "--zero", "9"), ["mesh.tp = x", "zero = 9"]),

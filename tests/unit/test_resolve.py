@@ -117,9 +117,8 @@ def test_learned_positions_end_somewhere() -> None:
     assert ("seq_len", "exceeds the 1024 learned positions of gpt2") in problems(name="gpt2", seq_len=2048)
 
 
-def test_serving_needs_a_length_and_takes_the_cards_to_tensor_parallelism() -> None:
-    with pytest.raises(InputError, match="max_model_len"):
-        resolve({"task": "infer"}, model())
+def test_serving_is_as_long_as_the_model_and_takes_the_cards_to_tensor_parallelism() -> None:
+    assert resolve({"task": "infer"}, model()).plan.max_model_len == model().max_positions
     cluster, request = cluster_of(catalog.find_device("A100-80GB"), 4), {"task": "infer", "serving.max_model_len": 8}
     plan = resolve(request, model("llama-3-8b"), cluster).plan
     assert (plan.engine, plan.mesh.tp, plan.max_sequences) == ("vllm", 4, 256)

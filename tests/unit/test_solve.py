@@ -229,7 +229,7 @@ def test_a_microbatch_needs_a_length_and_a_batch_that_is_a_number():
 )
 def test_serving_is_solved_for_too(key, search, most):
     given = {"serving.max_model_len": 2048, "serving.max_sequences": 8}
-    request = {"task": "infer", **{other: size for other, size in given.items() if other != key}}
+    request = {"task": "infer", "engine": "transformers", **{other: size for other, size in given.items() if other != key}}
     cluster = small(1.2)
     found = search(TINY, request, cluster, most=most)
     step = 64 if key.endswith("len") else 1

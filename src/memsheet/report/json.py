@@ -9,7 +9,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from memsheet.budget import Answer, Change, Fix, Verdict
+from memsheet.budget import Answer, Change, Fix, LadderStep, OtherEngine, Verdict
 from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, Item, Measured, Sheet, Traced
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
@@ -42,7 +42,21 @@ def sheet_document(answer: Answer) -> dict[str, Any]:
         "serving": _plain(answer.serving),
         **({"trace": _plain(answer.trace)} if answer.trace is not None else {}),
         "notes": list(answer.notes),
+        **({"ladder": [_ladder_step(step) for step in answer.ladder]} if answer.ladder else {}),
+        **({"other_engines": [_other_engine(other) for other in answer.other_engines]} if answer.other_engines else {}),
     }  # fmt: skip
+
+
+def _other_engine(other: OtherEngine) -> dict[str, Any]:
+    return {"engine": other.engine, "device_bytes": int(other.device.value), "result": other.result.value}
+
+
+def _ladder_step(step: LadderStep) -> dict[str, Any]:
+    found = {"seq_len": step.seq_len, "device_bytes": step.device_bytes, "result": step.result.value if step.result else None}
+    if step.recomputed_bytes is None:
+        return found
+    result = step.recomputed_result.value if step.recomputed_result else None
+    return {**found, "recomputed": {"device_bytes": step.recomputed_bytes, "result": result}}
 
 
 def asked_as(model: ModelSpec) -> str:

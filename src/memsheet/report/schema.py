@@ -164,6 +164,28 @@ class Verdict(Strict):
     cheapest_fix: Fix | None
 
 
+class Recomputed(Strict):
+    device_bytes: Bytes
+    result: Literal["fits", "does_not_fit", "uncertain"] | None
+
+
+class OtherEngine(Strict):
+    """What the same question comes to on another engine, where nobody named one."""
+
+    engine: str
+    device_bytes: Bytes
+    result: Literal["fits", "does_not_fit", "uncertain"]
+
+
+class LadderStep(Strict):
+    """One of the sequence lengths that were tried where none was asked for. ``recomputed``: with every layer recomputed."""
+
+    seq_len: int
+    device_bytes: Bytes
+    result: Literal["fits", "does_not_fit", "uncertain"] | None
+    recomputed: Recomputed | None = None
+
+
 class Sheet(Strict):
     """``memsheet/sheet/1``: what is resident on every rank, and whether it fits."""
 
@@ -178,6 +200,8 @@ class Sheet(Strict):
     serving: dict[str, Any] | None
     trace: dict[str, Any] | None = None
     notes: list[str]
+    ladder: list[LadderStep] | None = None
+    other_engines: list[OtherEngine] | None = None
 
 
 class Checked(Strict):

@@ -13,6 +13,7 @@ from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
 from memsheet.report.drafting import drafting_words
 from memsheet.report.layout import flow, one_line, printed, row
+from memsheet.report.length_ladder import ladder_table
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
 from memsheet.report.serving import serving_lines
 from memsheet.report.short_pool import pool_lacks
@@ -46,6 +47,20 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
     look = look.fitted(sheet.device.high)
     yield _headline(answer, sheet, look)
     yield asked(answer, look)
+    if answer.ladder:
+        yield ladder_table(answer, look)
+    for other in answer.other_engines:
+        yield row(
+            f"With {other.engine}",
+            "bold",
+            (
+                VERDICTS[other.result][0],
+                f"needs {look.need(other.device.value, DIGITS)}",
+                spread(other.device, look).strip(" ()"),
+                f"--engine {other.engine}",
+            ),
+            look,
+        )
     if not any(unasked(answer, sheet, look)):  # a bar of what nobody asked for would be all cache
         yield bars(answer, sheet, look)
     yield _ledger(answer, sheet, look)

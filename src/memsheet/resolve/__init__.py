@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.engines import MODELLED, find_engine
-from memsheet.errors import require
+from memsheet.errors import InputError, require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
 from memsheet.resolve.adapters import adapter_of
@@ -37,7 +37,7 @@ from memsheet.spec.check import Request, check_request, flatten
 from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
 from memsheet.spec.device import Cluster
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.hardware import BF16_UNITS, below
+from memsheet.spec.hardware import BF16_UNITS, below, unsupported
 from memsheet.spec.model import Attention, Dense, LatentAttention, ModelSpec, Moe
 from memsheet.spec.plan import (
     Implementation,
@@ -152,6 +152,8 @@ def _engine(gaps: Gaps, task: str, cluster: Cluster | None, model: ModelSpec | N
     default = "fsdp2" if sharded else "vllm" if task == "infer" and several and pages(model) else "transformers"
     if task == "infer" and model is not None and model.source.kind == "gguf":
         default = "llama.cpp"
+    if default == "transformers" and task == "infer" and gaps.request.get("engine") is None and cluster and model:
+        default = "vllm" if _asks_a_server(gaps.request) and pages(model) and _serves("vllm", gaps.request, model, cluster) else default
     if cluster and cluster.device.engines is not None:
         default = _engine_there(cluster.device.engines, task) or default
     name = gaps.get("engine", default)
@@ -162,6 +164,23 @@ def _engine(gaps: Gaps, task: str, cluster: Cluster | None, model: ModelSpec | N
         require(gaps.problems)
     assert engine is not None
     return engine.alone if engine.alone is not None and not several else engine
+
+
+SERVERS_KEYS = ("serving.max_model_len", "serving.max_sequences", "serving.max_batched_tokens", "serving.memory_fraction")
+"""What nobody says but of a server."""
+
+
+def _asks_a_server(request: Request) -> bool:
+    return any(request.get(key) is not None for key in SERVERS_KEYS)
+
+
+def _serves(engine: str, request: Request, model: ModelSpec, cluster: Cluster) -> bool:
+    """Whether a server takes the question as it stands."""
+    try:
+        plan = resolve({**request, "engine": engine}, model, cluster).plan
+    except InputError:
+        return False
+    return not any(unsupported(plan, cluster, model))
 
 
 def _engine_there(names: tuple[str, ...], task: str) -> str | None:
@@ -330,6 +349,10 @@ def _seq_len(gaps: Gaps, task: str, model: ModelSpec | None) -> int:
     return seq_len or 0
 
 
+UNKNOWN_LENGTH = 4096
+"""Tokens of a sequence where neither the question nor the model says how many: what Llama 2 was trained on (arXiv:2307.09288)."""
+
+
 def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, engine: Engine, *, served: bool) -> int | None:
     given: int | None = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
@@ -337,10 +360,15 @@ def _max_model_len(gaps: Gaps, task: str, model: ModelSpec | None, engine: Engin
         given = prompt + output
     elif given and output is not None and (prompt or 0) + output < given and not served:
         gaps.assumed.append(f"serving.max_model_len = {given} is how long the cache is; serving.output_tokens = {output} ends before")
-    if given is None and served and model is not None and model.max_positions:
-        given = longest(model) if engine.name == "vllm" else model.max_positions  # vLLM takes the length it derives, scaling and all
-        gaps.assumed.append(f"serving.max_model_len = {given} (as long as the model was made for)")
-    if task == "infer" and given is None and gaps.request.get("phase") != "load":
+    if task == "infer" and given is None and gaps.request.get("phase") != "load" and model is not None:
+        own = (
+            longest(model) if served and engine.name == "vllm" else model.max_positions
+        )  # vLLM takes the length it derives, scaling and all
+        given = own or UNKNOWN_LENGTH
+        gaps.assumed.append(
+            f"serving.max_model_len = {given} ({'as long as the model was made for' if own else 'the model says no length'})"
+        )
+    elif task == "infer" and given is None and gaps.request.get("phase") != "load":
         gaps.wrong("serving.max_model_len", None, "is missing; the cache depends on it", "for example --max-model-len 8192")
     if task == "infer" and given != gaps.request.get("seq_len"):
         check_positions(gaps, "serving.max_model_len", given, model)
