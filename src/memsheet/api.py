@@ -53,13 +53,14 @@ def infer(model: Any = None, **options: Any) -> Answer:
 def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: Any) -> Advice:
     """The best plans for a cluster, and why: of every legal combination of what ``options`` leave open.
 
-    Arguments as for ``train``; ``seq_len``, ``global_batch`` and ``gpus`` are needed, and what is given is pinned. ``engine``: one by name;
+    Arguments as for ``train``; ``gpus`` are needed, and what is given is pinned; without ``seq_len`` or ``global_batch`` usual ones are taken and said. ``engine``: one by name;
     without it (or ``any``) those that train any model from its configuration. ``method``: full, lora or qlora. ``top``: how many plans are accounted one by one.
     Raises InputError with every problem of the question.
     """
     try:
         from memsheet.readers.calibration import efficiency_of
         from memsheet.search.advice import ENGINES, METHODS, advise
+        from memsheet.search.batch_sweep import advise_on_batches, with_length
     except ModuleNotFoundError as error:
         raise (missing_package(error) or error) from error
 
@@ -75,7 +76,11 @@ def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: An
     wanted, device = request.pop("engine", None), cluster.device.name
     engines = ENGINES if wanted in (None, "any") else (str(wanted),)
     spec = read_model(name, catalog=catalogued, names=model_names())
-    return advise(spec, cluster, request, engines, top=top, method=method, scaled=lambda engine: efficiency_of(device, engine))
+    request, said = with_length(spec, request)
+    asks = advise if request.get("global_batch") is not None else advise_on_batches
+    found = asks(spec, cluster, request, engines, top=top, method=method, scaled=lambda engine: efficiency_of(device, engine))
+    said += cluster.device.assumed
+    return replace(found, ranking=replace(found.ranking, notes=(*said, *found.ranking.notes))) if said else found
 
 
 def plan_serving(

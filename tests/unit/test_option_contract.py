@@ -24,7 +24,7 @@ from memsheet.spec.device import Cluster, cluster_of
 from memsheet.spec.model import ModelSpec, StoredQuantization
 from memsheet.spec.plan import RecomputeMode
 
-TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "serving.max_model_len": 64}
+TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "engine": "transformers", "serving.max_model_len": 64}
 LORA = {**TRAIN, "adapter.rank": 8, "adapter.targets": ["q_proj"]}
 
 

@@ -13,7 +13,7 @@ from memsheet.report.table import render
 from memsheet.report.token_words import token_factors
 from memsheet.spec.dtypes import BF16
 
-LOAD = {"gpus": "1xH100-80GB", "max_model_len": 32768, "sequences": 16}
+LOAD = {"gpus": "1xH100-80GB", "engine": "transformers", "max_model_len": 32768, "sequences": 16}
 
 
 def test_the_longest_prompt_is_the_last_whose_whole_range_fits() -> None:
@@ -37,7 +37,9 @@ def test_a_server_is_named_where_its_pool_holds_every_sequence() -> None:
 
 def test_nothing_is_looked_for_where_the_prompts_are_known() -> None:
     assert "prompt_tokens_that_fit" not in (memsheet.infer("qwen2.5-7b", **LOAD, prompt_tokens=32768).serving or {})
-    assert "prompt_tokens_that_fit" not in (memsheet.infer("qwen2.5-7b", gpus="1xH100-80GB", max_model_len=1024).serving or {})
+    assert "prompt_tokens_that_fit" not in (
+        memsheet.infer("qwen2.5-7b", engine="transformers", gpus="1xH100-80GB", max_model_len=1024).serving or {}
+    )
 
 
 @pytest.mark.parametrize(

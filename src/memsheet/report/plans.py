@@ -43,6 +43,8 @@ def _parts(advice: Advice, look: Look, tokens: int | None) -> Iterator[Renderabl
     yield command_row("Run", command(ranking, best), look)
     if ranking.plans:
         yield _table(ranking, look)
+    if advice.batches:
+        yield _batches(advice, look)
     if best.time is not None and ranking.plans:
         yield row("Cost", "bold", (cost(best, tokens),), look)
     if advice.story:
@@ -130,6 +132,21 @@ def _table(ranking: Ranking, look: Look) -> RenderableType:
         if time is not None:
             figures = (_step(ranking, planned), f"{float(time.tokens_per_s_per_gpu):,.0f}", f"{float(time.mfu):.0%}")
         table.add_row(*figures, look.cell(planned.verdict.device.value), words(planned))
+    return table
+
+
+def _batches(advice: Advice, look: Look) -> RenderableType:
+    """The best plan of each global batch that was looked at, where nobody named one."""
+    table = plain_table(
+        ("global batch", "right"), ("a step", "right"), ("tokens/s/GPU", "right"), (look.unit, "right"), ("best plan", "left")
+    )
+    for batch, planned in advice.batches:
+        if planned is None:
+            table.add_row(f"{batch:,}", "-", "-", "-", "none fits")
+            continue
+        time = planned.time
+        figures = ("-", "-") if time is None else (seconds(planned.seconds), f"{float(time.tokens_per_s_per_gpu):,.0f}")
+        table.add_row(f"{batch:,}", *figures, look.cell(planned.verdict.device.value), words(planned))
     return table
 
 

@@ -46,6 +46,7 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
         ],
         "alternatives": list(_alternatives(advice, tokens)),
         "notes": list(ranking.notes),
+        **({"batches": [{"global_batch": size, "best": _planned(ranking, best, tokens) if best else None} for size, best in advice.batches]} if advice.batches else {}),
     }  # fmt: skip
 
 

@@ -147,6 +147,13 @@ class Nodes(Strict):
     host_bytes: Bytes | None
 
 
+class SweptBatch(Strict):
+    """One of the global batches that were looked at where none was asked for."""
+
+    global_batch: int
+    best: RankedPlan | None
+
+
 class Plans(Strict):
     """``memsheet/plans/1``: the fastest plans that fit, and why the others are not."""
 
@@ -165,6 +172,7 @@ class Plans(Strict):
     undone: list[Undone]
     alternatives: list[Alternative]
     notes: list[str]
+    batches: list[SweptBatch] | None = None
 
 
 class Sized(Strict):

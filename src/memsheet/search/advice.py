@@ -71,6 +71,8 @@ class Advice:
     replicas: Replicas | None = None
     methods: tuple[tuple[str, Planned | None, str], ...] = ()
     more: tuple[Cluster, Planned] | None = None
+    batches: tuple[tuple[int, Planned | None], ...] = ()
+    """Where nobody named a global batch: the sizes that were looked at, each with its best plan (None where none fits)."""
 
     @property
     def strained(self) -> bool:

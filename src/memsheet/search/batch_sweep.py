@@ -1,0 +1,49 @@
+"""A plan whose global batch nobody says: the best of a few sizes, so many sequences a GPU each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from memsheet.errors import InputError
+from memsheet.search.advice import METHODS, Advice, advise
+from memsheet.search.rank import ranked
+from memsheet.search.space import Request
+from memsheet.search.timed import Planned, Scaled
+from memsheet.spec.device import Cluster
+from memsheet.spec.model import ModelSpec
+
+USUAL_LENGTH = 4096
+"""Tokens of a sequence where none is said: what Llama 2 was trained on (arXiv:2307.09288)."""
+SEQUENCES_A_GPU = (1, 4, 16)
+SHOWN = 4
+"""The size that the rest of the answer is about."""
+
+
+def with_length(model: ModelSpec, request: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The request with a usual length where it says none, and that one was taken."""
+    if request.get("seq_len") is not None:
+        return request, ()
+    length = min(USUAL_LENGTH, model.max_positions or USUAL_LENGTH)
+    return {**request, "seq_len": length}, (f"assumed: seq_len = {length}, which nobody said (--seq-len)",)
+
+
+def advise_on_batches(
+    model: ModelSpec, cluster: Cluster, request: Request, engines: Iterable[str], *, top: int, method: str, scaled: Scaled
+) -> Advice:
+    """What to do at one batch, and the best plan of the others beside it. Raises InputError as ``advise`` does."""
+    names, shown = tuple(engines), SHOWN * cluster.count
+    advice = advise(model, cluster, {**request, "global_batch": shown}, names, top=top, method=method, scaled=scaled)
+    asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
+    swept: list[tuple[int, Planned | None]] = []
+    for batch in (each * cluster.count for each in SEQUENCES_A_GPU):
+        try:
+            ranking = (
+                advice.ranking if batch == shown else ranked(model, cluster, {**asked, "global_batch": batch}, names, top=1, scaled=scaled)
+            )
+        except InputError:  # no plan is legal at that size
+            continue
+        swept.append((batch, ranking.plans[0] if ranking.plans else None))
+    said = f"assumed: global_batch = {shown}, {SHOWN} sequences a GPU, which nobody said (--global-batch); other sizes stand beside it"
+    return replace(advice, batches=tuple(swept), ranking=replace(advice.ranking, notes=(said, *advice.ranking.notes)))
