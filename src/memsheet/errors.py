@@ -11,6 +11,10 @@ from collections.abc import Iterable
 from memsheet.frozen import dataclass
 
 MAX_SHOWN = 120
+MOST_SHOWN = 20
+"""Problems that are told one by one: an input with more is wrong in one way throughout."""
+LONGEST_WORD = 100
+"""Longer texts are no misspelt words."""
 
 
 def printable(value: object) -> str:
@@ -43,7 +47,12 @@ class InputError(ValueError):
 
     def __init__(self, problems: Problem | Iterable[Problem]) -> None:
         self.problems = (problems,) if isinstance(problems, Problem) else tuple(problems)
-        super().__init__("\n".join(str(p) for p in self.problems))
+        super().__init__("\n".join([*(str(p) for p in self.problems[:MOST_SHOWN]), *more_than_shown(len(self.problems))]))
+
+
+def more_than_shown(count: int, most: int = MOST_SHOWN) -> list[str]:
+    """A line that says how many are left out, where there are more than are shown."""
+    return [f"… and {count - most:,} more like these"] if count > most else []
 
 
 def refuse(field: str, value: object, reason: str, hint: str = "") -> InputError:
@@ -70,4 +79,4 @@ def nearest(word: str, known: Iterable[str], *, n: int = 1, cutoff: float = 0.6)
     """The ``n`` known words most like ``word``, for hints; imported when a mistake has been made, not at every start."""
     import difflib
 
-    return difflib.get_close_matches(word, list(known), n=n, cutoff=cutoff)
+    return [] if len(word) > LONGEST_WORD else difflib.get_close_matches(word, list(known), n=n, cutoff=cutoff)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from memsheet.allocator.recorded import against
 from memsheet.errors import InputError
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.guard.toml import parse_toml
 from memsheet.readers.cluster_file import cluster_from
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.gguf_model import model_from_gguf
@@ -26,7 +27,6 @@ from memsheet.readers.record import read_record
 from memsheet.readers.safetensors import read_header as read_safetensors
 from memsheet.readers.sheet_json import read_sheets
 from memsheet.readers.snapshot import read_snapshot
-from memsheet.readers.toml import parse_toml
 from memsheet.spec.device import MAX_DEVICES
 
 SAFE = write_safetensors(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from memsheet.exchange import as_released, as_stored
 from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, least_of, left_open, stand_in, stored_as
 from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together
-from memsheet.guard import MAX_JSON_BYTES, is_folder, read_bytes, read_json
+from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
 from memsheet.questions.export import PLAN, SHEET, picked
 from memsheet.report.checked import Checked, checked_document, render_checked
 from memsheet.spec.check import flatten
@@ -32,6 +32,8 @@ from memsheet.spec.of_the_script import absent_files
 from memsheet.spec.trainer_script import UNSAID
 
 MAX_FILES = 64
+MOST_BYTES = 2**20
+"""Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is something else."""
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 NAMED = ("torchtitan_config.py",)  # other code of a folder is no configuration
 NO_START = 2
@@ -42,6 +44,7 @@ NOT_MODELLED = "the files set what the sheet does not hold"
 def check(asked: Given) -> int:
     """What an engine's configuration comes to: its sheet and verdict, what it leaves open, and known mistakes."""
     if asked.each and asked.files:
+        _check_total([path for file in asked.files for path in _paths(Path(file))])
         return worst_of_each(asked.files, lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})), json=asked.json)
     decimal = screen.decimal(asked.units)
     question = jobs.question(asked)
@@ -102,6 +105,7 @@ def gathered(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping
     paths = [path for file in files for path in _paths(Path(file))]
     if len(paths) > MAX_FILES:
         raise refuse("file", len(paths), f"are more than {MAX_FILES} files")
+    _check_total(paths)
     texts: dict[str, str] = {}
     for path in paths:
         try:
@@ -114,6 +118,13 @@ def gathered(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping
             continue
         texts[path.name if len(files) == 1 else str(path)] = text
     return texts, plan or {}
+
+
+def _check_total(paths: Iterable[Path]) -> None:
+    """Refuse more than a command reads, before any of it is read."""
+    total = sum(path.stat().st_size for path in paths if is_file(path) and path.name not in (PLAN, SHEET))
+    if total > MOST_BYTES:
+        raise refuse("file", None, f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read", "name the job's own files")
 
 
 def _paths(path: Path) -> list[Path]:

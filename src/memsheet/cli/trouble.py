@@ -6,14 +6,17 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable
+from itertools import islice
 from math import isfinite
 
 from memsheet.cli import screen
-from memsheet.errors import InputError, Problem, printable
+from memsheet.errors import MOST_SHOWN, InputError, Problem, more_than_shown, printable
 from memsheet.spec.names import SHORT
 
 BAD_INPUT = 2
 _MOST = 2**63
+MOST_IN_JSON = 1000
+"""Problems in an object that a program reads."""
 _FLAGS = {key: "--" + short.replace("_", "-") for short, key in SHORT.items()}
 
 
@@ -27,10 +30,12 @@ def explain_input(error: InputError, *, json: bool = False) -> int:
     count = len(error.problems)
     if count > 1:
         _say(f"memsheet: {count} problems")
-    for problem in error.problems:
+    for problem in error.problems[:MOST_SHOWN]:
         _say(("  " if count > 1 else "memsheet: ") + _line(problem))
         if problem.hint:
             _say(f"  hint: {problem.hint}" if count == 1 else f"    hint: {problem.hint}")
+    for line in more_than_shown(count):
+        _say(f"  {line}")
     return BAD_INPUT
 
 
@@ -58,7 +63,9 @@ def explain_broken(error: Exception, code: int, *, json: bool = False) -> int:
 def _write_json(kind: str, code: int, problems: Iterable[Problem]) -> None:
     from json import dumps
 
-    rows = [{"field": printable(p.field), "value": _plain(p.value), "reason": p.reason, "hint": p.hint} for p in problems]
+    rows = [
+        {"field": printable(p.field), "value": _plain(p.value), "reason": p.reason, "hint": p.hint} for p in islice(problems, MOST_IN_JSON)
+    ]
     screen.write(dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False) + "\n")
 
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from memsheet.errors import Problem, refuse, require
+from memsheet.guard.budget import TooMuchError
 from memsheet.spec.exchange import AUTO, Format, Read, Values, read
 from memsheet.spec.releases import stated_release
 from memsheet.spec.serve_pods import command_of, given_to
@@ -43,7 +44,7 @@ DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
-MOST_SCRIPT = 2**16
+MOST_SCRIPT = 2**15
 """Characters of a script that are looked at: directives and the launch stand near its top."""
 MOST_COMMENT = 300
 Parser = Callable[[str, str], Any]
@@ -171,11 +172,15 @@ def _recognised(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
         kind = form.name if form.parse else form.kind
         if kind not in held:
             held[kind] = _tried(form, name, text, parsers)
-        for found in (held[kind], *((_scripted(form, text),) if form.also else ())):
+        if form.also:
+            held[f"{kind} of a script"] = _scripted(form, text)
+        for found in (held[kind], held.get(f"{kind} of a script")):
             if isinstance(found, Mapping) and form.marks & {str(key) for key in found} and _needed(form, found):
                 return _open(form, text, read(form, dict(flat(found, whole=form.whole))))
     why = held["json" if name.endswith(".json") else "yaml"]
-    reason = str(why).splitlines()[0] if isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml")) else ""
+    told = isinstance(why, ValueError) and name.endswith((".json", ".yaml", ".yml"))
+    large = next((str(one) for one in held.values() if isinstance(one, TooMuchError)), "")
+    reason = str(why).splitlines()[0] if told else large
     raise refuse("file", name, "is not recognised as a configuration", f"known: {', '.join(NAMES)}" + f"; {reason}" * bool(reason))
 
 
@@ -222,11 +227,11 @@ def as_stored(found: Read, dtype: str | None) -> Read:
 
 
 def _scripted(form: Format, text: str) -> Any:
-    """What a script says that makes such a configuration; None where it makes none."""
+    """What a script says that makes such a configuration; why it makes none."""
     try:
         return form.also(text[:MOST_SCRIPT]) if form.also else None
-    except ValueError:
-        return None
+    except ValueError as error:
+        return error
 
 
 def _tried(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:

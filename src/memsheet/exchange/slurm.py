@@ -14,7 +14,7 @@ from memsheet.spec.serve_command import SCRIPTS, one_node, server_of
 VERSION = "sbatch as its manual says (Slurm)"
 RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
-_DIRECTIVE = re.compile(r"#SBATCH\s+--([a-z-]+)(?:[=\s]+(\S+))?\s*")
+_DIRECTIVE = re.compile(r"#SBATCH\s++--([a-z-]++)(?:[=\s]++(\S++))?\s*+")  # nothing is gone back to: lines may be long
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.errors import Problem, require
 
-MAX_LAYERS = 10_000
+MAX_LAYERS = 512  # four times the deepest that was released; every layer takes milliseconds of a replayed step
 MAX_SIZE = 2**31  # no released model has a dimension near this; it keeps every product below 2**63
 _MISSING: Any = object()
 

@@ -24,13 +24,13 @@ from memsheet.spec.dtypes import GGUF, DType
 FORMAT = "ggml docs/gguf.md (file structure, value types, alignment); ggml/include/gguf.h"
 VERSIONS = (2, 3)
 MAX_HEADER_BYTES = 256 * 2**20
-MAX_KEYS = 65_536
-MAX_TENSORS = 1_000_000
+MAX_KEYS = 4096  # a released file has fewer than a hundred
+MAX_TENSORS = 16_384  # experts are stored together, so that the largest released models have about 2,000
 MAX_STRING = 2**20
 MAX_ARRAY = 16 * 2**20
 MAX_NESTING = 2
-MAX_STEPS = 4 * 2**20  # strings and arrays inside arrays of one file, which must be stepped over one by one
-MAX_KEPT_BYTES = 32 * 2**20  # of all values that are kept; a long chat template has 0.1 MB
+MAX_STEPS = 2**20  # strings and arrays inside arrays of one file, which must be stepped over one by one
+MAX_KEPT_BYTES = 8 * 2**20  # of all values that are kept; a long chat template has 0.1 MB
 MAX_DIMENSIONS = 4
 MAX_DIMENSION = 2**40
 MAX_ELEMENTS = 2**60

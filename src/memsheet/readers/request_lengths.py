@@ -9,7 +9,7 @@ from memsheet.errors import refuse
 from memsheet.guard import read_bytes
 
 MAX_BYTES, MAX_REQUESTS, MAX_TOKENS = 8 * 2**20, 200_000, 2**26
-_PAIR = re.compile(r"\s*(\d{1,9})\s*[,;\s]\s*(\d{1,9})\s*")
+_PAIR = re.compile(r"\s*+(\d{1,9})(?:\s*+[,;]\s*+|\s++)(\d{1,9})\s*+")  # nothing is gone back to: lines may be long
 
 
 def read_lengths(path: Path) -> tuple[tuple[int, int], ...]:

@@ -5,7 +5,7 @@ Layout: eight bytes of little-endian header length, a JSON object ``name → {dt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,14 +16,17 @@ from memsheet.errors import refuse
 from memsheet.guard import exactly, is_file, is_folder, open_regular, parse_json, read_json
 
 FORMAT = "safetensors README, Format; safetensors 0.8 tensor.rs, validate"
-MAX_HEADER_BYTES = 100_000_000  # the same limit as the format's own library
-MAX_TENSORS = 1_000_000
+MAX_HEADER_BYTES = 25_000_000  # what huggingface_hub reads of one (2.4 constants.py, SAFETENSORS_MAX_HEADER_LENGTH)
+MAX_TENSORS = 100_000  # of one file: of models with hundreds of experts each has a few thousand
+MAX_IN_METADATA = 20_000  # brackets in texts of __metadata__, which trainers of adapters fill with JSON
+MAX_INDEXED = 400_000  # 384 experts in 61 layers, each of three matrices with scales, are 140,000
+MOST_HEADERS_BYTES = 32_000_000  # of all files of a model
 MAX_DIMENSION = 2**40
 MAX_ELEMENTS = 2**60
-MAX_INDEX_BYTES = 64 * 2**20  # 384 experts in 61 layers make an index of about 15 MB
+MAX_INDEX_BYTES = 32 * 2**20  # 384 experts in 61 layers make an index of about 15 MB
 MAX_SHARDS = 10_000
 INDEX = "model.safetensors.index.json"
-_VALUES_A_TENSOR = 40  # name, three keys, dtype, offsets, dimensions
+_VALUES_A_TENSOR = 14  # commas, colons and brackets of name, dtype, shape of up to four, offsets
 
 # bits of one element                                              (safetensors 0.8, dtype.rs: bitsize)
 BITS = {
@@ -91,6 +94,8 @@ def read_header(path: Path) -> Header:
         raw = exactly(file, length, path)
     if not raw.lstrip().startswith(b"{"):
         raise refuse(str(path), None, "has a header that is not a JSON object", "is this a safetensors file?")
+    if raw.count(b"{") > MAX_TENSORS + MAX_IN_METADATA:  # before a value is built
+        raise refuse(str(path), None, f"holds more than the {MAX_TENSORS} tensors that a file may have")
     found: dict[str, Any] = parse_json(raw, str(path), max_bytes=MAX_HEADER_BYTES, max_values=MAX_TENSORS * _VALUES_A_TENSOR, max_depth=8)
     metadata = _metadata(found.pop("__metadata__", None), path)
     if len(found) > MAX_TENSORS:
@@ -108,9 +113,9 @@ def stored_bytes(header: Header) -> int:
 def read_index(path: Path) -> Index:
     """The shard index of a model, from its own file or from the folder that holds it."""
     file = path / INDEX if is_folder(path) else path
-    data = read_json(file, max_bytes=MAX_INDEX_BYTES, max_values=3 * MAX_TENSORS)
+    data = read_json(file, max_bytes=MAX_INDEX_BYTES, max_values=3 * MAX_INDEXED)
     weight_map = data.get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or len(weight_map) > MAX_TENSORS:
+    if not isinstance(weight_map, dict) or not weight_map or len(weight_map) > MAX_INDEXED:
         raise refuse("weight_map", weight_map, "is not an object that names the file of each tensor")
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_name(shard):
@@ -137,12 +142,23 @@ def folder_stored_bytes(folder: Path) -> int | None:
             raise refuse(
                 "weight_map", missing[0], f"is one of {len(missing)} missing files of {len(index.shards)}", "was the download finished?"
             )
+        _check_headers([folder / shard for shard in index.shards])
         return sum(_indexed_bytes(index, shard) for shard in index.shards)
     files = sorted(folder.glob("*.safetensors")) if is_folder(folder) else []
     single = folder / "model.safetensors"
     if single in files:
         files = [single]
     return stored_bytes(read_header(files[0])) if len(files) == 1 else None
+
+
+def _check_headers(paths: Sequence[Path]) -> None:
+    """Refuse headers that are too long together, before any of them is read."""
+    total = 0
+    for path in paths:
+        with open_regular(path) as (file, size):
+            total += int.from_bytes(exactly(file, 8, path), "little") if size >= 8 else 0
+    if total > MOST_HEADERS_BYTES:
+        raise refuse("weight_map", total, f"is bytes of headers together, more than the {MOST_HEADERS_BYTES} that are read")
 
 
 def _indexed_bytes(index: Index, shard: str) -> int:

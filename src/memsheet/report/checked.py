@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import Answer, Result
+from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.lint import Found, Rule
 from memsheet.frozen import dataclass
 from memsheet.report.bars import Look
@@ -99,7 +100,7 @@ def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
         yield "\nNo known mistake found."
         return
     yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
-    for rule, found in checked.mistakes:
+    for rule, found in checked.mistakes[:MOST_SHOWN]:
         size = found.saves_bytes or 0
         frees = f" · frees {look.room(size)} a GPU" if size > 0 else f" · takes {look.need(-size)} a GPU" if size else ""
         gives = found.gains_bytes or 0
@@ -112,6 +113,7 @@ def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
         )
         yield from _wrapped(f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  ")
         yield from _wrapped(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
+    yield from (f"  {line}" for line in more_than_shown(len(checked.mistakes)))
 
 
 def _by_which_end(checked: Checked) -> str:

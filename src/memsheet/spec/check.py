@@ -6,10 +6,10 @@ A *request* is a flat mapping from dotted keys to values (``{"mesh.tp": 8, "zero
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.errors import Problem, nearest
+from memsheet.errors import MOST_SHOWN, Problem, nearest
 from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import dtype_named
 
@@ -82,6 +82,8 @@ RULES: dict[str, Rule] = {
     "serving.dispatch": _choice("gather", "deepep"), "serving.dp_dense": _FLAG, "serving.state_slots": _count(1, 2**24), "serving.state_ratio": Rule("number", low=0),
     "serving.max_loras": _count(0, 2**16), "serving.max_cpu_loras": _count(0, 2**16), "serving.fully_sharded_loras": _FLAG,
 }  # fmt: skip
+LONGEST = 1000
+"""Characters of a name: of a release, a model, a format."""
 _GROUPS = {key.split(".")[0] for key in RULES if "." in key}
 
 
@@ -100,13 +102,14 @@ def flatten(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_request(request: Request) -> list[Problem]:
     """Every key that is unknown and every value that its rule does not allow. Null leaves a key to its default."""
-    return [problem for key, value in request.items() for problem in _check(key, value)]
+    unknown = [key for key in request if key not in RULES]
+    near = {key: nearest(key, RULES, n=1, cutoff=0.3) for key in unknown[:MOST_SHOWN]}
+    return [problem for key, value in request.items() for problem in _check(key, value, near.get(key, []))]
 
 
-def _check(key: str, value: Any) -> Iterator[Problem]:
+def _check(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
     rule = RULES.get(key)
     if rule is None:
-        near = nearest(key, RULES, n=1, cutoff=0.3)
         yield Problem(field=key, value=value, reason="is not a key of a plan", hint=f"did you mean {near[0]}?" if near else "")
     elif value is not None:
         reason = _REASONS.get(rule.kind, lambda *_: None)(rule, value)
@@ -177,7 +180,7 @@ _REASONS: dict[str, Any] = {
     "counts": _counts_reason,
     "texts": _texts_reason,
     "flag": _flag_reason,
-    "text": lambda _, v: None if isinstance(v, str) else "is not text",
+    "text": lambda _, v: "is not text" if not isinstance(v, str) else f"is longer than {LONGEST} characters" if len(v) > LONGEST else None,
     "dtype": lambda _, v: None if isinstance(v, str) and dtype_named(v) else "is not a known dtype",
     "choice": lambda r, v: None if v in r.choices else f"is none of {', '.join(r.choices)}",
 }

@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import Any, TypeGuard
 
 from memsheet.frozen import dataclass
+from memsheet.guard.budget import Budget, TooMuchError
 from memsheet.spec.exchange import UNSET
 
 Tree = dict[str, Any]
@@ -19,9 +20,11 @@ CLASS, BASE, LINE, WHOLE, SCOPE = "class", "base", "lambda", "import", "def"  # 
 CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
 FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
 PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
-DEEPEST, MOST_STEPS, LARGEST = 24, 4000, 2**62
-MOST_LOOKS, LONGEST = 24, 300
-"""Calls whose surroundings are read, and characters of a text that is put together."""
+MOST_LOOKS, STEPS_OF_LOOK, LONGEST = 24, 4000, 300
+"""Calls whose surroundings are read, the steps of each, and characters of a text that is put together."""
+DEEPEST, MOST_STEPS, LARGEST = 24, 20_000, 2**62
+MOST_TEXT = 2**15
+"""Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
 _SUMS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
 }  # fmt: skip
@@ -36,11 +39,8 @@ class Module:
     names: dict[str, Any]
     imported: dict[str, str]
     bases: Mapping[str, Tree]
-    left: list[int] = field(default_factory=lambda: [MOST_STEPS])  # steps that may still be taken
-
-
-class TooMuchError(ValueError):
-    """A text that asks for more than a configuration does."""
+    sites: tuple[tuple[ast.Call, tuple[str, ...], int], ...]  # every call of a name, its path, and the line of the function around it
+    steps: Budget = field(default_factory=lambda: Budget(MOST_STEPS, "steps"))
 
 
 def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
@@ -48,12 +48,14 @@ def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
 
     Raises ValueError for text that is no Python.
     """
+    if len(text) > MOST_TEXT:
+        raise TooMuchError(f"is longer than the {MOST_TEXT} characters that are read")
     try:
         parsed = ast.parse(text)
     except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
         raise ValueError(f"is no Python: {type(error).__name__}") from None
     functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
-    module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases)
+    module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(_sites(parsed)))
     _statements(module, parsed.body, module.names)
     return module
 
@@ -61,7 +63,11 @@ def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
 def returned(module: Module) -> Iterator[tuple[str, Any]]:
     """What each function that no other one calls returns, in the order of the file."""
     called = {name for held in module.functions.values() for name in _called(held)}
-    yield from ((name, _result(module, name, 0)) for name in module.functions if name not in called)
+    for name in module.functions:
+        if name not in called:
+            found = _result(module, name, 0)
+            module.steps.spend_size(found)
+            yield name, found
 
 
 def calls(module: Module, names: Iterable[str], *, local: bool = False) -> Iterator[Tree]:
@@ -71,11 +77,12 @@ def calls(module: Module, names: Iterable[str], *, local: bool = False) -> Itera
     """
     looks = MOST_LOOKS if local else 0
     wanted = frozenset(names)
-    inside = {id(node): held.lineno for held in ast.walk(module.tree) if isinstance(held, ast.FunctionDef) for node in ast.walk(held)}
-    for node in ast.walk(module.tree):
-        if isinstance(node, ast.Call) and (path := _path(node.func)) and path[-1] in wanted:
-            told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: inside.get(id(node), 0)}
-            yield {**_given(module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0), **told}
+    for node, path, scope in module.sites:
+        if path[-1] in wanted:
+            told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: scope}
+            found = {**_given(module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0), **told}
+            module.steps.spend_size(found)
+            yield found
             looks -= 1
 
 
@@ -83,7 +90,7 @@ def _names_at(module: Module, line: int) -> Mapping[str, Any]:
     """What names hold on a line; the file's own where that takes too many steps."""
     given: dict[str, Any] = {}
     try:
-        _up_to(replace(module, left=[MOST_STEPS]), module.tree.body, line, given)
+        _up_to(replace(module, steps=Budget(STEPS_OF_LOOK, "steps")), module.tree.body, line, given)
     except TooMuchError:
         return module.names
     return given
@@ -114,6 +121,19 @@ def _opened(node: ast.stmt) -> list[ast.expr]:
     if isinstance(node, ast.With | ast.AsyncWith):
         return [held.optional_vars for held in node.items if held.optional_vars is not None]
     return [node.target] if isinstance(node, ast.For | ast.AsyncFor) else []
+
+
+def _sites(tree: ast.Module) -> Iterator[tuple[ast.Call, tuple[str, ...], int]]:
+    """Level by level, as ``ast.walk`` goes."""
+    level: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while level:
+        below: list[tuple[ast.AST, int]] = []
+        for node, scope in level:
+            inside = node.lineno if isinstance(node, ast.FunctionDef) else scope
+            if isinstance(node, ast.Call) and (path := _path(node.func)):
+                yield node, tuple(path), scope
+            below += [(child, inside) for child in ast.iter_child_nodes(node)]
+        level = below
 
 
 def flattened(value: Any) -> Any:
@@ -150,7 +170,7 @@ def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef
 def _statements(module: Module, body: list[ast.stmt], given: dict[str, Any], depth: int = 0) -> Any:
     """What a list of statements returns; assignments go into ``given``, and what is not read makes nothing sure that it names."""
     for node in body:
-        _step(module)
+        module.steps.spend()
         if isinstance(node, ast.Return):
             return _value(module, node.value, given, depth)
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -182,12 +202,6 @@ def _is_main(node: ast.stmt) -> TypeGuard[ast.If]:
     return False
 
 
-def _step(module: Module) -> None:
-    module.left[0] -= 1
-    if module.left[0] < 0:
-        raise TooMuchError("asks for more steps than a configuration has")
-
-
 def _assign(target: ast.expr, value: Any, given: dict[str, Any]) -> None:
     path = _path(target)
     if not path:
@@ -211,14 +225,14 @@ def _path(node: ast.expr) -> list[str]:
 
 
 def _value(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
-    _step(module)
+    module.steps.spend()
     if depth > DEEPEST:
         raise TooMuchError("is nested too deeply")
     match node:
         case None:
             return None
         case ast.Constant(value=bool() | int() | float() | str() | None as value):
-            return value
+            return value if _plain(value) else UNSET
         case ast.UnaryOp(op=ast.USub(), operand=held):
             value = _value(module, held, given, depth + 1)
             return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
@@ -231,10 +245,17 @@ def _value(module: Module, node: ast.expr | None, given: Mapping[str, Any], dept
         case ast.Dict(keys=keys, values=held):
             return _dictionary(module, keys, held, given, depth + 1)
         case ast.Name() | ast.Attribute():
-            return _looked_up(_path(node), given)
+            found = _looked_up(_path(node), given)
+            module.steps.spend_size(found)  # a name may stand for all that other names hold
+            return found
         case ast.Call(func=function):
             return _call(module, node, ".".join(_path(function)), given, depth + 1)
     return UNSET
+
+
+def _plain(value: object) -> bool:
+    """Whether arithmetic and a screen can take it: no number that is infinite or of thousands of digits."""
+    return not isinstance(value, int | float) or abs(value) < LARGEST
 
 
 def _dictionary(module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int) -> Any:
@@ -281,7 +302,9 @@ def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
 def _call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int) -> Any:
     """A constructor's arguments by name, under its class; a function of the file as what it returns."""
     if name in module.functions:
-        return _copied(_result(module, name, depth))
+        found = _result(module, name, depth)
+        module.steps.spend_size(found)
+        return _copied(found)
     if name == "dict" and not node.args:
         return _given(module, node, given, depth)
     whole = module.imported.get(name, "")

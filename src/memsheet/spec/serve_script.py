@@ -5,11 +5,17 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
+
+from memsheet.guard.budget import Budget, TooMuchError
 
 ENDS = ("&&", "||", "|", "&", ";", ">", ">>", "2>&1")
 BETWEEN = ENDS[:5]
 MOST_LINES = 64
 """Lines that one quoted value may go over."""
+MOST_VALUE, MOST_EXPANDED = 2**14, 2**18
+"""Characters of a value with its variables in place, and of all values that one script makes: a launch is a few hundred."""
 VERSION, OTHERS, OPEN, MORE = "version", "commands", "variables", "further arguments"
 """Places of a command's values that are no flags: the engine's version, how many commands were read, variables, what a variable holds."""
 LAUNCHES = (
@@ -24,37 +30,49 @@ _NUMBER = r"v?(\d{1,4}\.\d{1,6}[\w.]{0,24})"
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?([-=])([^{}]*))?\}|(\w+))")
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
+_SPECIAL = re.compile(r"['\"\\#]")
 _SHIELDS = {"$": "\ue000", "`": "\ue001"}
 _BARE = {ord(shield): letter for letter, shield in _SHIELDS.items()}
 _LEADS = ("export", "readonly", "declare", "local", "-x", "-r", "then", "do", "else", "env", "exec", "nohup")
 
 
-def lines(text: str) -> Iterator[list[str]]:
+@lru_cache(maxsize=2)
+def lines(text: str) -> tuple[tuple[str, ...], ...]:
     """The lines of a script as words, a quoted value over several lines in one; what is no shell is passed over. What a command would print
     is a variable that nobody set.
     """
+    return tuple(_lines(text))
+
+
+def _lines(text: str) -> Iterator[tuple[str, ...]]:
     held: list[str] = []
+    quote = ""
     for line in text.replace("\\\n", " ").splitlines():
-        held.append(line)
-        try:
-            words = shlex.split(_COMMAND.sub("${printed}", _shielded("\n".join(held))), comments=True)
-        except ValueError:
-            held = [] if len(held) >= MOST_LINES else held
+        shown, quote = _shielded(line, quote)
+        held.append(shown)
+        if quote and len(held) < MOST_LINES:
             continue
-        held = []
-        yield words
+        whole, held, quote = "\n".join(held), [], ""
+        with suppress(ValueError):
+            yield tuple(shlex.split(_COMMAND.sub("${printed}", whole), comments=True))
 
 
-def _shielded(text: str) -> str:
-    """A text in which what a shell takes as it stands, in single quotes or after a backslash, looks like no variable or command."""
-    found, quote, last = list[str](), "", ""
-    for letter in text:
+def _shielded(line: str, quote: str) -> tuple[str, str]:
+    """A line in which what a shell takes as it stands, in single quotes or after a backslash, looks like no variable or command; and the quote
+    that is open after it. ``quote``: the one that was open before it.
+    """
+    if not quote and not _SPECIAL.search(line):
+        return line, ""
+    found, last = list[str](), ""
+    for at, letter in enumerate(line):
+        if letter == "#" and not quote and last != "\\":  # a comment, as shlex has it
+            return "".join(found) + line[at:], ""
         literal = quote == "'" or last == "\\"
-        if letter in "'\"" and last != "\\":
+        if letter in "'\"" and (last != "\\" or quote == "'"):
             quote = "" if quote == letter else quote or letter
         found.append(_SHIELDS.get(letter, letter) if literal else letter)
-        last = "" if last == "\\" and quote != "'" else letter
-    return "".join(found)
+        last = "" if (last == "\\" and quote != "'") or quote == "'" else letter
+    return "".join(found), quote
 
 
 def _plain(word: str) -> str:
@@ -77,9 +95,10 @@ def parts(words: Sequence[str]) -> Iterator[list[str]]:
 class Variables:
     """What a script gives its variables: ``sure`` where it says it, ``all`` with defaults for those that whoever runs it may set."""
 
-    __slots__ = ("all", "sure")
+    __slots__ = ("all", "budget", "sure")
 
     def __init__(self) -> None:
+        self.budget = Budget(MOST_EXPANDED, "text of variables")
         self.sure: dict[str, str] = {}
         self.all: dict[str, str] = {}
 
@@ -91,16 +110,16 @@ class Variables:
                 if word in _LEADS:
                     continue
                 return
-            sure = expand(told[2], self.sure, defaults=False)
+            sure = expand(told[2], self.sure, self.budget, defaults=False)
             again = self.sure.get(told[1], sure) != sure
             self.sure[told[1]] = f"${{{told[1]}}}" if again else sure
-            self.all[told[1]] = expand(told[2], self.all, defaults=True)
+            self.all[told[1]] = expand(told[2], self.all, self.budget, defaults=True)
 
     def filled(self, words: Iterable[str], *, defaults: bool) -> list[str]:
         """Words with the variables' values, split again where one is several words."""
         known, found = self.all if defaults else self.sure, list[str]()
         for word in words:
-            value = expand(word, known, defaults=defaults)
+            value = expand(word, known, self.budget, defaults=defaults)
             several = value != word and _VARIABLE.fullmatch(word) and value.startswith("-")
             found += _split(value) if several else [value]
         return [_plain(word) for word in found]
@@ -113,14 +132,19 @@ def _split(text: str) -> list[str]:
         return [text]
 
 
-def expand(text: str, known: Mapping[str, str], *, defaults: bool) -> str:
-    """A text with the variables that are known, and the defaults that it says itself."""
+def expand(text: str, known: Mapping[str, str], budget: Budget, *, defaults: bool) -> str:
+    """A text with the variables that are known, and the defaults that it says itself. Raises TooMuchError where that grows too long."""
 
     def value(found: re.Match[str]) -> str:
         name = found[1] or found[4]
-        return known[name] if name in known else found[3] if defaults and found[2] else found[0]
+        held = known[name] if name in known else found[3] if defaults and found[2] else found[0]
+        budget.spend(len(held))
+        return held
 
-    return _VARIABLE.sub(value, text)
+    made = _VARIABLE.sub(value, text) if "$" in text else text
+    if len(made) > MOST_VALUE and made != text:
+        raise TooMuchError(f"makes a value of more than {MOST_VALUE} characters")
+    return made
 
 
 def variables(text: str) -> list[tuple[str, str]]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
+from memsheet.guard.budget import CHARACTERS, Budget
 from memsheet.spec.exchange import AUTO, UNSET
 
 NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
@@ -14,6 +16,8 @@ USED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:\[[@*]\]|:?[-=?][^}]*)?\}|
 ARGUMENTS = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
 ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
 DEEPEST, MOST_WORDS = 6, 4000
+MOST_EXPANDED, MOST_HELD = 40_000, 20_000
+"""Words that all commands of a script come to with their variables in place, and that its variables hold: a launch is a hundred or two."""
 PROGRAM = "$.program"
 """The script that the flags are given to."""
 
@@ -131,8 +135,9 @@ def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
     said, commands = _pieces(text)
     settings = [words[0] for name in (ALLOCATOR, OLDER) if (words := said.get(name))]
     exported = {ALLOCATOR: settings[0]} if settings else {}
+    budget = Budget(MOST_EXPANDED, "words of variables")
     for words in (*commands, *said.values()):
-        found = _flags(list(_expanded(words, said, 0))[:MOST_WORDS])
+        found = _flags(list(islice(_expanded(words, said, 0, budget), MOST_WORDS)))
         if marks & found.keys():
             return {**exported, **found}
     return {}
@@ -143,6 +148,7 @@ def _pieces(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
     said: dict[str, list[str]] = {}
     commands: list[list[str]] = [[]]
     array: list[str] | None = None
+    budget = Budget(MOST_HELD, "words of variables")
     for word in shlex.split(text.replace("\\\n", " ").replace("\n", "\n ; "), comments=True):
         if array is not None:
             array += [part for part in (word.rstrip(")"),) if part not in ("", ";")]
@@ -151,6 +157,7 @@ def _pieces(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
             commands.append([])
         elif (named := NAMED.fullmatch(word)) and set(commands[-1]) <= {"export"}:
             array = _named(said, named[1], named[2], word)
+            budget.spend(len(said[named[1]]))
         else:
             commands[-1].append(word)
     return said, [words for words in commands if words]
@@ -171,15 +178,16 @@ def _split(value: str) -> list[str]:
         return [value]
 
 
-def _expanded(words: list[str], said: Mapping[str, list[str]], depth: int) -> Iterator[str]:
-    """Words with variables in their place; one that nobody gave a value stays as it is."""
+def _expanded(words: list[str], said: Mapping[str, list[str]], depth: int, budget: Budget) -> Iterator[str]:
+    """Words with variables in their place; one that nobody gave a value stays as it is. Raises TooMuchError where they grow too many."""
     for word in words:
+        budget.spend(1 + len(word) // CHARACTERS)
         whole = USED.fullmatch(word)
         name = str(whole[1] or whole[2]) if whole else ""
         if name in said and depth < DEEPEST:
-            yield from _expanded(said[name][:MOST_WORDS], said, depth + 1)
+            yield from _expanded(said[name][:MOST_WORDS], said, depth + 1, budget)
         elif " " in word and "--" in word and depth < DEEPEST:
-            yield from _expanded(_split(word), said, depth + 1)
+            yield from _expanded(_split(word), said, depth + 1, budget)
         else:
             yield word
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from memsheet.errors import Problem
 from memsheet.exchange.torchtitan.both import MIXED, STEPS, above, mixed, zero
+from memsheet.guard.toml import parse_toml
 from memsheet.spec.exchange import Format, Key, Values
 
 COMMIT = "820504e"  # every line below is of 820504e20d1149fbf0b98c567af24c4b0433b22d torchtitan/config_manager.py
@@ -87,12 +88,7 @@ def _compose(values: Values, _: Values) -> str:
 
 
 def _parse(text: str) -> Mapping[str, Any]:
-    import tomllib
-
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
+    return parse_toml(text.encode(), "file")
 
 
 def _switch(at: str, key: str, line: int) -> Key:

@@ -22,7 +22,8 @@ from typing import Any, BinaryIO
 from memsheet.errors import printable, refuse
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
-MAX_YAML_BYTES = 256 * 2**10  # engine configurations are a few KiB, and YAML parses a hundred times slower than JSON
+MAX_YAML_BYTES = 128 * 2**10  # engine configurations are a few KiB, and YAML parses a hundred times slower than JSON
+MAX_YAML_VALUES = 10_000
 MAX_DEPTH = 64
 MAX_VALUES = 500_000  # a value takes up to some 200 bytes once built, so this is about 100 MB
 MAX_INT = 2**63
@@ -240,8 +241,8 @@ def _check_events(text: str, field: str) -> None:
             raise refuse(field, where, "starts a second document", "keep one document a file")
         if depth > MAX_DEPTH:
             raise refuse(field, where, f"is nested deeper than {MAX_DEPTH} levels")
-        if values > MAX_VALUES:
-            raise refuse(field, where, f"holds more than {MAX_VALUES} values")
+        if values > MAX_YAML_VALUES:
+            raise refuse(field, where, f"holds more than {MAX_YAML_VALUES} values")
 
 
 def _yaml_base() -> Any:
