@@ -18,7 +18,7 @@ from memsheet.budget import Answer
 from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
-from memsheet.readers.guard import MAX_JSON_BYTES, read_bytes
+from memsheet.guard import MAX_JSON_BYTES, read_bytes
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.record import RECORD_SCHEMA, Record, parse_packed, record_from
 from memsheet.resolve import reread
