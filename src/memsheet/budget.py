@@ -36,15 +36,20 @@ class Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One change of a plan and what it saves on the worst rank."""
+    """One change of a plan, and the expected device bytes of the worst rank before and after it."""
 
     key: str
     before: Any
     after: Any
-    saves_bytes: int
+    before_bytes: int
+    after_bytes: int
     words: str
     needs: str = ""  # what it costs elsewhere: host memory, more GPUs, another kind of training
     also: tuple[tuple[str, Any, Any], ...] = ()  # further keys that change with it, as (key, before, after)
+
+    @property
+    def saves_bytes(self) -> int:
+        return self.before_bytes - self.after_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

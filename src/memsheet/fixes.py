@@ -9,12 +9,13 @@ from typing import Any
 from memsheet.account import account
 from memsheet.budget import Change, Fix, Result, Verdict, judge_on
 from memsheet.engines import find_engine
-from memsheet.errors import InputError
+from memsheet.errors import InputError, require
 from memsheet.frozen import dataclass
 from memsheet.resolve import resolve
 from memsheet.sheet import Sheet
 from memsheet.spec.device import MAX_DEVICES, Cluster, parse_gpus
 from memsheet.spec.engine import Sharding
+from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Loss, OptimizerName, Plan, RecomputeMode
 
@@ -36,7 +37,12 @@ class _Tried:
 
     @property
     def bytes(self) -> int:
+        """What a search goes by: the high end, which must fit."""
         return int(self.verdict.device.high)
+
+    @property
+    def expected_bytes(self) -> int:
+        return int(self.verdict.device.value)
 
     def names(self, prefix: str) -> bool:
         """Whether the question gives a key of that kind."""
@@ -59,6 +65,7 @@ class Candidate:
     words: str
     edit: Callable[[_Tried], Edits | None]
     needs: str = ""
+    again: str = ""  # what it is called where it was made several times: from ``{before}`` to ``{after}``
 
 
 def _fused_loss(asked: _Tried) -> Edits | None:
@@ -106,17 +113,20 @@ def _offload(asked: _Tried) -> Edits | None:
     plan, engine = asked.plan, find_engine(asked.plan.engine)
     if engine is None or "optimizer" not in engine.offload or plan.offload.optimizer:
         return None
+    kept = {"offload.activations": True} if plan.offload.activations else {}  # said again: the flag replaces what it said before
     if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:
-        return {"offload.optimizer": 1}
-    return {"offload.optimizer": 1, "offload.parameters": 1}
+        return {"offload.optimizer": 1, **kept}
+    return {"offload.optimizer": 1, "offload.parameters": 1, **kept}
 
 
 def _more_gpus(asked: _Tried) -> Edits | None:
-    count = asked.cluster.count * 2
-    if not asked.plan.zero or count > MAX_DEVICES:
+    cluster = asked.cluster
+    if not asked.plan.zero or cluster.count * 2 > MAX_DEVICES or cluster.file:
         return None
     mesh = {"mesh.dp_shard": asked.plan.mesh.dp_shard * 2} if asked.names("mesh.dp_shard") else {}
-    return {"gpus": f"{count}x{asked.cluster.device.name}", **mesh}
+    room = cluster.count * 2 <= (cluster.device.per_node or cluster.per_node)
+    nodes = {} if cluster.nodes == 1 and room else {"nodes": cluster.nodes * 2}
+    return {"gpus": f"{cluster.count * 2}x{cluster.device.name}", **nodes, **mesh}
 
 
 def _lora(asked: _Tried) -> Edits | None:
@@ -130,11 +140,11 @@ def _qlora(asked: _Tried) -> Edits | None:
 CANDIDATES = (
     Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
     Candidate(1, "recompute every layer", _recompute, "about a third more time"),
-    Candidate(1, "half the micro-batch", _half_microbatch, "the same global batch in twice the steps"),
-    Candidate(1, "shard more states (ZeRO up)", _zero_up, "more communication"),
+    Candidate(1, "half the micro-batch", _half_microbatch, "the same global batch in more steps", "micro-batch {before} to {after}"),
+    Candidate(1, "shard more states (ZeRO up)", _zero_up, "more communication", "shard more states (zero {before} to {after})"),
     Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
     Candidate(2, "offload states to host memory", _offload, "host memory and a much slower step"),
-    Candidate(3, "twice the GPUs", _more_gpus, "more GPUs"),
+    Candidate(3, "twice the GPUs", _more_gpus, "more GPUs", "from {before} to {after}"),
     Candidate(4, "LoRA, rank 16", _lora, "trains adapters only"),
     Candidate(4, "QLoRA, nf4 base and rank 16", _qlora, "trains adapters on a quantized base"),
 )
@@ -150,7 +160,7 @@ def cheapest_fix(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, 
         singles += _each(spec, start, (tier,) if singles else range(tier + 1))
         found = _greedily(spec, start, singles, tier)
         if found:
-            return _fix(_shortest(spec, start, found))
+            return _fix(_told_once(spec, start, _shortest(spec, start, found)))
     return None
 
 
@@ -195,14 +205,45 @@ def _shortest(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
     return best
 
 
+def _told_once(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
+    """A change that was made several times as one, where making it at once comes to the same."""
+    names = list(dict.fromkeys(change.words for change in found.changes))
+    if len(names) == len(found.changes):
+        return found
+    state: _Tried | None = start
+    told: list[Change] = []
+    for words in names:
+        before, candidate = state, next(c for c in CANDIDATES if c.words == words)
+        for _ in range(sum(change.words == words for change in found.changes)):
+            state = _apply(spec, state, candidate) if state else None
+        if before is None or state is None:
+            return found
+        told.append(_as_one(candidate, before, state.changes[len(before.changes) :]))
+    return replace(state, changes=tuple(told)) if state and state.verdict.result is Result.FITS else found
+
+
+def _as_one(candidate: Candidate, before: _Tried, made: tuple[Change, ...]) -> Change:
+    """Changes of one kind, one after another, as one."""
+    if len(made) == 1:
+        return made[0]
+    first, last = made[0], made[-1]
+    rows = {key: after for change in made for key, _, after in ((change.key, None, change.after), *change.also)}
+    return Change(
+        key=last.key, before=_before(before, last.key), after=last.after, before_bytes=first.before_bytes, after_bytes=last.after_bytes,
+        words=candidate.again.format(before=_before(before, last.key), after=last.after), needs=candidate.needs,
+        also=tuple((key, _before(before, key), after) for key, after in rows.items() if key != last.key),
+    )  # fmt: skip
+
+
 def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
     """A change on top of others, accounted; None where it does not apply, is not legal or needs more host memory than there is."""
     edits = candidate.edit(state)
     if edits is None:
         return None
-    cluster, request = _resized(state.cluster, edits.get("gpus")), _edited(state.request, edits)
+    cluster, request = _resized(state.cluster, edits), _edited(state.request, edits)
     try:
         plan = resolve(request, spec, cluster).plan
+        require(unsupported(plan, cluster, spec))
         sheets, verdict = _judged(spec, plan, cluster)
     except InputError:
         return None
@@ -210,7 +251,7 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
         return None
     (key, after), *rest = edits.items()
     change = Change(
-        key=key, before=_before(state, key), after=after, words=candidate.words, saves_bytes=state.bytes - int(verdict.device.high),
+        key=key, before=_before(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
         needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
     )  # fmt: skip
     return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change))
@@ -230,7 +271,7 @@ def _before(state: _Tried, key: str) -> Any:
     """What a key was: as asked, else as resolved."""
     plan = state.plan
     resolved = {
-        "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
+        "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "nodes": state.cluster.nodes, "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
         "microbatch": plan.microbatch, "zero": plan.zero, "engine": plan.engine, "global_batch": plan.global_batch,
         "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
         "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
@@ -243,11 +284,13 @@ def _edited(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
     """The question with edits on top, as a person would add them; a named precision takes the place of dtypes."""
     gone = "precision.name" in edits
     kept = {key: value for key, value in request.items() if not (gone and key.startswith("precision."))}
-    return {key: value for key, value in {**kept, **edits}.items() if key != "gpus"}
+    return {key: value for key, value in {**kept, **edits}.items() if key not in ("gpus", "nodes")}
 
 
-def _resized(cluster: Cluster, gpus: str | None) -> Cluster:
-    count, _ = parse_gpus(gpus) if gpus else (None, "")
+def _resized(cluster: Cluster, edits: Edits) -> Cluster:
+    """The cluster as those edits lay it out; what is of whole nodes keeps their size."""
+    count, _ = parse_gpus(edits["gpus"]) if "gpus" in edits else (None, "")
     if count is None:
         return cluster
-    return replace(cluster, nodes=count // cluster.per_node) if count % cluster.per_node == 0 else replace(cluster, per_node=count, nodes=1)
+    nodes = edits.get("nodes", 1)
+    return replace(cluster, per_node=count // nodes, nodes=nodes)

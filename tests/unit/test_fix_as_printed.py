@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import random
 import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
 
 import pytest
 
 import memsheet
+from memsheet.budget import Answer
+from memsheet.catalog import find_device
 from memsheet.cli import main
+from memsheet.errors import InputError
+from memsheet.report.bars import Look
+from memsheet.report.sizes import MOST_DIGITS, closing
 from memsheet.report.words import flags_of
+from memsheet.sheet import Bytes
+from memsheet.spec.device import Cluster
 
 QUESTIONS = [
     ("llama-3.1-8b", {"gpus": "8xA100-80GB", "engine": "transformers", "precision": "bf16-autocast", "seq_len": 2048}),
@@ -38,3 +51,99 @@ def test_a_fix_holds_when_its_flags_are_added(model: str, options: dict[str, obj
     kept = [word for at in range(0, len(flags), 2) if flags[at] not in names for word in flags[at : at + 2]]
     assert main(["train", model, *kept, *added, "--json"]) == 0
     assert f'"device_bytes": {fix.device.value}' in capsys.readouterr().out
+
+
+# ---- the same of any job --------------------------------------------------------------------------------------------------------
+
+MODELS = (
+    "llama-3.2-1b",
+    "llama-3.1-8b",
+    "llama-2-7b",
+    "qwen2.5-7b",
+    "llama-3-70b",
+    "mixtral-8x7b",
+    "gpt2-xl",
+    "gemma-2-9b",
+    "qwen3-30b-a3b",
+)
+GPUS = ("1xRTX4090", "4xRTX4090", "8xRTX4090", "6xRTX4090", "1xA100-80GB", "4xA100-80GB", "8xA100-80GB", "16xH100-80GB", "64xH100-80GB", "1xL4",
+        "8xV100-16GB", "1xT4")  # fmt: skip
+OPTIONS: dict[str, tuple[float, tuple[Any, ...]]] = {
+    "engine": (0.7, ("transformers", "fsdp2", "deepspeed", "megatron", "torchtitan", "fsdp1")), "zero": (0.5, (0, 1, 2, 3)),
+    "microbatch": (0.6, (1, 2, 3, 4, 8, 16)), "precision": (0.2, ("fp32", "bf16-pure", "bf16-master", "bf16-autocast")),
+    "recompute": (0.2, ("full", "selective")), "optimizer": (0.2, ("adamw", "sgd", "adamw_8bit")), "tp": (0.2, (2, 4)),
+    "optimizer_implementation": (0.2, ("foreach", "fused")), "offload": (0.2, ("activations", "optimizer")), "global_batch": (0.1, (8, 64)),
+    "dp_shard": (0.1, (2, 4, 8)), "lora_rank": (0.2, (8,)), "host_memory": (0.1, ("64GiB", "512GiB")), "nodes": (0.1, (1, 2)),
+}  # fmt: skip
+"""What a job may say, how often, and with which values."""
+
+
+def drawn(seed: int) -> Iterator[tuple[str, dict[str, Any], Answer]]:
+    """Jobs that are legal and for which a fix is named, one after another."""
+    rng = random.Random(seed)
+    while True:
+        options: dict[str, Any] = {"gpus": rng.choice(GPUS), "seq_len": rng.choice((512, 2048, 4096))}
+        options |= {key: rng.choice(values) for key, (often, values) in OPTIONS.items() if rng.random() < often}
+        model = rng.choice(MODELS)
+        try:
+            answer = memsheet.train(model, **options)
+        except InputError:
+            continue
+        if answer.verdict is not None and answer.verdict.cheapest_fix is not None:
+            yield model, options, answer
+
+
+def as_typed(options: dict[str, Any], added: list[str]) -> list[str]:
+    """A command's flags with others added, which take the place of those of the same name."""
+    names = {word for word in added if word.startswith("--")}
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in options.items()]
+    return [*(word for flag in flags if flag[0] not in names for word in flag), *added]
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+def test_any_fix_can_be_typed_and_says_what_comes_of_it(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    for model, options, answer in islice(drawn(seed), 5 if seed == 1 else 100):
+        assert answer.verdict is not None
+        fix = answer.verdict.cheapest_fix
+        assert fix is not None
+        command = ["train", model, *as_typed(options, shlex.split(flags_of(fix))), "--json"]
+        assert main(command) == 0, command
+        assert json.loads(capsys.readouterr().out)["verdict"]["device_bytes"] == fix.device.value, command
+        chain = [answer.verdict.device.value, *(change.after_bytes for change in fix.changes)]
+        assert chain == [*(change.before_bytes for change in fix.changes), fix.device.value], command
+        assert len({change.words for change in fix.changes}) == len(fix.changes), command
+
+
+def test_doubled_twice_is_told_once() -> None:
+    """More GPUs, and more again, are one change from the first count to the last."""
+    answer = memsheet.train(
+        "llama-3.1-405b",
+        gpus="16xH100-80GB",
+        engine="fsdp2",
+        zero=3,
+        seq_len=2048,
+        recompute="full",
+        optimizer="sgd_momentum",
+        host_memory="1GiB",
+    )
+    assert answer.verdict is not None
+    fix = answer.verdict.cheapest_fix
+    assert fix is not None
+    more = [change for change in fix.changes if change.key == "gpus"]
+    assert len(more) == 1
+    assert more[0].words == "from 16xH100-80GB to 128xH100-80GB"
+
+
+def test_what_fits_looks_as_if_it_did() -> None:
+    """A need a few MiB below what the card gives is printed with as many digits as show it."""
+    cluster = Cluster(device=find_device("H100-80GB"), per_node=1, nodes=1)
+    room = cluster.device.framework_bytes
+    plain = memsheet.train("llama-tiny", gpus="1xH100-80GB", seq_len=8)
+    assert plain.verdict is not None
+    for below in (0, 1, 2**10, 2**20, 4 * 2**20, 2**30, 20 * 2**30):
+        verdict = replace(plain.verdict, device=Bytes.exact(room - below), headroom_bytes=below)
+        for look in (Look(), Look(decimal=True)):
+            shown = closing(verdict, cluster, look)
+            need, give = (float(words.split(" ")[0]) for words in (shown.need(room - below, shown.digits), shown.room(room, shown.digits)))
+            assert need <= give + 2 * 10**-MOST_DIGITS, (below, shown.digits)
+            assert shown.digits == 2 or below < 2**24

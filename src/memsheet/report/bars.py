@@ -21,7 +21,9 @@ COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII; ``fine``: columns in MiB or MB."""
+    """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII; ``fine``: columns in MiB or MB; ``digits`` after the
+    point of what must add up and compare.
+    """
 
     width: int = 80
     decimal: bool = False
@@ -29,6 +31,7 @@ class Look:
     colour: bool = False
     ascii: bool = False
     fine: bool = False
+    digits: int = 2
 
     @property
     def unit(self) -> str:
@@ -50,7 +53,7 @@ class Look:
     def cell(self, size: int) -> str:
         """A need in a column that names the unit."""
         factor = (1000 if self.decimal else 1024) if self.fine else 1
-        return format_giga(size * factor, decimal=self.decimal)
+        return format_giga(size * factor, decimal=self.decimal, digits=self.digits)
 
 
 def components(sheet: Sheet) -> list[tuple[Component, Bytes]]:

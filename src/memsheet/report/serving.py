@@ -10,7 +10,6 @@ from memsheet.budget import Answer
 from memsheet.report.bars import Look
 from memsheet.report.drafting import drafting_lines
 from memsheet.report.layout import flow
-from memsheet.report.short_pool import asked_lines, refused_lines
 from memsheet.report.token_words import token_factors
 from memsheet.units import format_count
 
@@ -27,18 +26,14 @@ def serving_lines(answer: Answer, look: Look) -> Iterator[str]:
         yield flow(("Weights of a GPU in other dtypes:", *_sizes(weights, look)), look.width, between=" ")
     if per_token := serving.get("kv_bytes_per_token"):
         yield from _token(answer, int(per_token), look)
-        yield from _prompts(answer, serving, look)
     if found := serving.get("speculative"):
         mesh = answer.plan.mesh
         yield from drafting_lines(found, look, several=answer.plan.engine != "llama.cpp" and mesh.tp * mesh.pp > 1)
     if room := serving.get("lora"):
         yield from _adapters(answer, room, look)
     short = serving.get("short_bytes")
-    if short is not None and short.high > 0:
-        yield from refused_lines(answer, look)
-        if short.value > 0:
-            return
-    yield from asked_lines(answer, look)
+    if short is not None and short.value > 0:
+        return
     if serving.get("start_up"):
         yield from _started(serving, look)
     if shared := serving.get("shared_prefix_bytes_per_rank"):
@@ -68,8 +63,9 @@ def _token(answer: Answer, per_token: int, look: Look) -> Iterator[str]:
     yield flow((f"{said}:", f"{factors}.") if factors else (f"{said}.",), look.width, between=" ")
 
 
-def _prompts(answer: Answer, serving: Mapping[str, Any], look: Look) -> Iterator[str]:
+def prompt_lines(answer: Answer, look: Look) -> Iterator[str]:
     """How long prompts may be where the verdict hangs on that."""
+    serving = answer.serving or {}
     if "prompt_tokens_that_fit" not in serving:
         return
     together, many = serving["prompt_tokens_that_fit"], int(answer.plan.max_sequences or 1)

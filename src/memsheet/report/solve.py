@@ -11,7 +11,8 @@ from memsheet.formulas.states.params import parameter_count
 from memsheet.report.bars import Look
 from memsheet.report.json import fix_document, plan_document
 from memsheet.report.layout import flow, one_line, printed, row
-from memsheet.report.table import DIGITS, asked, billions, capacity, headroom, spread
+from memsheet.report.sizes import capacity, headroom, spread
+from memsheet.report.table import asked, billions
 from memsheet.report.words import INSTANTS, flags_of, spoken
 from memsheet.search.sizes import Curve
 from memsheet.search.solve import Skipped, Solution, Target
@@ -50,7 +51,7 @@ def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterato
     if curves:
         yield _bars(curves, look)
     if solution.fix is not None:
-        after = f"the least then needs {look.need(solution.fix.device.value, DIGITS)}"
+        after = f"the least then needs {look.need(solution.fix.device.value, look.digits)}"
         yield row("To fit", "bold", (f"add {flags_of(solution.fix)}", after), look)
     if assumed := (*solution.assumed, *shown.assumed):
         yield row("Assumed", "bold", map(one_line, assumed), look, between="; ")
@@ -74,7 +75,7 @@ def _quantity(solution: Solution, tried: Tried) -> str:
 
 def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
-    needs = f"needs {look.need(verdict.device.value, DIGITS)} of {capacity(shown.cluster.device, look)} per GPU"
+    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(shown.cluster.device, look)} per GPU"
     said = needs, spread(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
     if solution.found is None and solution.expected is None:
         return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {needs}", *said[1:]), look)

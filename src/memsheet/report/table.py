@@ -1,4 +1,4 @@
-"""An answer as a screen: the verdict in words, what is asked, a bar, what takes the room, what would help, what was assumed.
+"""An answer as a screen: the verdict in words, what to change, what is asked, a bar, what takes the room, what was assumed.
 
 Complete without colour and without a terminal. Names that come from files are printed as plain text, never as markup.
 """
@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from memsheet.budget import Answer, Fix, Result, Verdict, budget_of, worst
+from memsheet.budget import Answer, Result, worst
 from memsheet.errors import printable
 from memsheet.report.bars import Look, bars, components, marks_of
+from memsheet.report.changes import what_to_change
 from memsheet.report.drafting import drafting_words
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.length_ladder import ladder_table
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
 from memsheet.report.serving import serving_lines
 from memsheet.report.short_pool import pool_lacks
+from memsheet.report.sizes import capacity, closing, headroom, spread
 from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.unasked import unasked
-from memsheet.report.words import INSTANTS, flags_of, spoken, states, why
+from memsheet.report.words import INSTANTS, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
-from memsheet.spec.device import Basis, Device
+from memsheet.spec.device import Basis
 from memsheet.spec.plan import Plan
 from memsheet.units import format_bytes, format_count
 
@@ -30,8 +32,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDE = 100
-DIGITS = 2
-"""Of the sizes in headlines: those of the table, so that the two say the same: needs are rounded up, rooms down."""
+PROFILED = len("torch's profiler ")
+NAMED = 80
+"""Columns from which totals are called by the names that torch has for them."""
 VERDICTS = {
     Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
 }  # fmt: skip
@@ -43,9 +46,10 @@ def render(answer: Answer, look: Look, curve: RenderableType | None = None) -> s
 
 
 def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
-    sheet = worst(answer.sheets)
-    look = look.fitted(sheet.device.high)
+    sheet = decisive(answer)
+    look = closing(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
     yield _headline(answer, sheet, look)
+    yield from what_to_change(answer, look)
     yield asked(answer, look)
     if answer.ladder:
         yield ladder_table(answer, look)
@@ -70,8 +74,6 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
         yield curve
     if look.full:
         yield from (_everything(each, answer, look) for each in answer.sheets)
-    if answer.verdict is not None and (help_ := _fixes(answer.verdict, answer, look)) is not None:
-        yield help_
     if answer.assumed:
         yield row("Assumed", "bold", map(one_line, answer.assumed), look, between="; ")
     if notes := tuple(_notes(answer, look)):
@@ -86,39 +88,22 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         if shorter := tuple(unasked(answer, sheet, look)):
             return row(sheet.witness.value.upper(), "bold", shorter, look)
         peak = sheet.allocated
-        tensors = f"{look.need(peak.value, DIGITS)} of tensors{spread(peak, look)}"
+        tensors = f"{look.need(peak.value, look.digits)} of tensors{spread(peak, look)}"
         return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet), *speed(answer)), look)
     word, style = VERDICTS[verdict.result]
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
         word, style = f"{word}, {alone} ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
-    needs = f"needs {look.need(verdict.device.value, DIGITS)} of {capacity(cluster.device, look)} per GPU"
+    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
     left = pool_lacks(answer, look) or headroom(verdict, look)
     return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, _which(answer, sheet), _peak(sheet)), look)
 
 
-def capacity(device: Device, look: Look) -> str:
-    """What a framework gets of a card, as a range where nobody has seen it printed."""
-    low, high = look.room(device.framework_low_bytes, DIGITS), look.room(device.framework_high_bytes, DIGITS)
-    return low if low == high or device.basis is Basis.REPORTED else span(low, high)
-
-
-def headroom(verdict: Verdict, look: Look) -> str:
-    size = verdict.headroom_bytes
-    return f"{look.need(-size, DIGITS)} too much" if size < 0 else f"{look.room(size, DIGITS)} free"
-
-
-def spread(size: Bytes, look: Look) -> str:
-    if size.low == size.high:
-        return ""
-    return f" (range {span(look.need(size.low, DIGITS), look.need(size.high, DIGITS))})"
-
-
-def span(low: str, high: str) -> str:
-    """Two sizes as a range, the unit once where it is the same."""
-    number, unit = low.split(" ")
-    return f"{number} to {high}" if high.endswith(f" {unit}") else f"{low} to {high}"
+def decisive(answer: Answer) -> Sheet:
+    """The sheet of the rank that decides: the verdict's, else the one with most bytes."""
+    rank = answer.verdict.rank if answer.verdict is not None else None
+    return next((sheet for sheet in answer.sheets if sheet.rank == rank), None) or worst(answer.sheets)
 
 
 def _which(answer: Answer, sheet: Sheet) -> str:
@@ -219,28 +204,32 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True, header_style="bold")
     table.add_column("", no_wrap=True)
-    when = "when it died" if "died" in (answer.trace or {}) else "at the peak"
-    table.add_column(f"{when}, in {INSTANTS[sheet.peak_instant]}", no_wrap=True)
+    wide = look.width >= WIDE
+    when = "when it died, " if "died" in (answer.trace or {}) else "at the peak, " if wide else ""
+    named_when = f"{when}in {INSTANTS[sheet.peak_instant]}"
+    table.add_column(named_when, no_wrap=True)
     table.add_column(look.unit, justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
-    named = look.width >= WIDE
-    profiled = named and sheet.witness is Witness.MEASURED and answer.plan.task == "train"
+    named = look.width >= NAMED
+    profiled = wide and sheet.witness is Witness.MEASURED and answer.plan.task == "train"
     if profiled:
         table.add_column("torch's profiler", no_wrap=True)
     table.add_column("why", overflow="fold")
     marks, whole = marks_of(sheet), sheet.device.value
     rows = components(sheet)
+    names = max(len(named_when), *(len(spoken(component)) for component, _ in rows), len("  = allocated"))
+    room = look.width - names - len(f"{look.cell(whole)}  100.0% █ ") - (PROFILED if profiled else 0)
 
     def component_rows(of: tuple[Component, ...] | None) -> None:
         for component, size in rows:
             if (component in of) if of else component not in OUTSIDE_TENSORS:
-                reason = why(component, answer, sheet) + _spread(size, look)
+                reason = _beside(why(component, answer, sheet), _spread(size, look), room)
                 name = (framework_name(component, sheet),) if profiled else ()
                 size_and_share = look.cell(size.value), _share(size.value, whole)
                 table.add_row(Text(*marks[component]), spoken(component), *size_and_share, *name, Text(reason))
 
     def total_row(name: str, size: Bytes, words: str) -> None:
-        told = Text(words + _spread(size, look), "dim")
+        told = Text(_beside(words, _spread(size, look), room), "dim")
         row_of = ("", Text(name, "bold"), Text(look.cell(size.value), "bold"), _share(size.value, whole))
         table.add_row(*row_of, *(("",) if profiled else ()), told)
 
@@ -255,13 +244,22 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
         )
         total_row("= allocated", sheet.allocated, ends)
         return table
-    total_row("= allocated", sheet.allocated, "tensors; torch.cuda.max_memory_allocated" if named and of_torch else "all tensors")
+    total_row(
+        "= allocated",
+        sheet.allocated,
+        f"{'tensors; ' if wide else ''}torch.cuda.max_memory_allocated" if named and of_torch else "all tensors",
+    )
     component_rows((Component.ALLOCATOR_SLACK,))
-    segments = "segments; torch.cuda.max_memory_reserved" if named else "allocator's segments"
+    segments = f"{'segments; ' if wide else ''}torch.cuda.max_memory_reserved" if named else "allocator's segments"
     total_row("= reserved", sheet.reserved, segments if of_torch else "its buffers; nothing besides")
     component_rows((Component.CONTEXT,))
-    total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if named else "what nvidia-smi shows")
+    total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit")
     return table
+
+
+def _beside(words: str, ends: str, room: int) -> str:
+    """Words and a range, which is not broken: on a line of its own where both are more than the room."""
+    return f"{words}{ends}" if not words or len(words) + len(ends) <= room else f"{words}\n{ends.strip()}"
 
 
 def _spread(size: Bytes, look: Look) -> str:
@@ -317,53 +315,12 @@ def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
     return table
 
 
-def _fixes(verdict: Verdict, answer: Answer, look: Look) -> RenderableType | None:
-    if verdict.cheapest_fix is not None:
-        return _fix(verdict.cheapest_fix, answer, look)
-    searched = answer.plan.task == "train" and answer.trace is None and bool(answer.model.model_type)
-    if verdict.result is Result.FITS or not searched or _has_room(verdict, answer):
-        return None
-    return row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)
-
-
-def _has_room(verdict: Verdict, answer: Answer) -> bool:
-    """Whether the sheet fits whole, so that the doubt is of something else and there is nothing to save."""
-    return answer.cluster is not None and verdict.device.high <= budget_of(answer.cluster).low_bytes and not verdict.host_short_bytes
-
-
-def _fix(fix: Fix, answer: Answer, look: Look) -> RenderableType:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    alone = len(fix.changes) == 1
-    together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
-    title = "The cheapest change that fits" if alone else f"The shortest list found that fits: {together} changes together"
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
-    table.add_column("", no_wrap=True)
-    table.add_column("change", overflow="fold")
-    table.add_column("saves", justify="right", no_wrap=True)
-    table.add_column("needs", overflow="fold")
-    for number, change in enumerate(fix.changes, start=1):
-        needs = f"needs {change.needs}" if change.needs else ""
-        mark = "→" if alone else f"{number}"
-        table.add_row(mark, Text(printable(change.words)), f"saves {look.room(change.saves_bytes)}", Text(printable(needs), "dim"))
-    after = f"then {look.need(fix.device.value, DIGITS)} a GPU{spread(fix.device, look)}"
-    if answer.cluster:
-        after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value, DIGITS)} free"
-    if fix.host_bytes:
-        ranks = answer.cluster.per_node if answer.cluster else 1
-        node = f" ({look.need(fix.host_bytes * ranks)} a node of {ranks})" if ranks > 1 else ""
-        after += f", and {look.need(fix.host_bytes)} of host memory a rank{node}"
-    return Group(Text(title, "bold"), table, Text(after), Text(f"add  {flags_of(fix)}"))
-
-
 def _notes(answer: Answer, look: Look) -> Iterator[str]:
     if answer.cluster is not None and answer.cluster.device.basis is not Basis.ASKED:
         device = answer.cluster.device
         box = format_bytes(device.datasheet_bytes, decimal=True, digits=1)
         known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
-        yield f"a framework gets {look.room(device.framework_bytes, 2)} of each {device.name} (sold as {box}){known}"
+        yield f"a framework gets {look.room(device.framework_bytes, look.digits)} of each {device.name} (sold as {box}){known}"
         yield from device.notes if device.unified else ()
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
     yield from dict.fromkeys(one_line(note) for note in notes)
