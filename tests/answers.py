@@ -70,9 +70,22 @@ def answer(*, activations: float = 160.0, gpus: str | None = "8xA100-80GB", name
 
 
 CHANGES = (
-    Change(key="recompute.mode", before="none", after="full", saves_bytes=140 * GIB, words="recompute every layer in backward"),
     Change(
-        key="adapter.rank", before=None, after=16, saves_bytes=98 * GIB, words="train adapters of rank 16", needs="another kind of training"
+        key="recompute.mode",
+        before="none",
+        after="full",
+        before_bytes=300 * GIB,
+        after_bytes=160 * GIB,
+        words="recompute every layer in backward",
+    ),
+    Change(
+        key="adapter.rank",
+        before=None,
+        after=16,
+        before_bytes=160 * GIB,
+        after_bytes=62 * GIB,
+        words="train adapters of rank 16",
+        needs="another kind of training",
     ),
 )
 

@@ -243,7 +243,12 @@ def made(i: Inputs) -> dict[str, Any]:
 
 
 def kv_cache(i: Inputs) -> int:
-    asked = memsheet.infer(i.get("model") or made(i), max_model_len=i["seq_len"], sequences=i["sequences"], kv_dtype=i["dtype"])
+    asked = memsheet.infer(
+        i.get("model") or made(i),
+        max_model_len=i["seq_len"],
+        sequences=i["sequences"],
+        plan={"precision": dict.fromkeys(("parameters", "compute"), i["dtype"])},
+    )
     return asked.sheets[0].of(Component.KV_CACHE, instant=Instant.DECODE).value
 
 

@@ -259,7 +259,7 @@ def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
 
 def _beside(words: str, ends: str, room: int) -> str:
     """Words and a range, which is not broken: on a line of its own where both are more than the room."""
-    return f"{words}{ends}" if not words or len(words) + len(ends) <= room else f"{words}\n{ends.strip()}"
+    return f"{words}{ends}" if not words or not ends or len(words) + len(ends) <= room else f"{words}\n{ends.strip()}"
 
 
 def _spread(size: Bytes, look: Look) -> str:
