@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,14 +14,10 @@ from hypothesis import strategies as st
 import memsheet
 from memsheet.budget import Budget, Result, judge, judge_on, started
 from memsheet.catalog import find_device
-from memsheet.cli import job as jobs
-from memsheet.cli.check import checking
-from memsheet.cli.flags import JobFlags, PlanFlags, values
-from memsheet.errors import InputError
+from memsheet.cli import main
 from memsheet.exchange.doubts import Doubt, doubted
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 from memsheet.spec.device import Cluster
-from memsheet.spec.names import request_from
 
 CONFIGS = sorted(path for path in (Path(__file__).parents[1] / "configs").iterdir() if path.name != "index.json")
 GIB = 2**30
@@ -59,17 +57,24 @@ def test_a_doubt_leaves_no_range_above_the_card_unsure(drawn: tuple[Sheet, ...],
     assert answer.verdict.device.low == min(least, judge_on(drawn, CARD).device.low)
 
 
+def checked(path: Path, model: str, capsys: pytest.CaptureFixture[str], *flags: str) -> dict[str, Any] | None:
+    """What `check` says of a file; None where it cannot be read."""
+    code = main(["check", str(path), "--model", model, "--gpus", "1xA100-80GB", *flags, "--json"])
+    printed = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(printed) if printed.startswith("{") else {}
+    return found if code in (0, 2, 10, 11) and found.get("sheet") else None
+
+
 @pytest.mark.parametrize("model", ["llama-3-8b", "llama-3.1-405b"])
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_no_file_leaves_a_range_above_the_card_unsure(path: Path, model: str) -> None:
-    plan = PlanFlags() if path.name.startswith(("vllm", "sglang")) else PlanFlags(seq_len="4096")
-    try:
-        checked = checking((str(path),), model, jobs.question(None, plan, JobFlags(gpus="1xA100-80GB")), request_from(values(plan)))
-    except InputError:
+def test_no_file_leaves_a_range_above_the_card_unsure(path: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    serves = path.name.startswith(("vllm", "sglang"))
+    found = checked(path, model, capsys, *(() if serves else ("--seq-len", "4096")))
+    if found is None:
         return
-    if checked.answer is not None and checked.answer.verdict is not None and checked.answer.cluster is not None:
-        verdict, room = checked.answer.verdict, checked.answer.cluster.device.framework_high_bytes
-        assert (verdict.result is Result.DOES_NOT_FIT) == (verdict.device.low > room) or verdict.host_short_bytes or checked.answer.serving
+    verdict, room = found["sheet"]["verdict"], CARD.device.framework_high_bytes
+    above = verdict["device_low_bytes"] > room
+    assert (found["result"] == "does_not_fit") == above or verdict["host_short_bytes"] or (serves and not above)
 
 
 @pytest.mark.parametrize(
@@ -80,11 +85,10 @@ def test_no_file_leaves_a_range_above_the_card_unsure(path: Path, model: str) ->
         ('{"stage": 2, "cpu_offload": true}', "uncertain"),  # which moves them to the host
     ],
 )
-def test_what_is_open_decides_where_it_can(tmp_path: Path, text: str, result: str) -> None:
+def test_what_is_open_decides_where_it_can(tmp_path: Path, text: str, result: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text(f'{{"bf16": {{"enabled": true}}, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {text}}}')
-    plan = PlanFlags(seq_len="2048")
-    checked = checking((str(file),), "llama-3-70b", jobs.question(None, plan, JobFlags(gpus="1xA100-80GB")), request_from(values(plan)))
-    assert checked.doubt
-    assert checked.result is not None
-    assert checked.result.value == result
+    found = checked(file, "llama-3-70b", capsys, "--seq-len", "2048")
+    assert found is not None
+    assert found["doubt"]
+    assert found["result"] == result

@@ -59,7 +59,7 @@ def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator
             "bold",
             (
                 VERDICTS[other.result][0],
-                f"needs {look.need(other.device.value, DIGITS)}",
+                f"needs {look.need(other.device.value, look.digits)}",
                 spread(other.device, look).strip(" ()"),
                 f"--engine {other.engine}",
             ),
