@@ -12,7 +12,7 @@ from memsheet.budget import Answer, OtherEngine, Result, Verdict, answer_of, hol
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, Problem, missing_package, refuse, require
-from memsheet.guard import parse_json
+from memsheet.guard import MAX_JSON_BYTES, parse_json, read_bytes
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
 from memsheet.resolve.length import length_notes
@@ -319,7 +319,7 @@ def _document(plan: Any) -> dict[str, Any]:
 def _read_plan(path: Path) -> Any:
     if not path.is_file():
         raise refuse("plan", str(path), "is not a file")
-    return parse_json(path.read_bytes(), str(path))
+    return parse_json(read_bytes(path, MAX_JSON_BYTES), str(path))
 
 
 def _cluster(gpus: Any, where: Mapping[str, Any]) -> Cluster | None:

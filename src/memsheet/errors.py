@@ -17,13 +17,18 @@ LONGEST_WORD = 100
 """Longer texts are no misspelt words."""
 
 
+def harmless(text: str) -> str:
+    """One line of text whose control characters, which a terminal obeys, are replaced."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
+
+
 def printable(value: object) -> str:
     """``value`` as one short line without control characters: names in files are a stranger's text."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except ValueError:  # an int of more digits than Python prints
         text = f"a number of about {value.bit_length() * 3 // 10} digits" if isinstance(value, int) else "…"
-    text = "".join(c if c.isprintable() else "�" for c in text[: MAX_SHOWN * 4])
+    text = harmless(text[: MAX_SHOWN * 4])
     return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 1] + "…"
 
 
@@ -38,8 +43,8 @@ class Problem:
 
     def __str__(self) -> str:
         shown = "" if self.value is None else f" = {printable(self.value)}"
-        hint = f"\n  hint: {self.hint}" if self.hint else ""
-        return f"{printable(self.field)}{shown}: {self.reason}{hint}"
+        hint = f"\n  hint: {harmless(self.hint)}" if self.hint else ""
+        return f"{printable(self.field)}{shown}: {harmless(self.reason)}{hint}"
 
 
 class InputError(ValueError):

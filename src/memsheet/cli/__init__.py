@@ -9,8 +9,10 @@ trouble           what is wrong, said
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 
 from memsheet.errors import InputError, missing_package, refuse
@@ -21,7 +23,34 @@ BROKEN = 70
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."""
+    """Run one command and return its exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input, 130 interrupted."""
+    _open_streams()
+    try:
+        code = _answered(arguments)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = INTERRUPTED
+    if arguments is None:
+        _let_end()
+    return code
+
+
+def _open_streams() -> None:
+    """Streams that whoever started this has closed lead nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - it is open until the end
+
+
+def _let_end() -> None:
+    """The answer is given: an interrupt that comes now ends nothing, and has nothing to say."""
+    import signal
+
+    with suppress(ValueError):  # not the main thread's
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _answered(arguments: Sequence[str] | None) -> int:
     words, collecting = list(sys.argv[1:] if arguments is None else arguments), gc.isenabled()
     if arguments is None:
         gc.disable()  # a command is over before there is garbage worth collecting
@@ -33,9 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from memsheet.cli.trouble import explain_input
 
         return explain_input(error, json=_in_json(words))
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
     except Exception as error:
         if "--debug" in words:
             raise

@@ -15,7 +15,7 @@ from memsheet.formulas.step_time.calibration import MeasuredStep
 from memsheet.readers.calibration import OFF, SCALARS, SCHEMA, VARIABLE, calibration_file, entry_name, read_calibrations
 from memsheet.readers.model import read_model
 from memsheet.readers.record import Record, read_record
-from memsheet.report.files import write_whole
+from memsheet.report.files import alone_with, write_whole
 from memsheet.report.json import dumps
 from memsheet.resolve import resolve
 from memsheet.spec.check import flatten
@@ -35,13 +35,14 @@ def calibrate(asked: Given) -> int:
     found = {entry_name(step.cluster.device.name, step.plan.engine) for step in steps}
     if len(found) > 1:
         raise refuse("from", " and ".join(sorted(found)), "are different devices or engines", "calibrate each on its own")
-    name, kept = found.pop(), read_calibrations(path)
+    name = found.pop()
     scale = None if asked.forget else _fitted(steps, names)
-    kept.pop(name, None)
-    if scale is not None:
-        kept[name] = {**{key: round(getattr(scale, key), 4) for key in SCALARS}, "records": names}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, dumps({"schema": SCHEMA, "entries": kept}).encode(), "calibration")
+    with alone_with(path, "calibration"):
+        kept = read_calibrations(path)
+        kept.pop(name, None)
+        if scale is not None:
+            kept[name] = {**{key: round(getattr(scale, key), 4) for key in SCALARS}, "records": names}
+        write_whole(path, dumps({"schema": SCHEMA, "entries": kept}).encode(), "calibration")
     if asked.json:
         screen.write_json({"schema": SCHEMA, "file": str(path), "entries": {name: kept.get(name)}})
     else:

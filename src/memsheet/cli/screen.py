@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memsheet.errors import refuse
+from memsheet.errors import harmless, refuse
 
 NARROWEST, WIDEST, WITHOUT_TERMINAL = 60, 120, 100
 UNITS = {"gib": False, "gb": True}
 
 
+OWN = re.compile("(\x1b\\[[0-9;]*m|[\\n\\t])")
+"""What a terminal may obey: colours, and the ends of lines."""
+
+
 def write(text: str) -> None:
-    """``text`` to stdout. A reader that has seen enough (``| head``) is no error."""
+    """``text`` to stdout, with nothing in it that a terminal obeys but colours: names in it are a stranger's.
+
+    A reader that has seen enough (``| head``) is no error. Raises InputError where what is said cannot be written at all.
+    """
     encoding = sys.stdout.encoding or "ascii"
+    shown = text if text.isprintable() else "".join(part if OWN.fullmatch(part) else harmless(part) for part in OWN.split(text))
     try:
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+        sys.stdout.write(shown.encode(encoding, "replace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to flush at exit goes nowhere
+        _leave()
+    except OSError as error:
+        _leave()
+        raise refuse("stdout", None, f"cannot be written: {error.strerror or 'it is closed'}") from None
+
+
+def _leave() -> None:
+    """What is left to flush at exit goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def write_json(document: Mapping[str, Any]) -> None:

@@ -6,11 +6,12 @@ import os
 import sys
 import textwrap
 from collections.abc import Iterable
+from contextlib import suppress
 from itertools import islice
 from math import isfinite
 
 from memsheet.cli import screen
-from memsheet.errors import MOST_SHOWN, InputError, Problem, more_than_shown, printable
+from memsheet.errors import MOST_SHOWN, InputError, Problem, harmless, more_than_shown, printable
 from memsheet.spec.names import SHORT
 
 BAD_INPUT = 2
@@ -66,7 +67,8 @@ def _write_json(kind: str, code: int, problems: Iterable[Problem]) -> None:
     rows = [
         {"field": printable(p.field), "value": _plain(p.value), "reason": p.reason, "hint": p.hint} for p in islice(problems, MOST_IN_JSON)
     ]
-    screen.write(dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False) + "\n")
+    with suppress(InputError):  # stdout cannot be written: the line on stderr is left
+        screen.write(dumps({"schema": SCHEMA, "error": kind, "exit_code": code, "problems": rows}, allow_nan=False) + "\n")
 
 
 def _plain(value: object) -> object:
@@ -77,8 +79,11 @@ def _plain(value: object) -> object:
 
 def _say(line: str) -> None:
     encoding = sys.stderr.encoding or "ascii"
-    for part in _wrapped(line):
-        print(part.encode(encoding, "replace").decode(encoding), file=sys.stderr)
+    for part in _wrapped(harmless(line)):
+        try:
+            print(part.encode(encoding, "replace").decode(encoding), file=sys.stderr, flush=True)
+        except OSError:  # nobody hears it, and the exit code says it, too
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def _wrapped(line: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,7 +14,7 @@ from memsheet.errors import Problem, refuse, require
 from memsheet.exchange import Files, find_format, of_version, told, write
 from memsheet.exchange.together import asked_of
 from memsheet.guard import read_json
-from memsheet.report.files import check_folder, write_whole
+from memsheet.report.files import check_folder, write_all
 from memsheet.report.json import dumps, plan_document, sheet_document
 from memsheet.report.plan_words import seconds
 from memsheet.resolve.attention import has_experts
@@ -196,7 +197,7 @@ def figures(answer: Answer) -> Iterator[str]:
 def write_files(files: Files, folder: Path, *, force: bool) -> None:
     """All files, or none where one cannot be."""
     check_folder(folder, "out")
-    there = [name for name in files if (folder / name).exists()]
+    there = [name for name in files if os.path.lexists(folder / name) and not (folder / name).is_symlink()]
     require(
         Problem(field="out", value=str(folder / name), reason="is there already", hint="another folder, or --force")
         for name in there if not force
@@ -205,5 +206,4 @@ def write_files(files: Files, folder: Path, *, force: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise refuse("out", str(folder), f"cannot be made: {error.strerror}") from None
-    for name, text in files.items():
-        write_whole(folder / name, text.encode(), "out")
+    write_all({folder / name: text.encode() for name, text in files.items()}, "out")

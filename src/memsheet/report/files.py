@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from memsheet.errors import InputError, refuse
@@ -31,6 +32,44 @@ def write_whole(path: Path, data: bytes, field: str = "file") -> None:
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
         reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a file name"
         raise refuse(field, str(path), f"cannot be written: {reason}") from None
+
+
+def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
+    """Put every one of ``files`` in its place, or none: all of them are written out before the first takes its name.
+
+    Links are not followed: a name that is one is refused, wherever it leads. Raises InputError as ``write_whole``.
+    """
+    ready: dict[Path, Path] = {}
+    try:
+        for path, data in files.items():
+            if path.is_symlink():
+                raise refuse(field, str(path), "is a link, and what it leads to is not written over", "another folder")
+            mode = _mode(path)
+            _check(path, path, mode, field)
+            ready[path] = _beside(path, data, mode)
+        for path in [*ready]:
+            ready.pop(path).replace(path)
+    except OSError as error:
+        raise refuse(field, str(path), f"cannot be written: {error.strerror}") from None
+    finally:
+        for left in ready.values():
+            left.unlink(missing_ok=True)
+
+
+@contextmanager
+def alone_with(path: Path, field: str) -> Iterator[None]:
+    """A time in which no other process of ours reads a file to write it again. Raises InputError where its folder cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = path.with_name(f".{path.name}.lock").open("w")
+    except OSError as error:
+        raise refuse(field, str(path), f"cannot be written: {error.strerror}") from None
+    with lock:
+        with suppress(ImportError):  # Windows has none; the file itself is whole there, too
+            import fcntl
+
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def write_events(timeline: Timeline, path: Path, field: str = "events") -> None:
@@ -71,6 +110,17 @@ def _check(path: Path, target: Path, mode: int | None, field: str) -> None:
 
 
 def _replace(target: Path, data: bytes, mode: int | None) -> None:
+    beside = _beside(target, data, mode)
+    try:
+        beside.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+
+
+def _beside(target: Path, data: bytes, mode: int | None) -> Path:
+    """``data`` in a new file of the same folder."""
     beside = target.with_name(f".{secrets.token_hex(8)}.part")  # not the name itself and more: that may be too long
     try:
         with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), ANYONE), "wb") as file:
@@ -79,8 +129,8 @@ def _replace(target: Path, data: bytes, mode: int | None) -> None:
             os.fsync(file.fileno())
         if mode is not None:
             beside.chmod(stat.S_IMODE(mode))
-        beside.replace(target)
     except BaseException:
         with suppress(OSError):
             beside.unlink()
         raise
+    return beside

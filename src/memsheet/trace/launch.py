@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from memsheet.errors import InputError, refuse
 from memsheet.spec.plan import Plan
-from memsheet.trace.parent import PYTHON, Traced, died, environment_of, read_answer, trace_in_child
+from memsheet.trace.parent import PYTHON, Traced, died, end_group, end_of, environment_of, read_answer, trace_in_child
 
 REQUEST, ANSWER = "request.json", "answer-{rank}.json"
 _ENDED = re.compile(r"rank\s*: (\d+)[^\n]*\n\s*exitcode\s*: -(\d+)")
@@ -80,12 +80,11 @@ def _one_of_many(asked: Mapping[str, Any], memory_bytes: int, time_s: float) -> 
 def _torchrun(asked: Mapping[str, Any], ranks: int, memory_bytes: int, time_s: float) -> list[Traced]:
     """All ranks on this machine. Each reads the same request and writes its own answer; the first one's is that of all, if all went well."""
     command = [*PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "memsheet.trace.child"]
-    with TemporaryDirectory() as name, TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with TemporaryDirectory() as name, TemporaryFile("w+b") as said:
         folder = Path(name)
         (folder / REQUEST).write_text(json.dumps({**asked, "memory_bytes": memory_bytes}), encoding="utf-8")
         code = _ended([*command, name], said, time_s, environment_of(asked))
-        said.seek(0)
-        heard = said.read()
+        heard = end_of(said)
         if asked.get("debug"):
             sys.stderr.write(heard)
         told = _told(folder)
@@ -97,10 +96,10 @@ def _torchrun(asked: Mapping[str, Any], ranks: int, memory_bytes: int, time_s: f
     return read_answer(told)
 
 
-def _ended(command: list[str], said: IO[str], time_s: float, environment: Mapping[str, str]) -> int:
+def _ended(command: list[str], said: IO[bytes], time_s: float, environment: Mapping[str, str]) -> int:
     """Run a command to its end, or to the end of its time."""
     with subprocess.Popen(  # noqa: S603 - our own interpreter, torch's own launcher, our own module
-        command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment
+        command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=environment, start_new_session=True
     ) as running:
         try:
             return running.wait(time_s)
@@ -110,6 +109,8 @@ def _ended(command: list[str], said: IO[str], time_s: float, environment: Mappin
         except BaseException:
             _end(running)
             raise
+        finally:
+            end_group(running)
 
 
 def _end(running: subprocess.Popen[bytes]) -> None:

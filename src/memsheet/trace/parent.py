@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 from memsheet.errors import InputError, Problem, refuse
 from memsheet.timeline import Timeline, timeline_from
@@ -59,13 +61,9 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     asked = json.dumps({**request, "memory_bytes": memory_bytes})
     command = [*PYTHON, "-m", "memsheet.trace.child"]
     try:
-        with TemporaryFile("w+", encoding="utf-8", errors="replace") as said:  # a pipe would be waited for as long as a program holds it
-            done = subprocess.run(  # noqa: S603 - our own interpreter, our own module
-                command, input=asked, stdout=subprocess.PIPE, stderr=said, text=True, timeout=time_s,
-                env=environment_of(request), check=False,
-            )  # fmt: skip
-            said.seek(0)
-            done.stderr = said.read()
+        with TemporaryFile("w+b") as said:  # a pipe would be waited for as long as a program holds it
+            done = _run_group(command, asked, said, time_s, environment_of(request), memory_bytes)
+            done.stderr = end_of(said)
     except subprocess.TimeoutExpired:
         raise refuse("trace", None, f"took more than {time_s:g} seconds", "--time-limit gives it longer") from None
     if request.get("debug"):
@@ -73,6 +71,72 @@ def trace_in_child(request: Mapping[str, Any], *, memory_bytes: int = MEMORY_BYT
     if done.returncode != 0 or not done.stdout:
         raise died(done)
     return read_answer(json.loads(done.stdout))
+
+
+MOST_SAID = 2**18
+"""Bytes of what a child says on stderr that are kept: its end, where errors stand."""
+LOOK_S = 0.25
+"""How often a group of processes is weighed."""
+
+
+def end_of(said: IO[bytes]) -> str:
+    """The end of what a child has said into a file."""
+    said.seek(max(0, said.seek(0, os.SEEK_END) - MOST_SAID))
+    return said.read().decode("utf-8", errors="replace")
+
+
+def _run_group(
+    command: Sequence[str], asked: str, said: IO[bytes], time_s: float, environment: Mapping[str, str], memory_bytes: int
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a group of its own, which ends with it: with what it has started, and as soon as all of it takes too much memory."""
+    with (
+        TemporaryFile("w+b") as answer,
+        subprocess.Popen(  # noqa: S603 - our own interpreter, our own module
+            command, stdin=subprocess.PIPE, stdout=answer, stderr=said, env=environment, start_new_session=True
+        ) as running,
+    ):
+        try:
+            assert running.stdin is not None
+            with suppress(BrokenPipeError), running.stdin as pipe:
+                pipe.write(asked.encode())
+            code = _watched(running, time_s, memory_bytes)
+        finally:
+            end_group(running)
+        answer.seek(0)
+        return subprocess.CompletedProcess(command, code, answer.read().decode("utf-8", errors="replace"), "")
+
+
+def _watched(running: subprocess.Popen[bytes], time_s: float, memory_bytes: int) -> int:
+    """The exit code of a process; SIGKILL's where its group takes more memory than that. Raises TimeoutExpired after its time."""
+    until = time.monotonic() + time_s
+    while True:
+        try:
+            return running.wait(min(LOOK_S, max(0.0, until - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= until:
+                raise
+            if group_bytes(running.pid) > memory_bytes:
+                return -signal.SIGKILL
+
+
+def group_bytes(group: int) -> int:
+    """Private memory of all processes of a session together; 0 where the system does not say.
+
+    Linux does: the sixth field of /proc/PID/stat is the session, RssAnon in /proc/PID/status what is its own.
+    """
+    total = 0
+    for place in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError, IndexError):
+            if int(place.joinpath("stat").read_text().rpartition(")")[2].split()[3]) == group:
+                found = re.search(r"^RssAnon:\s+(\d+) kB$", place.joinpath("status").read_text(), re.MULTILINE)
+                total += int(found[1]) * 1024 if found else 0
+    return total
+
+
+def end_group(running: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(running.pid, signal.SIGKILL) if hasattr(os, "killpg") else running.kill()
 
 
 def trace_in_fork(run: Callable[[], dict[str, Any]], explain: Callable[[BaseException], dict[str, Any]]) -> list[Traced]:
