@@ -1,4 +1,4 @@
-# make demo | test | test-all | regold | check | format | bench | docs | clean
+# make demo | test | test-slow | test-all | regold | check | format | bench | docs | clean
 # Everything is installed into .venv; a stamp file there keeps a second run from installing again.
 
 PYTHON ?= python3
@@ -19,12 +19,13 @@ PLANNED  := memsheet plan train $(DEMO_JOB) --global-batch 32
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all regold check format bench docs clean
+.PHONY: help demo test test-slow test-all regold check format bench docs clean
 
 help:
 	@echo "make demo      does Llama-3 70B train on 8 A100? If not, what does? (the core only, no torch)"
 	@echo "make test      the tests that need no GPU and no patience"
-	@echo "make test-all  the slow sweeps too"
+	@echo "make test-slow the slow sweeps alone: real code traced in every place, real steps on the processor"
+	@echo "make test-all  both"
 	@echo "make regold    golden files and computed pages, written again; read the difference before you keep it"
 	@echo "make check     ruff, mypy, import-linter"
 	@echo "make format    let ruff rewrite the layout"
@@ -45,6 +46,9 @@ demo: $(CORE)
 
 test: $(DEV)
 	$(PYTEST) -m "not slow and not gpu"
+
+test-slow: $(DEV)
+	$(PYTEST) -m "slow and not gpu"
 
 test-all: $(DEV)
 	$(PYTEST) -m "not gpu"

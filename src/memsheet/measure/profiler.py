@@ -5,6 +5,7 @@ Its records come from the allocator itself, so they hold what kernels take insid
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 from memsheet.sheet import Instant
 
+SILENT = "6"
+"""Above all that Kineto logs, onto stdout: 5 is of its start and stop (libkineto ILoggerObserver.h, LoggerOutputType). A person's own level stays."""
 _MARK, _END = "memsheet/", "end"
 _NO_OPERATION = "no operation"  # such as the generator's state, which a checkpoint keeps (torch/utils/checkpoint.py)
 _COLLECTIVE = ("c10d::", "_c10d_functional::")
@@ -29,6 +32,7 @@ class Real:
 
 def profiled(run: Callable[[Callable[[Instant | None], None]], None]) -> Real:
     """Call ``run`` with everything from its first tensor under the profiler. It says where it is; after None, nothing counts."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", SILENT)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run(_record)
         _record(None)

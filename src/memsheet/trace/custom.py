@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from memsheet.errors import refuse
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline
 from memsheet.trace.cures import own_line
+from memsheet.trace.fake_driver import driver
 from memsheet.trace.job import STEPS, How, recording, timeline
 from memsheet.trace.modules import Modules, claim_parameters, claim_states, watch_gradients
 from memsheet.trace.patches import Patch, applied
@@ -63,7 +64,13 @@ def _module_name(stem: str) -> str:
 
 def trace_custom(build: Build, how: How) -> Timeline:
     """The timeline of the second call of the step that ``build`` makes."""
-    with recording(how) as recorder, torch.device(how.device), watching(recorder) as found:
+    with recording(how) as recorder, ExitStack() as stack:
+        if how.fake and how.device == "cuda":
+            answered = driver(recorder)
+            stack.enter_context(_bound(build, answered))
+            stack.enter_context(applied(answered))
+        stack.enter_context(torch.device(how.device))
+        found = stack.enter_context(watching(recorder))
         recorder.line = own_line
         module, optimizer, step = unpacked(build())
         for number in range(STEPS):
@@ -74,6 +81,20 @@ def trace_custom(build: Build, how: How) -> Timeline:
         other = "cpu" if how.device == "cuda" else "cuda"
         raise refuse("device", how.device, "holds nothing in this step", f"--device {other}, or make its tensors on {how.device}")
     return timeline(recorder)
+
+
+@contextmanager
+def _bound(build: Build, patches: Sequence[Patch]) -> Iterator[None]:
+    """What a file has imported by name (``from torch.cuda import synchronize``) is replaced there too, while a trace runs."""
+    instead = {(patch.module, patch.attribute): patch.value for patch in patches}
+    names: dict[str, Any] = getattr(build, "__globals__", {})
+    known = {name: (str(getattr(value, "__module__", "")), str(getattr(value, "__name__", ""))) for name, value in names.items()}
+    before = {name: names[name] for name, key in known.items() if key in instead}
+    names.update({name: instead[known[name]] for name in before})
+    try:
+        yield
+    finally:
+        names.update(before)
 
 
 def unpacked(made: Any) -> tuple[nn.Module | None, Any, Callable[[], Any]]:

@@ -34,6 +34,9 @@ class Stream:
     def query(self) -> bool:
         return True
 
+    def is_capturing(self) -> bool:
+        return False
+
 
 class Event:
     """As ``torch.cuda.Event``: it has happened."""
@@ -48,6 +51,9 @@ class Event:
 
     def query(self) -> bool:
         return True
+
+    def elapsed_time(self, _: Event) -> float:
+        return 0.0
 
 
 class Streams:
@@ -89,9 +95,9 @@ def _no(*_: Any, **__: Any) -> bool:
     return False
 
 
-def _no_state(*_: Any, **__: Any) -> torch.Tensor:
+def no_state(*_: Any, **__: Any) -> torch.Tensor:
     with _disable_current_modes():
-        return torch.empty(0, dtype=torch.uint8)
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def runtime(streams: Streams) -> tuple[Patch, ...]:
@@ -100,7 +106,7 @@ def runtime(streams: Streams) -> tuple[Patch, ...]:
     answers: dict[str, Any] = {
         "Stream": streams.kind, "Event": Event, "stream": streams.use, "current_stream": streams.current,
         "default_stream": lambda *_: streams.default, "set_stream": streams.switch, "current_device": _first, "set_device": nothing,
-        "synchronize": nothing, "_lazy_init": nothing, "get_rng_state": _no_state, "set_rng_state": nothing,
+        "synchronize": nothing, "_lazy_init": nothing, "get_rng_state": no_state, "set_rng_state": nothing,
     }  # fmt: skip
     return (
         *(Patch("torch.cuda", name, answer, why) for name, answer in answers.items()),
