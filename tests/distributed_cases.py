@@ -16,8 +16,8 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.fsdp2 import apply_fsdp2
 from memsheet.sheet import Component, Instant
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Implementation, Offload, Optimizer, OptimizerName, Schedule
+from memsheet.spec.words import request_from
 from memsheet.timeline import alive, peaks, sheet_of, sizes
 from memsheet.trace import distributed_job, fake_distributed
 from memsheet.trace.distributed_job import trace_rank

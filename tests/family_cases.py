@@ -7,7 +7,7 @@ import time
 from memsheet.errors import InputError
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
-from memsheet.spec.names import request_from
+from memsheet.spec.words import request_from
 from memsheet.timeline import peaks, sheet_of, timeline_from
 from memsheet.trace.requests import answer
 

@@ -20,8 +20,8 @@ from memsheet.measuring import measured_sheet
 from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.run.train import trainer
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Schedule
+from memsheet.spec.words import request_from
 from memsheet.timeline import sheet_of
 from memsheet.trace.distributed_job import trace_rank
 from memsheet.trace.job import How

@@ -13,8 +13,8 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.train import Trainer, trainer
 from memsheet.sheet import Instant, Sheet
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
+from memsheet.spec.words import request_from
 from memsheet.timeline import sheet_of
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 

@@ -7,7 +7,7 @@ from memsheet.account import account
 from memsheet.errors import InputError
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.names import request_from
+from memsheet.spec.words import request_from
 from memsheet.timeline import peaks, sheet_of
 from memsheet.trace.fold import depth_of
 from memsheet.trace.job import How, trace_training

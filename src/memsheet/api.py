@@ -22,9 +22,9 @@ from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
 from memsheet.spec.model import Embeddings, Head, ModelSpec
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
 from memsheet.spec.together import SEQUENCES
+from memsheet.spec.words import accumulated, in_our_words, refuse_counts
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: An
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
         raise refuse("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
-    name, request, cluster, _ = question("train", model, options)
+    name, request, cluster, _ = question("train", model, options, searched="micro-batches and the mesh")
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if name is None:
@@ -120,32 +120,42 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
         return _answer_bare(count_of(where["parameters"]), request, cluster)
     if model is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
-    spec, fix = read_model(model, catalog=catalogued, names=model_names()), where["fix"] is not False
+    spec, fix, assumed = read_model(model, catalog=catalogued, names=model_names()), where["fix"] is not False, where["assumed"]
     if task == "train" and request.get("seq_len") is None:
         from memsheet.search.length_ladder import answer_on_ladder
 
-        return answer_on_ladder(spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures))
-    return answer(spec, request, cluster, fix=fix, wanted=where["wanted"])
+        return answer_on_ladder(spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures, assumed=assumed))
+    return answer(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed)
 
 
-def question(task: str, model: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
-    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan."""
+def question(
+    task: str, model: Any, options: dict[str, Any], *, searched: str = ""
+) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
+    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan. ``searched``: what a search varies."""
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
     document = _document(where["plan"])
-    request = {**_overridden(document, given := request_from(options)), **given, "task": task}
-    where["wanted"] = next((given[key] for key in SEQUENCES if given.get(key)), None) if task == "infer" else None
+    asked = in_our_words(options, task, document)
+    request = {**_overridden(document, asked.request), **asked.request, "task": task}
+    where["wanted"] = next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None) if task == "infer" else None
     model = model if model is not None else request.pop("model", None)
     cluster = _cluster(where["gpus"] or request.pop("gpus", None), where) if where["cluster"] is None else _in_file(where)
     for described in ("model", "gpus", "schema"):
         request.pop(described, None)
-    return model, request, cluster, where
+    if searched:
+        refuse_counts(request, searched)
+    request, counted = accumulated(request, cluster.count if cluster else None)
+    return model, request, cluster, {**where, "assumed": (*asked.assumed, *counted), "library": asked.library, "said": asked.request}
 
 
-def answer(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True, wanted: int | None = None) -> Answer:
+def answer(
+    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True, wanted: int | None = None,
+    assumed: tuple[str, ...] = (),
+) -> Answer:  # fmt: skip
     """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit; ``wanted``: sequences that
-    were asked for, which the verdict is about then, as a server starts without room for all of them.
+    were asked for, which the verdict is about then, as a server starts without room for all of them; ``assumed``: what was, before.
     """
     request, said = with_method(request)
+    said = (*assumed, *said)
     spec = drafted(spec, request)
     resolved = resolve(request, spec, cluster)
     said += cluster.device.assumed if cluster else ()

@@ -22,6 +22,7 @@ from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP16
 from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
 from memsheet.spec.plan import Implementation, Loss, Plan
+from memsheet.spec.words import of_serving
 from memsheet.timeline import Timeline, peak, sheet_of, without_hidden
 from memsheet.trace.child import explain
 from memsheet.trace.fold import depth_of
@@ -162,7 +163,12 @@ def task_of(options: Mapping[str, Any]) -> str:
     """What a plan says it is; else inference where something of what is served is given, training elsewhere."""
     plan = options.get("plan")
     said = plan.get("task") if isinstance(plan, Mapping) else None
-    return said if said in ("train", "infer") else "infer" if any(options.get(name) for name in _SERVED) else "train"
+    return said if said in ("train", "infer") else "infer" if _serves(options) else "train"
+
+
+def _serves(options: Mapping[str, Any]) -> bool:
+    given = [name for name, value in options.items() if value is not None]
+    return any(options.get(name) for name in _SERVED) or any(map(of_serving, given))
 
 
 _SERVED = ("max_model_len", "prompt_tokens", "output_tokens", "sequences", "kv_dtype")

@@ -26,7 +26,7 @@ from memsheet.measure.lengths import counters
 from memsheet.run.data import batches, lengths, read_text
 from memsheet.run.model import build_config
 from memsheet.sheet import Component, Instant
-from memsheet.spec.names import request_from
+from memsheet.spec.words import request_from
 from memsheet.timeline import Storage, Timeline, timeline_from
 from memsheet.trace.job import How, recording
 from memsheet.trace.parent import environment_of

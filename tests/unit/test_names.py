@@ -6,7 +6,8 @@ import pytest
 
 from memsheet.errors import InputError
 from memsheet.spec.check import RULES
-from memsheet.spec.names import SHORT, request_from
+from memsheet.spec.names import SHORT
+from memsheet.spec.words import request_from
 
 
 def test_every_short_name_is_a_key_of_the_vocabulary() -> None:

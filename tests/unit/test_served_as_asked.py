@@ -213,8 +213,8 @@ def test_a_draft_that_is_named_drafts() -> None:
     ("flags", "said"),
     [
         (("--memory-fraction", "1.5"), "for example 0.9"), (("--max-model-len", "8x"), "for example 8192, or 8k"),
-        (("--max-model-len=-5",), "for example 8192"), (("--context", "8192"), "--max-model-len says it here"),
-        (("--gpu-memory-utilization", "0.9"), "--memory-fraction says it here"), (("--kv-dtypee", "fp8"), "did you mean --kv-dtype?"),
+        (("--max-model-len=-5",), "for example 8192"), (("--mem-fraction-static", "0.9"), "--memory-fraction says it here"),
+        (("--gpu-memory-utilization", "9"), "for example 0.9"), (("--kv-dtypee", "fp8"), "did you mean --kv-dtype?"),
         (("--kv-dtype", "fp9"), "for example bf16"),
     ],
 )  # fmt: skip

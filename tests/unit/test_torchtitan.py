@@ -19,8 +19,8 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Instant, Sheet
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Loss, Plan
+from memsheet.spec.words import request_from
 
 END_2024 = "9dec370"
 TINY = {

@@ -17,8 +17,8 @@ from memsheet.report.verification import BAR, Rung, Seen, Verification, verifica
 from memsheet.report.verification_table import render_verification
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Schedule
+from memsheet.spec.words import request_from
 from memsheet.verify.scaled import layers_of, scaled, shallower, shrinkage
 from memsheet.verify.slurm import Queue, measured_by_job
 

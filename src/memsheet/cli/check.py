@@ -27,9 +27,9 @@ from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus
 from memsheet.spec.exchange import AUTO, Moved, Read
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.names import request_from
 from memsheet.spec.of_the_script import absent_files
 from memsheet.spec.trainer_script import UNSAID
+from memsheet.spec.words import accumulated, in_our_words
 
 MAX_FILES = 64
 MOST_BYTES = 2**20
@@ -48,7 +48,7 @@ def check(asked: Given) -> int:
         return worst_of_each(asked.files, lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})), json=asked.json)
     decimal = screen.decimal(asked.units)
     question = jobs.question(asked)
-    checked = checking(asked.files, question.pop("model"), question, request_from(values(asked)))
+    checked = checking(asked.files, question.pop("model"), question, _flags(asked, question["gpus"]))
     if asked.json:
         screen.write_json(checked_document(checked))
     else:
@@ -61,6 +61,19 @@ def check(asked: Given) -> int:
     if checked.no_model and checked.on_cards:
         return jobs.EXIT[Result.UNCERTAIN]
     return jobs.EXIT[checked.result] if checked.result else 0
+
+
+def _flags(asked: Given, gpus: Any) -> dict[str, Any]:
+    """The options of a line in words of either task, whichever knows them all: what runs is the files' to say."""
+    given = values(asked)
+    try:
+        found = in_our_words(given, "train")
+    except InputError as error:
+        try:
+            found = in_our_words(given, "infer")
+        except InputError:
+            raise error from None
+    return accumulated(found.request, parse_gpus(str(gpus))[0] if gpus else None)[0]
 
 
 def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any], flags: Mapping[str, Any]) -> Checked:

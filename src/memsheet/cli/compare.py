@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memsheet.cli import screen
-from memsheet.cli.flags import whole
 from memsheet.cli.line import Given
 from memsheet.errors import refuse
 from memsheet.questions.compare import compare as compare_sheets
+from memsheet.spec.values import whole
 
 
 def compare(asked: Given) -> int:

@@ -7,16 +7,15 @@ values    the options of a plan that a command line gives, read by the rules of 
 
 from __future__ import annotations
 
-import re
 from typing import Any, NamedTuple
 
-from memsheet.spec.names import SHORT
+from memsheet.spec.aliases import ALIASES, Word
 
 JOB, MESH, STEP, PRECISION, MEMORY, SERVING, OUTPUT = (
     "Hardware and plan", "Mesh", "Step", "Precision", "Memory", "Serving", "Output",
 )  # fmt: skip
-SOLVE, SEARCH, SERVE, PICTURES, TRACE, MEASURE, OTHER = (
-    "Solve", "Search", "Serving a load", "Pictures", "Trace", "Measure", "Options",
+SOLVE, SEARCH, SERVE, PICTURES, TRACE, MEASURE, OTHER, WORDS = (
+    "Solve", "Search", "Serving a load", "Pictures", "Trace", "Measure", "Options", "Words of other tools",
 )  # fmt: skip
 
 
@@ -137,51 +136,18 @@ UNITS = Flag("units", OUTPUT, "UNIT", "GiB, or GB for decimal.", default="GiB")
 FULL = Flag("full", OUTPUT, "", "Every item at every instant.", default=False)
 OUTPUT_FLAGS = (JSON, FULL, UNITS, DEBUG)
 
-_WHOLE = re.compile(r"[+-]?\d{1,18}")
-_THOUSANDS = re.compile(r"(\d{1,6})k", re.IGNORECASE)
-TOKENS = frozenset({
-    "seq_len", "serving.max_model_len", "serving.max_batched_tokens", "serving.prompt_tokens", "serving.output_tokens",
-    "serving.shared_prefix_tokens",
-})  # fmt: skip
-"""Keys whose value may be said in thousands as lengths of contexts are: 128k is 131,072 tokens."""
+
+def _of_word(name: str, word: Word) -> Flag:
+    key = f"their_{name.replace('-', '_')}"  # a command may have a flag of its own by that name
+    return Flag(name, WORDS, "" if word.switch else "VALUE", f"A word of {word.whose}.", key=key, negative=word.switch)
+
+
+WORD_FLAGS = tuple(_of_word(name, word) for name, word in ALIASES.items())
+"""What other programs call these options; ``spec.words`` says what each comes to."""
 
 
 def values(given: Any) -> dict[str, Any]:
-    """The options of a plan that a line gives, read by the rules of their keys; what cannot be read stays text and is refused there."""
-    named = {flag.field: getattr(given, flag.field) for flag in PLAN_FLAGS}
-    return {name: value if name == "offload" else read(SHORT[name], value) for name, value in named.items() if value is not None}
-
-
-def read(key: str, text: Any) -> Any:
-    """``text`` as the rule of ``key`` wants it, or as it is."""
-    from memsheet.spec.check import RULES
-
-    match RULES[key].kind:
-        case "count":
-            return tokens(text) if key in TOKENS else whole(text)
-        case "share" | "number":
-            return _share(text)
-        case "counts":
-            return [whole(part) for part in text.split(",")]
-        case "texts":
-            return [part.strip() for part in text.split(",") if part.strip()]
-        case _:
-            return text
-
-
-def tokens(text: str) -> int | str:
-    """``text`` as a number of tokens: 8192, or 8k, which is 8 times 1,024."""
-    found = _THOUSANDS.fullmatch(text.strip())
-    return int(found[1]) * 1024 if found else whole(text)
-
-
-def whole(text: str) -> int | str:
-    """``text`` as a whole number if it is one."""
-    return int(text) if _WHOLE.fullmatch(text.strip()) else text
-
-
-def _share(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    """The options of a plan that a line gives, as they are written: ``spec.words`` reads them."""
+    own = {flag.field: getattr(given, flag.field) for flag in PLAN_FLAGS}
+    theirs = {flag.name.replace("-", "_"): getattr(given, flag.field, None) for flag in WORD_FLAGS}
+    return {name: value for name, value in (own | theirs).items() if value is not None}

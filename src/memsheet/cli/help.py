@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from memsheet.cli import screen
 from memsheet.cli.commands import COMMANDS, Command
-from memsheet.cli.flags import Flag
+from memsheet.cli.flags import WORDS, Flag
+from memsheet.spec.aliases import ALIASES, SHORT_FLAGS
+from memsheet.spec.names import SHORT
 
 EXIT_CODES = "Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."
 ABOUT = "Every byte on every GPU, before the job runs."
@@ -17,6 +19,7 @@ START = (
     "memsheet plan train llama-3.1-70b --gpus 512xH100-80GB --seq-len 8192 --global-batch 1024",
     "memsheet check run/",
 )
+FLAG_OF = {key: f"--{name.replace('_', '-')}" for name, key in SHORT.items()}
 COLUMN = 26
 """Where words begin beside names; a longer name has a line of its own."""
 
@@ -39,7 +42,8 @@ def command_help(command: Command, *, every: bool = False) -> str:
     """What a command takes: its examples and its usual flags, or ``every`` flag."""
     arguments = [(argument.metavar, argument.words) for argument in command.arguments]
     often = {*command.often} if command.often and not every else {flag.name for flag in command.flags}
-    shown = [flag for flag in command.flags if flag.name in often]
+    shown = [flag for flag in command.flags if flag.name in often and flag.group != WORDS]
+    words = [flag for flag in command.flags if flag.group == WORDS]
     parts = [
         f"Usage: memsheet {command.name} {_usage(command)}",
         _filled(f"{command.words} {command.more}".strip()),
@@ -47,8 +51,10 @@ def command_help(command: Command, *, every: bool = False) -> str:
     ]
     parts += [_section("Arguments", arguments)] if arguments else []
     parts += [_section(group, map(_row, flags)) for group, flags in _grouped(shown)]
-    hidden = len(command.flags) - len(shown)
-    parts += [f"{hidden} more flags: memsheet {command.name} --help-all"] if hidden else []
+    parts += [_section(WORDS, _meant(words))] if words and every else []
+    hidden = len(command.flags) - len(shown) - len(words)
+    also = ", and other tools' words for flags" if words else ""
+    parts += [f"{hidden} more flags{also}: memsheet {command.name} --help-all"] if hidden and not every else []
     return "\n\n".join(parts).rstrip() + ("" if every else "\n")
 
 
@@ -67,6 +73,17 @@ def _grouped(flags: Iterable[Flag]) -> Iterator[tuple[str, list[Flag]]]:
 def _row(flag: Flag) -> tuple[str, str]:
     name = f"--[no-]{flag.name}" if flag.negative else f"--{flag.name}"
     return f"{name} {flag.metavar}".rstrip(), flag.words
+
+
+def _meant(flags: Iterable[Flag]) -> Iterator[tuple[str, str]]:
+    """Others' words by the flags that they say; last those that say more than one thing, or one flag with its value."""
+    own, more, short = dict[str, list[str]](), list[str](), {name: f", {one}" for one, name in SHORT_FLAGS.items()}
+    for flag in flags:
+        keys = {meaning.key for meaning in ALIASES[flag.name].meanings}
+        says = own.setdefault(FLAG_OF[next(iter(keys))], []) if len(keys) == 1 and keys <= FLAG_OF.keys() else more
+        says.append(f"--{flag.name}{short.get(flag.name, '')}")
+    yield from ((says, ", ".join(names)) for says, names in own.items())
+    yield "others", ", ".join(more)
 
 
 def _examples(lines: Iterable[str]) -> str:

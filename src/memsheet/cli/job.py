@@ -10,10 +10,11 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.cli import screen
-from memsheet.cli.flags import values, whole
+from memsheet.cli.flags import values
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, refuse, require
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json
+from memsheet.spec.values import whole
 from memsheet.units import parse_bytes
 
 _FUNCTION = re.compile(r".+\.py:\w+")

@@ -15,6 +15,7 @@ from typing import Any
 from memsheet.cli.commands import COMMANDS, Command
 from memsheet.cli.flags import Flag
 from memsheet.errors import Problem, nearest, require
+from memsheet.spec.aliases import SHORT_FLAGS
 
 Given = SimpleNamespace
 """The arguments and flags of a command by their names in Python: what the line says, else the default."""
@@ -24,17 +25,6 @@ NEAR = 0.72
 ON_OFF = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _DASHED_VALUE = re.compile(r"-(?:\.?\d.*)?")
 """Words with a dash that are values all the same: numbers below zero, and stdin."""
-KNOWN_ELSEWHERE = {
-    "--context": "--max-model-len", "--context-length": "--max-model-len", "--ctx-size": "--max-model-len", "--n-ctx": "--max-model-len",
-    "--max-seq-len": "--max-model-len", "--users": "--sequences", "--batch": "--sequences", "--batch-size": "--sequences",
-    "--max-num-seqs": "--sequences", "--max-running-requests": "--sequences", "--max-num-batched-tokens": "--max-batched-tokens",
-    "--chunked-prefill-size": "--max-batched-tokens", "--gpu-memory-utilization": "--memory-fraction",
-    "--mem-fraction-static": "--memory-fraction", "--kv-cache-dtype": "--kv-dtype", "--tensor-parallel-size": "--tp",
-    "--pipeline-parallel-size": "--pp", "--block-size": "--page-tokens", "--page-size": "--page-tokens", "--quantization": "--quantize",
-    "--max-lora-rank": "--lora-rank", "--max-position-embeddings": "--max-model-len", "--per-device-train-batch-size": "--microbatch",
-    "--micro-batch-size": "--microbatch", "--gpu": "--gpus", "--dtype": "--precision",
-}  # fmt: skip
-"""What other programs, and other commands of this one, call a flag."""
 Spelled = Mapping[str, tuple[Flag, bool]]
 
 
@@ -51,7 +41,7 @@ def given(command: Command, words: Sequence[str]) -> Given:
             left.append(word)
             continue
         name, equals, value = word.partition("=")
-        known = spelled.get(name.replace("_", "-"))
+        known = spelled.get(_whole_name(name))
         if known is None:
             problems.append(unknown(name, spelled))
             continue
@@ -71,6 +61,11 @@ def spellings(flag: Flag) -> Iterator[tuple[str, bool]]:
     yield f"--{flag.name}", True
     if flag.negative:
         yield f"--no-{flag.name}", False
+
+
+def _whole_name(name: str) -> str:
+    """A flag as the table has it: underscores are dashes, and some have a short name of one dash."""
+    return f"--{SHORT_FLAGS[name]}" if name in SHORT_FLAGS else name.replace("_", "-")
 
 
 def is_flag(word: str) -> bool:
@@ -103,8 +98,6 @@ def _kept(flag: Flag, name: str, value: Any, found: dict[str, Any]) -> Iterator[
 
 def unknown(name: str, known: Mapping[str, object]) -> Problem:
     """A flag that the command does not have, and what may have been meant."""
-    if KNOWN_ELSEWHERE.get(name) in known:
-        return Problem(field=name, reason="is not a flag of this command", hint=f"{KNOWN_ELSEWHERE[name]} says it here")
     near = nearest(name.replace("_", "-"), known, cutoff=NEAR)
     others = [other.name for other in COMMANDS.values() if name in {word for flag in other.flags for word, _ in spellings(flag)}]
     elsewhere = f"it is of {', '.join(f'`memsheet {other}`' for other in others)}" if others else "--help-all lists them"

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.commands import SEARCH_FLAGS, SERVE_FLAGS
-from memsheet.cli.flags import tokens, whole
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, require
 from memsheet.report.bars import Look
 from memsheet.search.serve_load import Holds
+from memsheet.spec.values import tokens, whole
 
 if TYPE_CHECKING:
     from memsheet.search.serve import Deployment

@@ -9,13 +9,13 @@ from typing import Any
 from memsheet.budget import Answer
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
-from memsheet.cli.flags import whole
 from memsheet.cli.line import Given
 from memsheet.errors import refuse
 from memsheet.report.files import write_events
 from memsheet.report.picture import check, draw
 from memsheet.report.sparkline import sparkline
 from memsheet.report.viewer import write_snapshot
+from memsheet.spec.values import whole
 from memsheet.timeline import Timeline, peak
 from memsheet.tracing import Options, trace_file
 from memsheet.tracing import trace as ask

@@ -66,7 +66,10 @@ def solved(target: Target, asked: dict[str, Any], *, most: int | None = None, sa
     _check_question(target, asked, most)
     if target is searches.Target.GPUS:
         return Solved(_fewest_gpus(asked, most, say))
-    name, request, cluster, _ = api.question(target.task, asked.pop("model"), asked)
+    searched = "the micro-batch" if target is searches.Target.MICROBATCH else ""
+    name, request, cluster, where = api.question(target.task, asked.pop("model"), asked, searched=searched)
+    if target.key in where["said"]:
+        raise refuse(target.key, where["said"][target.key], "is what is solved for", "leave it out; --most says how far to look")
     request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
@@ -84,8 +87,6 @@ def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) 
         raise refuse("gpus", None, "is missing", "--gpus H100-80GB" if target.short == "gpus" else "for example --gpus 8xH100-80GB")
     if target.short == "parameters" and most is not None:
         raise refuse("most", most, "has no meaning for parameters, which end with the family", "leave it out")
-    if target.short != "gpus" and asked.get(target.short) is not None:
-        raise refuse(target.key, asked[target.short], "is what is solved for", "leave it out; --most says how far to look")
 
 
 def _model(name: Any) -> ModelSpec:
@@ -103,7 +104,7 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
     plan = _plan_document(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
     machines, most = _machines({key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most)
-    name, request, _, _ = api.question("train", asked.pop("model"), asked)
+    name, request, _, _ = api.question("train", asked.pop("model"), asked, searched="the number of GPUs")
     return fewest(
         _model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
         most=most, say=say,

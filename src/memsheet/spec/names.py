@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from memsheet.errors import Problem, nearest, require
+from memsheet.errors import Problem
 
 SHORT: dict[str, str] = {
     "engine": "engine", "engine_version": "engine_version",
@@ -33,31 +32,12 @@ SHORT: dict[str, str] = {
 OFFLOADABLE = {"optimizer": 1, "parameters": 1, "activations": True}
 
 
-def request_from(short: Mapping[str, Any]) -> dict[str, Any]:
-    """Short names and their values (Nones left out) as a request.
-
-    Raises InputError for names that are not in the vocabulary, with the nearest one.
-    """
-    problems: list[Problem] = []
-    request: dict[str, Any] = {}
-    for name, value in short.items():
-        if value is None:
-            continue
-        if name == "offload":
-            request.update(_offload(value, problems))
-        elif name in SHORT:
-            request[SHORT[name]] = list(value) if isinstance(value, tuple) else value
-        else:
-            near = nearest(name, [*SHORT, "offload"], n=1)
-            problems.append(
-                Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else "")
-            )
-    require(problems)
-    return request
-
-
-def _offload(value: Any, problems: list[Problem]) -> dict[str, Any]:
+def offloaded(value: Any) -> dict[str, int | bool] | Problem:
+    """Keys of what is offloaded, of a list or a text with commas between, or what of it cannot be."""
     wanted = value.split(",") if isinstance(value, str) else list(value)
-    hint = f"choose from {', '.join(OFFLOADABLE)}"
-    problems += [Problem(field="offload", value=n, reason="cannot be offloaded", hint=hint) for n in wanted if n not in OFFLOADABLE]
-    return {f"offload.{name}": OFFLOADABLE[name] for name in wanted if name in OFFLOADABLE}
+    strange = [name for name in wanted if name not in OFFLOADABLE]
+    if strange:
+        return Problem(
+            field="offload", value=", ".join(map(str, strange)), reason="cannot be offloaded", hint=f"choose from {', '.join(OFFLOADABLE)}"
+        )
+    return {f"offload.{name}": OFFLOADABLE[name] for name in wanted}
