@@ -180,7 +180,8 @@ def answer(
         serving = {**serving, **makes_room(spec, {**request, WANTED: wanted}, cluster, serving["short_bytes"])}
     if wanted and verdict and cluster and serving:
         verdict, serving = _held(spec, request, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
-    notes = (*spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
+    routed = _routed(spec, resolved.plan, cluster, sheets, verdict)
+    notes = (*routed, *spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
     notes += _caution(resolved.plan, cluster, spec)
     others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
     return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=notes, serving=serving, other_engines=others)
@@ -217,6 +218,15 @@ def _serving(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheet
     from memsheet.formulas.serving.servers import server_of
 
     return server_of(engine_of(resolved.plan)).facts(spec, resolved.plan, cluster, sheets)
+
+
+def _routed(spec: ModelSpec, plan: Plan, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None) -> tuple[str, ...]:
+    """What expert routing decides, first of all notes."""
+    if cluster is None or verdict is None or plan.routing is None or plan.task != "train":
+        return ()
+    from memsheet.search.routing import routing_notes
+
+    return routing_notes(spec, plan, cluster, sheets, verdict)
 
 
 def _notes(resolved: Resolved) -> tuple[str, ...]:

@@ -61,8 +61,22 @@ def row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: s
 
 def command_row(word: str, command: str, look: Look) -> RenderableType:
     """A command beside a word, wrapped between its flags so that it can be copied as it stands."""
-    lines = flow(command.replace(" --", "\n--").split("\n"), look.width - len(word) - 4, between=" ").split("\n")
+    from rich.text import Text
+
+    flags = command.replace(" --", "\n--").split("\n")
+    if (
+        max(map(len, flags)) > look.width - len(word) - 4
+    ):  # a list of layers that no line holds: unindented, so that a shell joins its parts
+        whole = flow(flags, look.width - 2, between=" ").split("\n")
+        return Text(f"{word}\n", "bold").append(" \\\n".join(_in_parts(line.rstrip(), look.width - 2) for line in whole), "not bold")
+    lines = flow(flags, look.width - len(word) - 4, between=" ").split("\n")
     return row(word, "bold", (" \\\n".join(line.rstrip() for line in lines),), look)
+
+
+def _in_parts(line: str, width: int) -> str:
+    """A line that breaks after a comma, where a backslash joins it again."""
+    place = line.rfind(",", 0, width - 1) + 1
+    return line if len(line) <= width or not place else f"{line[:place]}\\\n{_in_parts(line[place:], width)}"
 
 
 def one_line(text: str) -> str:

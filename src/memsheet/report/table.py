@@ -97,6 +97,8 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
     left = pool_lacks(answer, look) or headroom(verdict, look)
+    if verdict.result is Result.UNCERTAIN and any(note.startswith("expert routing decides") for note in answer.notes):
+        left = f"expert routing decides (see Notes) · {left}"
     return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, _which(answer, sheet), _peak(sheet)), look)
 
 

@@ -130,32 +130,65 @@ def _commonest(found: Grid) -> str:
     return asked[0] if asked else "nothing to combine"
 
 
-def _fastest(timed: list[Timed], cluster: Cluster, top: int) -> Iterator[Planned]:
-    """The fastest plans that fit when they are accounted by themselves; of those whose times cannot be told apart, the simplest first. One that
-    keeps states on the host comes first only where it is faster beyond doubt.
+def _fastest(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
+    """The fastest plans that fit when they are accounted by themselves, none beside one that is both faster and smaller; of those whose times cannot
+    be told apart, the simplest first. One that keeps states on the host comes first only where it is faster beyond doubt.
     """
-    weighed = [one.seconds * (1 + HOST_DOUBT * offloads(one.stratum.request)) for one in timed]
-    best = min((float(each.min()) for each in weighed if len(each)), default=0.0)
+    kept = undominated(timed)
+    best = min((float(s) for s, *_ in kept), default=0.0)
     pairs = (
-        (s > best * (1 + APART), effort(one.stratum.request, one.counts(row)) if s <= best * (1 + APART) else (), float(s), n, int(row))
-        for n, (one, each) in enumerate(zip(timed, weighed, strict=True))
-        for s, row in zip(each.tolist(), one.fit.tolist(), strict=True)
-    )  # fmt: skip
-    found = 0
+        (s > best * (1 + APART), effort(timed[n].stratum.request, timed[n].counts(row)) if s <= best * (1 + APART) else (), s, n, row)
+        for s, n, row in kept
+    )
+    found = list[Planned]()
     for *_, number, row in nsmallest(top * LOOKED_AT, pairs):
         planned = timed[number].planned(cluster, row)
         if planned.verdict.result is Result.FITS:
-            found += 1
-            yield planned
-        if found == top:
-            return
+            found.append(planned)
+        if len(found) == top:
+            break
+    return [one for one in found if not any(dominates(other, one) for other in found)]
+
+
+def undominated(timed: list[Timed]) -> list[tuple[float, int, int]]:
+    """Of the plans that fit those that none beats in time and memory at once: (seconds, stratum, row). What asks for memory of the host, or for
+    another optimizer's states, beats nothing that does without.
+    """
+    numbers = [np.full(len(one.fit), n) for n, one in enumerate(timed)]
+    if not sum(map(len, numbers)):
+        return []
+    number, row = np.concatenate(numbers), np.concatenate([one.fit for one in timed])
+    seconds = np.concatenate([one.seconds * (1 + HOST_DOUBT * offloads(one.stratum.request)) for one in timed])
+    size = np.concatenate([np.asarray(one.graded.device.value)[one.fit] for one in timed])
+    asks = np.concatenate([np.full(len(one.fit), asked_besides(one.stratum.request)) for one in timed])
+    found = list[tuple[float, int, int]]()
+    for grade in sorted({int(one) for one in asks}):
+        order = np.flatnonzero((asks & ~grade) == 0)
+        order = order[np.lexsort((asks[order], size[order], seconds[order]))]
+        lowest = np.minimum.accumulate(np.concatenate(([np.iinfo(np.int64).max], size[order][:-1])))
+        best = order[(size[order] < lowest) & (asks[order] == grade)]
+        found += [(float(seconds[i]), int(number[i]), int(row[i])) for i in best]
+    return found
+
+
+def asked_besides(choice: Request) -> int:
+    """What a plan asks for that time and memory do not say, a bit each: memory of the host, an optimizer with other states."""
+    return int(offloads(choice)) | 2 * int(choice.get("optimizer.name") != "adamw")
+
+
+def dominates(one: Planned, other: Planned) -> bool:
+    """Whether a plan is no slower and no larger than another, better in one of them, and asks for nothing that the other does without."""
+    if asked_besides(one.request) & ~asked_besides(other.request) or one is other:
+        return False
+    mine, theirs = ((plan.seconds, plan.verdict.device.value) for plan in (one, other))
+    return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
 
 
 def _each(timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]) -> Iterator[Planned]:
     """The best plan of each engine; those that are among the best of all are not accounted again."""
     for engine in engines:
         known = (plan for plan in plans if plan.request["engine"] == engine)
-        found = next(known, None) or next(_fastest([one for one in timed if one.engine == engine], cluster, 1), None)
+        found = next(known, None) or next(iter(_fastest([one for one in timed if one.engine == engine], cluster, 1)), None)
         if found is not None:
             yield found
 

@@ -75,13 +75,15 @@ def space_of(model: ModelSpec, cluster: Cluster, request: Request, *, every: boo
             raise refuse(key, request.get(key), "is missing; a search needs to know what a step trains", f"give {key}")
     fixed = {key: value for key, value in request.items() if value is not None} | {"task": "train", "engine": engine.name}
     return Space(
-        model=model, cluster=cluster, engine=engine, request=fixed, choices=tuple(_choices(engine, fixed, every=every)),
+        model=model, cluster=cluster, engine=engine, request=fixed, choices=tuple(_choices(engine, fixed, every=every, alone=cluster.count == 1)),
         pipelines=tuple(_pipelines(engine, fixed, model, cluster, every=every)), every=every,
     )  # fmt: skip
 
 
-def _choices(engine: Engine, fixed: Request, *, every: bool) -> Iterator[Request]:
-    """All combinations of what is open, each as keys of a request."""
+def _choices(engine: Engine, fixed: Request, *, every: bool, alone: bool = False) -> Iterator[Request]:
+    """All combinations of what is open, each as keys of a request. ``alone``: on one GPU, where no state is divided and a stage only lets states
+    be moved to the host.
+    """
     tables = [
         _values(fixed, "zero", engine.zero),
         _recompute(engine, fixed),
@@ -93,6 +95,10 @@ def _choices(engine: Engine, fixed: Request, *, every: bool) -> Iterator[Request
     ]  # fmt: skip
     for combination in product(*tables):
         choice = {key: value for part in combination for key, value in part.items()}
+        if alone and not every and choice.get("zero") and "zero" not in fixed and not any(choice.get(key) for key in OFFLOAD[:2]):
+            if choice["zero"] != min(engine.zero):
+                continue
+            choice = {key: value for key, value in choice.items() if key != "zero"}
         if every or not (choice.get("offload.optimizer") and choice.get("optimizer.name") == OptimizerName.ADAMW_8BIT.value):
             yield choice  # states on the host save nothing there by having 8 bits, and its kernels are the device's
 

@@ -235,6 +235,7 @@ class Spread(Enum):
 
     BALANCED = "balanced"
     EXPECTED = "expected"
+    UNEVEN = "uneven"  # as uneven as trained routers were found to be
     WORST = "worst"
 
 
