@@ -110,3 +110,17 @@ def test_a_traced_step_has_the_same_states() -> None:
     )  # fmt: skip
     states = sheet_of(traced).states
     assert {component: size.value for component, size in states.items()} == {C.PARAMETERS: 10, C.GRADIENTS: 10}
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16-master", "bf16-pure"])
+def test_the_screen_says_what_is_saved_at_most_and_at_the_peak(recompute: str, precision: str) -> None:
+    answer = memsheet.train(MODEL, gpus="1xA100-80GB", seq_len=2048, microbatch=4, recompute=recompute, precision=precision, fix=False)
+    sheet = answer.sheets[0]
+    most, here = max(sheet.of(C.SAVED_ACTIVATIONS, instant=i).value for i in sheet.instants), sheet.of(C.SAVED_ACTIVATIONS).value
+    said = f"Saved activations: {format_bytes(most, decimal=True)} ({format_bytes(most)}) at their most"
+    assert (said in _text(answer)) == (most > here)
+    if 0 < here < most:
+        assert format_bytes(here) in _text(answer)
+    if recompute == "full":  # every layer's input: 32 · 8192 · 4096 elements, and what the head and loss save
+        assert most >= 32 * 4 * 2048 * 4096 * (4 if precision == "fp32" else 2)

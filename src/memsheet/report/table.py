@@ -285,12 +285,23 @@ def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
     first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{each} ({format_bytes(size.value)}){kept}."
     instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
     lines = [*([first] if size.value else []), flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
+    lines += _saved_elsewhere(sheet)
     if sheet.host_bytes:
         lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
     lines += serving_lines(answer, look)
     lines += traced_lines(answer, look)
     lines += measured_lines(answer, look)
     return Text("\n".join(lines))
+
+
+def _saved_elsewhere(sheet: Sheet) -> Iterator[str]:
+    """Saved activations at their largest, where that is more than at the peak."""
+    saved = Component.SAVED_ACTIVATIONS
+    when = max(sheet.instants, key=lambda instant: sheet.of(saved, instant=instant).value)
+    most, here = sheet.of(saved, instant=when).value, sheet.of(saved).value
+    if most > here:
+        there = f"{format_bytes(here, decimal=True)} ({format_bytes(here)})" if here else "none"
+        yield f"Saved activations: {format_bytes(most, decimal=True)} ({format_bytes(most)}) at their most, in {INSTANTS[when]}; at the peak {there}."
 
 
 def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
