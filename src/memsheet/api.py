@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, OtherEngine, Result, Verdict, answer_of, holding, judge_on, started
+from memsheet.budget import Answer, OtherEngine, Result, Verdict, WayToFit, answer_of, holding, judge_on, started
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, Problem, missing_package, refuse, require
@@ -184,7 +184,19 @@ def answer(
     notes = (*routed, *spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
     notes += _caution(resolved.plan, cluster, spec)
     others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
-    return replace(answer_of(spec, resolved, cluster, sheets, verdict), notes=notes, serving=serving, other_engines=others)
+    ways: tuple[WayToFit, ...] = ()
+    if verdict and cluster and fix and _is_stuck(verdict, serving):
+        from memsheet.search.ways_to_fit import ways_to_fit
+
+        ways = ways_to_fit(spec, request, cluster, lambda name: read_model(name, catalog=catalogued, names=model_names()))
+    found = answer_of(spec, resolved, cluster, sheets, verdict)
+    return replace(found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways)
+
+
+def _is_stuck(verdict: Verdict, serving: Mapping[str, Any] | None) -> bool:
+    """Whether a job does not fit and nothing found so far makes it; what makes room in a server's pool is looked for elsewhere."""
+    short = (serving or {}).get("short_bytes")
+    return verdict.result is Result.DOES_NOT_FIT and verdict.cheapest_fix is None and short is None
 
 
 def _other_engines(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, plan: Plan) -> tuple[OtherEngine, ...]:

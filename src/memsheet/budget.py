@@ -98,6 +98,16 @@ class OtherEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WayToFit:
+    """Something else that was accounted and fits, where no change on the same cards does. ``changes``: the plan's keys, ``gpus``, ``model``."""
+
+    words: str
+    changes: Mapping[str, Any]
+    device: Bytes
+    host_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Everything one question gets: the model, the whole plan, what was assumed, a sheet a distinct rank, the verdict."""
 
@@ -114,6 +124,7 @@ class Answer:
     notes: tuple[str, ...] = ()
     ladder: tuple[LadderStep, ...] = ()  # the lengths that were tried, where nobody said one
     other_engines: tuple[OtherEngine, ...] = ()
+    ways_to_fit: tuple[WayToFit, ...] = ()
 
 
 def answer_of(model: ModelSpec, resolved: Resolved, cluster: Cluster | None, sheets: tuple[Sheet, ...], verdict: Verdict | None) -> Answer:

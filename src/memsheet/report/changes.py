@@ -12,6 +12,7 @@ from memsheet.report.layout import row
 from memsheet.report.serving import prompt_lines
 from memsheet.report.short_pool import asked_lines, refused_lines
 from memsheet.report.sizes import spread
+from memsheet.report.ways_to_fit import ways_table
 from memsheet.report.words import flags_of
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
     verdict, serving = answer.verdict, answer.serving or {}
     if verdict is not None and verdict.cheapest_fix is not None:
         yield fix_rows(verdict.cheapest_fix, answer, look)
+    elif answer.ways_to_fit:
+        yield ways_table(answer.ways_to_fit, look)
     elif verdict is not None and _in_vain(verdict, answer):
         yield row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)
     short = serving.get("short_bytes")

@@ -9,7 +9,7 @@ from dataclasses import fields
 from enum import Enum
 from typing import Any
 
-from memsheet.budget import Answer, Change, Fix, LadderStep, OtherEngine, Verdict
+from memsheet.budget import Answer, Change, Fix, LadderStep, OtherEngine, Verdict, WayToFit
 from memsheet.sheet import Bytes, Cited, Derived, Evidence, Fitted, FromCode, Item, Measured, Sheet, Traced
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP4_BNB_DOUBLE, FP8_BLOCK, NF4, NF4_SINGLE, DType, dtype_named
@@ -44,6 +44,14 @@ def sheet_document(answer: Answer) -> dict[str, Any]:
         "notes": list(answer.notes),
         **({"ladder": [_ladder_step(step) for step in answer.ladder]} if answer.ladder else {}),
         **({"other_engines": [_other_engine(other) for other in answer.other_engines]} if answer.other_engines else {}),
+        **({"ways_to_fit": [way_document(way) for way in answer.ways_to_fit]} if answer.ways_to_fit else {}),
+    }  # fmt: skip
+
+
+def way_document(way: WayToFit) -> dict[str, Any]:
+    return {
+        "words": way.words, "changes": dict(way.changes), "device_bytes": int(way.device.value), "device_low_bytes": int(way.device.low),
+        "device_high_bytes": int(way.device.high), "host_bytes": int(way.host_bytes),
     }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 from memsheet.report.schema_checked import File, Mistake, MovedKey
 from memsheet.report.schema_search import Plans, Solution
 from memsheet.report.schema_serving import ServePlans
-from memsheet.report.schema_types import Bytes, Fix, Plan, Strict
+from memsheet.report.schema_types import Bytes, Fix, Plan, Strict, WayToFit
 from memsheet.sheet import Component, Instant, Witness
 
 FOLDER = Path("docs/reference")
@@ -202,6 +202,7 @@ class Sheet(Strict):
     notes: list[str]
     ladder: list[LadderStep] | None = None
     other_engines: list[OtherEngine] | None = None
+    ways_to_fit: list[WayToFit] | None = None
 
 
 class Checked(Strict):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from memsheet.report.schema_types import Bytes, Fix, Plan, Strict
+from memsheet.report.schema_types import Bytes, Fix, Plan, Strict, WayToFit
 from memsheet.sheet import Component, Instant
 
 Result = Literal["fits", "does_not_fit", "uncertain"]
@@ -252,3 +252,4 @@ class Solution(Strict):
     sizes: list[Sizes] | None = None
     cheapest_fix: Fix | None
     notes: list[str]
+    ways_to_fit: list[WayToFit] | None = None

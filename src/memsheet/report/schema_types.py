@@ -78,3 +78,14 @@ class Fix(Strict):
     device_low_bytes: Bytes
     device_high_bytes: Bytes
     host_bytes: Bytes
+
+
+class WayToFit(Strict):
+    """Something else that was accounted and fits, where no change on the same cards does."""
+
+    words: str
+    changes: dict[str, Any]
+    device_bytes: Bytes
+    device_low_bytes: Bytes
+    device_high_bytes: Bytes
+    host_bytes: Bytes

@@ -9,10 +9,11 @@ from memsheet.budget import Result, Verdict
 from memsheet.errors import printable
 from memsheet.formulas.states.params import parameter_count
 from memsheet.report.bars import Look
-from memsheet.report.json import fix_document, plan_document
+from memsheet.report.json import fix_document, plan_document, way_document
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.sizes import capacity, headroom, spread
 from memsheet.report.table import asked, billions
+from memsheet.report.ways_to_fit import ways_table
 from memsheet.report.words import INSTANTS, flags_of, spoken
 from memsheet.search.sizes import Curve
 from memsheet.search.solve import Skipped, Solution, Target
@@ -53,6 +54,8 @@ def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterato
     if solution.fix is not None:
         after = f"the least then needs {look.need(solution.fix.device.value, look.digits)}"
         yield row("To fit", "bold", (f"add {flags_of(solution.fix)}", after), look)
+    if solution.ways_to_fit:
+        yield ways_table(solution.ways_to_fit, look)
     if assumed := (*solution.assumed, *shown.assumed):
         yield row("Assumed", "bold", map(one_line, assumed), look, between="; ")
     yield row("Looked at", "bold", (f"{solution.values}; {len(solution.tried)} accounted",), look)
@@ -218,6 +221,7 @@ def solution_document(solution: Solution, curves: tuple[Curve, ...] = ()) -> dic
         "search": {"values": solution.values, "accounted": len(solution.tried), "skipped": [_skipped(each) for each in solution.skipped]},
         **({"sizes": [_curve(curve) for curve in curves]} if curves else {}),
         "cheapest_fix": fix_document(solution.fix) if solution.fix else None, "notes": list(solution.notes),
+        **({"ways_to_fit": [way_document(way) for way in solution.ways_to_fit]} if solution.ways_to_fit else {}),
     }  # fmt: skip
 
 

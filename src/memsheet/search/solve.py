@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from memsheet.budget import Fix
+from memsheet.budget import Fix, WayToFit
 from memsheet.engines import find_engine
 from memsheet.errors import refuse
 from memsheet.fixes import cheapest_fix
@@ -20,6 +20,7 @@ from memsheet.resolve import resolve
 from memsheet.search.family import MOST_LAYERS
 from memsheet.search.pooled import POOLED
 from memsheet.search.trials import Question, Trials, Tried, confirmed, edge
+from memsheet.search.ways_to_fit import ways_to_fit
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import SHORT
@@ -90,6 +91,7 @@ class Solution:
     assumed: tuple[str, ...] = ()  # beside what each plan took for granted
     notes: tuple[str, ...] = ()
     fix: Fix | None = None  # what makes the least demanding value fit
+    ways_to_fit: tuple[WayToFit, ...] = ()  # and where nothing on these cards does, what else would
 
     @property
     def shown(self) -> Tried:
@@ -207,8 +209,9 @@ def _solved(target: Target, trials: Trials, values: str) -> Solution:
     end = len(trials.values) if beyond is None else beyond
     between = range(found + 1, end) if found is not None else range(0)
     least = trials.at(trials.legal(range(end + 1)) or 0, replays=True) if found is None else None
+    fix = _fix(target, trials, least) if expected is None else None
     return Solution(
-        target=target, fix=_fix(target, trials, least) if expected is None else None, found=_at(trials, found), beyond=_at(trials, beyond) if found is not None else None,
+        target=target, fix=fix, ways_to_fit=_ways(trials, least) if expected is None and fix is None else (), found=_at(trials, found), beyond=_at(trials, beyond) if found is not None else None,
         expected=_at(trials, expected, replays=(expected or 0, True) in trials.known), least=least, values=values,
         skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between),
         tried=trials.tried,
@@ -235,6 +238,14 @@ def _fix(target: Target, trials: Trials, least: Tried | None) -> Fix | None:
         return None
     asked = trials.asks(least.value)
     return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict)
+
+
+def _ways(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
+    """What else would make the least demanding value fit."""
+    if least is None:
+        return ()
+    asked = trials.asks(least.value)
+    return ways_to_fit(asked.model, asked.request, asked.cluster)
 
 
 def _at(trials: Trials, index: int | None, *, replays: bool = True) -> Tried | None:

@@ -1,0 +1,71 @@
+"""A job that fits nowhere says what would make it: each way, asked by itself, fits with the bytes that were said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import memsheet
+from memsheet.budget import Result
+from memsheet.cli import main
+from memsheet.report.json import sheet_document
+
+ASKED = {
+    "train": ("train", "llama-3.1-70b", {"gpus": "1xRTX4090", "seq_len": 2048}),
+    "transformers": ("infer", "llama-3.1-70b", {"gpus": "1xRTX4090", "engine": "transformers", "max_model_len": 1024, "prompt_tokens": 1024}),
+    "llama.cpp": ("infer", "llama-3.1-70b", {"gpus": "1xRTX4090", "engine": "llama.cpp", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
+    "experts": ("infer", "qwen3-30b-a3b", {"gpus": "1xRTX4070", "engine": "llama.cpp", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
+    "apple": ("infer", "llama-3.1-70b", {"gpus": "m4-max-36gb", "quantize": "gguf:Q4_K_M", "max_model_len": 4096}),
+}  # fmt: skip
+SHORT = {
+    "serving.gpu_layers": "gpu_layers", "serving.host_experts": "host_experts", "quantization.weights": "quantize", "adapter.rank": "lora_rank",
+    "recompute.mode": "recompute", "engine": "engine", "gpus": "gpus", "per_node": "per_node",
+}  # fmt: skip
+
+
+def again(task, model, asked, changes):
+    given = {SHORT[key]: value for key, value in changes.items() if key != "model"}
+    return getattr(memsheet, task)(changes.get("model", model), **{**asked, **given}, fix=False)
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_every_way_fits_when_it_is_asked(name):
+    task, model, asked = ASKED[name]
+    answer = getattr(memsheet, task)(model, **asked)
+    assert answer.verdict.result is Result.DOES_NOT_FIT
+    assert answer.ways_to_fit
+    for way in answer.ways_to_fit:
+        alone = again(task, model, asked, way.changes)
+        assert alone.verdict.result is Result.FITS, way.words
+        assert alone.verdict.device == way.device
+    assert [way["words"] for way in sheet_document(answer)["ways_to_fit"]] == [way.words for way in answer.ways_to_fit]
+
+
+@pytest.mark.parametrize(("name", "key", "step"), [("llama.cpp", "serving.gpu_layers", 1), ("apple", "serving.gpu_layers", 1), ("experts", "serving.host_experts", -1)])  # fmt: skip
+def test_layers_on_the_card_are_as_many_as_fit(name, key, step):
+    task, model, asked = ASKED[name]
+    found = next(way for way in getattr(memsheet, task)(model, **asked).ways_to_fit if key in way.changes)
+    more = again(task, model, asked, {**found.changes, key: found.changes[key] + step})
+    assert more.verdict.result is not Result.FITS
+
+
+def test_what_fits_names_no_other_way():
+    assert not memsheet.infer("gpt2", gpus="1xRTX4090").ways_to_fit
+    assert "ways_to_fit" not in sheet_document(memsheet.infer("gpt2", gpus="1xRTX4090"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("max-model-len", "llama-3.1-70b", "--gpus", "1xRTX4090", "--engine", "transformers"),
+        ("seq-len", "llama-3.1-70b", "--gpus", "1xRTX4090"),
+        ("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "8192", "--most", "2"),
+    ],
+)
+def test_solving_that_finds_nothing_names_what_would(line, capsys):
+    assert main(["solve", *line, "--json"]) == 10
+    found = json.loads(capsys.readouterr().out)
+    assert found["cheapest_fix"] is not None or found["ways_to_fit"]
+    assert main(["solve", *line]) == 10
+    assert "To fit" in (out := capsys.readouterr().out) or "What would make it fit" in out
