@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from memsheet import api
-from memsheet.cli import screen
+from memsheet.cli import main, screen
 from memsheet.cli.trouble import explain_input
 from memsheet.errors import MOST_SHOWN, InputError, Problem
+from memsheet.readers.calibration import read_calibrations
 from memsheet.report.files import alone_with, write_all
 
 MEMSHEET = str(Path(sys.executable).parent / "memsheet")
@@ -169,3 +170,19 @@ def test_only_the_end_of_what_a_child_says_is_kept(tmp_path: Path) -> None:
         found = end_of(said)
     assert len(found) <= MOST_SAID
     assert found.endswith("the end\n")
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 2.0**63])
+@pytest.mark.parametrize(
+    "key", ["reduce_bucket_size", "allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_max_live_parameters"]
+)
+def test_a_size_beyond_all_sizes_is_refused(key: str, value: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ds_config.json"
+    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, key: value}}))
+    assert main(["check", str(file), "--model", "llama-3.2-1b", "--gpus", "8xH100-80GB", "--seq-len", "512"]) == 2
+    assert f"{key} = {value}: is outside ±2^63" in capsys.readouterr().err
+
+
+def test_a_calibration_of_an_impossible_name_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be opened"):
+        read_calibrations(Path("x" * 5000))

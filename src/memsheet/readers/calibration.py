@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,9 @@ def calibration_file() -> Path | None:
 
 def read_calibrations(path: Path) -> dict[str, Mapping[str, Any]]:
     """The entries of a file by ``entry_name``; none where there is no file. Raises InputError for a file that is something else."""
-    if not path.exists():
-        return {}
+    with suppress(OSError):  # a name that no file can have is refused below
+        if not path.exists():
+            return {}
     found = parse_json(read_bytes(path, MAX_BYTES), str(path))
     if not isinstance(found, Mapping) or found.get("schema") != SCHEMA or not isinstance(found.get("entries"), Mapping):
         raise refuse(str(path), None, f"is not {SCHEMA}", "remove it and calibrate again")

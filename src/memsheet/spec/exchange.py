@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
 from typing import Any
 
-from memsheet.errors import Problem, nearest, refuse
+from memsheet.errors import Problem, nearest, refuse, require
 from memsheet.frozen import dataclass
 
 Values = Mapping[str, Any]
 AUTO = "auto"
 UNSET = "a variable that nobody set"
 """Of a flag in a script: what the engine gets is not in the file, so that no verdict is sure."""
-MAX_COUNT = 2**30
+MAX_COUNT, MAX_NUMBER = 2**30, 2**63
 MOST_KEYS, MOST_HINTS = 2000, 32
 COUNTS = ("@gpus", "@nodes", "@per_node", "@accumulation")
 
@@ -168,6 +168,10 @@ class Together:
 
 def read(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
+    require(
+        Problem(field=at, value=held, reason="is outside ±2^63", hint="no size of a model or a machine is near this")
+        for at, held in values.items() if isinstance(held, float) and not abs(held) < MAX_NUMBER
+    )  # fmt: skip
     if len(values) > MOST_KEYS:
         raise refuse("file", len(values), f"are more than the {MOST_KEYS} keys that a configuration may have")
     rows = {key.at: key for key in form.keys}
