@@ -16,10 +16,10 @@ from memsheet.cli.flags import values
 from memsheet.cli.line import Given
 from memsheet.cli.recognised import of_folders, recognised, unasked
 from memsheet.errors import InputError, refuse, require
-from memsheet.exchange import as_released, as_stored
+from memsheet.exchange import MOST_SCRIPT, as_released, as_stored
 from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, least_of, left_open, stand_in, stored_as
 from memsheet.exchange.lint import Case, Found, Rule, lint
-from memsheet.exchange.together import together
+from memsheet.exchange.together import together, with_their_files
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
 from memsheet.questions.export import PLAN, SHEET, picked
 from memsheet.report.checked import Checked, checked_document, render_checked
@@ -35,7 +35,7 @@ MAX_FILES = 64
 MOST_BYTES = 2**20
 """Of all files of a job but memsheet's own: configurations are a few KiB each, and one that is much larger is something else."""
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
-NAMED = ("torchtitan_config.py",)  # other code of a folder is no configuration
+CODE = ".py"
 NO_START = 2
 DRAFT = "speculative.model"
 NOT_MODELLED = "the files set what the sheet does not hold"
@@ -81,7 +81,13 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     if question["parameters"] is not None:
         raise refuse("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
     texts, document = gathered(files, question.pop("plan", None))
-    reads, skipped = recognised(texts, of_folders(files, texts))
+    folder = of_folders(files, texts)
+    reads, skipped = recognised(texts, folder)
+    if beside := _beside(files, texts, reads):
+        texts |= beside
+        reads, skipped = recognised(texts, folder)
+    reads = with_their_files(reads)
+    texts = {**dict.fromkeys(reads, ""), **texts}
     reads = {name: _bundled(read) for name, read in reads.items()}
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
@@ -140,14 +146,30 @@ def _check_total(paths: Iterable[Path]) -> None:
         raise refuse("file", None, f"are {total:,} bytes together, more than the {MOST_BYTES:,} that are read", "name the job's own files")
 
 
+def _beside(files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str, Read]) -> dict[str, str]:
+    """Texts of the files that others name and that lie beside them, in the same folder or below it: nothing else is opened."""
+    folders = [path if is_folder(path) else path.parent for path in map(Path, files)]
+    found: dict[str, str] = {}
+    for name in absent_files(reads):
+        for path in (held for folder in folders for held in (folder / name, folder / Path(name).name)):
+            inside = any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
+            if inside and is_file(path) and str(path) not in texts:
+                found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
+                break
+    return found
+
+
 def _paths(path: Path) -> list[Path]:
     """A file, or a folder's files of the endings that configurations have, the plan first."""
     if not is_folder(path):
         return [path]
-    found = sorted(held for held in path.iterdir() if (held.suffix in ENDINGS or held.name in NAMED) and held.is_file())
+    found = sorted(held for held in path.iterdir() if held.suffix in (*ENDINGS, CODE) and held.is_file())
     if not found:
         raise refuse("file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}")
-    return sorted(found, key=lambda held: held.name != PLAN)
+    found = sorted(found, key=lambda held: (held.name != PLAN, held.suffix == CODE))
+    configurations = sum(held.suffix != CODE for held in found)
+    small = [held for held in found if held.suffix != CODE or held.stat().st_size <= MOST_SCRIPT // 4]
+    return small[: max(MAX_FILES // 2, configurations)]  # so much code that it is never more than a command reads
 
 
 def _cards(named: Any, reads: Mapping[str, Read]) -> str | None:
@@ -269,7 +291,7 @@ def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...
     if answer is None:
         return ()
     micro = int(answer.plan.microbatch) * int(answer.plan.seq_len or 0)
-    sizes = {"@hidden": answer.model.hidden, "@vocab": answer.model.vocab, "@tokens": micro}
+    sizes = {"@hidden": answer.model.hidden, "@vocab": answer.model.vocab, "@tokens": micro, "@loss": answer.plan.loss.value}
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
 
@@ -305,6 +327,8 @@ def _doubt(
     if stranger := another_model(_served(reads), _model(_named(reads)), answer):
         return Doubt(stranger, _least_as_stored(_served(reads) or "", stranger, answer, ask))
     other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
+    if apart := [*_other_nodes(reads, answer)]:
+        return Doubt("; ".join(apart), least)
     if other:
         return Doubt(f"the files are of another model: {'; '.join(other)}", least)
     if absent := absent_files(reads):
@@ -320,6 +344,14 @@ def _doubt(
     if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
         return Doubt(f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", least + less)
     return Doubt("")
+
+
+def _other_nodes(reads: Mapping[str, Read], answer: Answer) -> Iterator[str]:
+    """A server's command for another number of nodes than the cluster has."""
+    for read in reads.values():
+        said = read.values.get("--nnodes")
+        if read.request.get("task") == "infer" and answer.cluster and isinstance(said, int) and said != answer.cluster.nodes:
+            yield f"the command is for {said} nodes, and the cluster has {answer.cluster.nodes}"
 
 
 def _least_as_stored(served: str, words: str, answer: Answer, ask: Callable[[Mapping[str, Any]], Answer | None]) -> int:

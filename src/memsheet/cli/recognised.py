@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from memsheet.errors import InputError, refuse
-from memsheet.exchange import NAMES, read_text
+from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
+from memsheet.exchange.launched import launched_reads
 from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.spec.exchange import Read
 
@@ -15,21 +16,43 @@ UNKNOWN = "is not recognised as a configuration"
 
 
 def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[dict[str, Read], tuple[str, ...]]:
-    """Files read, and those of a folder that are nothing known, each with why. Raises InputError where a file was named itself, or nothing is known."""
+    """Files read, and those of a folder that are nothing known, each with why; of a shell's script what it starts, too.
+
+    Raises InputError where a file was named itself, or nothing is known.
+    """
     reads: dict[str, Read] = {}
     left: list[str] = []
     for name, text in texts.items():
-        try:
-            reads[name] = read_text(name, text, PARSERS)
-        except InputError as error:
+        own, error = _read(name, text)
+        shell = not name.endswith((".py", ".json", ".toml", ".yaml", ".yml"))
+        further, unread = launched_reads(name, text[:MOST_SCRIPT], own) if shell else ({}, ())
+        reads |= {**({name: own} if own else {}), **further}
+        left += unread
+        if error is not None and not further:
             problem = error.problems[0]
             if name not in in_folder or problem.reason != UNKNOWN:
-                raise
+                raise error
             why = problem.hint.partition("; ")[2]
             left.append(f"{name}: {UNKNOWN}" + f" ({why})" * bool(why))
     if left and not reads:
         raise refuse("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
-    return reads, tuple(left)
+    return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _read(name: str, text: str) -> tuple[Read | None, InputError | None]:
+    try:
+        return read_text(name, text, PARSERS), None
+    except InputError as error:
+        return None, error
+
+
+def _one_script(reads: dict[str, Read], in_folder: Collection[str], left: list[str]) -> dict[str, Read]:
+    """Files read, without the training scripts of a folder where it has several: nobody knows which of them is meant."""
+    scripts = [name for name, read in reads.items() if name in in_folder and name.endswith(".py") and read.form.name == "transformers"]
+    if len(scripts) > 1:
+        left += [f"{name}: one of {len(scripts)} training scripts of the folder: name the one that runs" for name in scripts]
+        return {name: read for name, read in reads.items() if name not in scripts}
+    return reads
 
 
 def of_folders(files: tuple[str, ...], texts: Mapping[str, str]) -> frozenset[str]:

@@ -10,6 +10,8 @@ from memsheet.spec.exchange import Format, Key, Values, precision_word
 
 VERSION = "accelerate 1.15.0"
 F, D, M = "fsdp_config", "deepspeed_config", "parallelism_config"
+LAUNCHED = "config_file"
+"""A flag of ``accelerate launch``: the file of this format that says the rest."""
 _TYPES = {"fsdp2": "FSDP", "fsdp1": "FSDP", "deepspeed": "DEEPSPEED", "transformers": "MULTI_GPU"}
 _FULL, _KEPT = ("FULL_SHARD", "1"), ("SHARD_GRAD_OP", "2")  # utils/constants.py: FSDP_SHARDING_STRATEGY
 
@@ -183,7 +185,7 @@ FORMAT = Format(
     said={"task": "train"}, marks=frozenset({"distributed_type", "compute_environment"}),
     rename=_prefixed,
     absent=_unwrapped,
-    refers=(f"{D}.deepspeed_config_file",),
+    refers=(f"{D}.deepspeed_config_file", LAUNCHED),
     strict=("",),  # config_args.py: from_yaml_file raises on unknown keys of the top
     differs={"precision.reduce": "accelerate reduces gradients in the dtype it computes in (utils/dataclasses.py:2137)"},
     beside=frozenset({
@@ -201,7 +203,7 @@ FORMAT = Format(
         f"{D}.deepspeed_moe_layer_cls_names": (), f"{F}.fsdp_sharding_strategy": ("FULL_SHARD", 1),
     },
     known=frozenset({
-        "compute_environment", "debug", "machine_rank", "main_training_function", "main_process_ip", "main_process_port", "rdzv_backend",
+        LAUNCHED, "compute_environment", "debug", "machine_rank", "main_training_function", "main_process_ip", "main_process_port", "rdzv_backend",
         "same_network", "gpu_ids", "enable_cpu_affinity", "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name",
         "tpu_zone", "tpu_vm", "command_file", "commands", "dynamo_config",
             "dynamo_config.*",

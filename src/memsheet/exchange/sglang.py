@@ -121,6 +121,7 @@ KEYS = (
     Key(at="--context-length", says="serving.max_model_len", source="model.py:110"),
     Key(at="--max-running-requests", says="serving.max_sequences", source="schedule.py:31"),
     Key(at="--chunked-prefill-size", says="serving.max_batched_tokens", decides=(-1, 0), source="schedule.py:52"),
+    Key(at="--nnodes", says="@nodes", out=lambda _: None, source="parallel.py, nnodes"),
     Key(at="--mem-fraction-static", says="serving.memory_fraction", source="schedule.py:27"),
     Key(
         at="--kv-cache-dtype", out=lambda a: {"bf16": "bfloat16", "fp8": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}.get(a.get("serving.kv_dtype", "")),
@@ -235,7 +236,7 @@ weight-loader-drop-cache-after-load weight-loader-prefetch-num-threads
 """
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "speculative-eagle-topk": (1,), "nnodes": (1,), "dcp-size": (1,), "attn-cp-size": (1,), "moe-dp-size": (1,), "dwdp-size": (1,), "cpu-offload-gb": (0,),
+    "speculative-eagle-topk": (1,), "dcp-size": (1,), "attn-cp-size": (1,), "moe-dp-size": (1,), "dwdp-size": (1,), "cpu-offload-gb": (0,),
     "attention-backend": ("fa3",), "is-embedding": (False,), "lora-backend": ("csgmv", "triton"),
     **dict.fromkeys((
         "config", "max-total-tokens", "max-prefill-tokens", "prefill-max-requests", "enable-dynamic-chunking",

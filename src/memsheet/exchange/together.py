@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from memsheet.spec.check import flatten
 from memsheet.spec.exchange import COUNTS, Disagreement, Read, Together
-from memsheet.spec.of_the_script import derived_microbatch, of_the_script
+from memsheet.spec.exchange import read as read_values
+from memsheet.spec.of_the_script import KINDS, derived_microbatch, of_the_script
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"
@@ -23,11 +25,32 @@ def asked_of(document: Mapping[str, Any], *, nodes: int, gpus: int, accumulation
     }  # fmt: skip
 
 
+def with_their_files(reads: Mapping[str, Read]) -> dict[str, Read]:
+    """Files read, where a command names a file that says the rest of its flags both as one; the command's own go first."""
+    found = dict(reads)
+    for name, own in reads.items():
+        for at in own.form.refers:
+            of = next((other for other in found if _is_named(own, at, other, found[other])), None)
+            if of is not None:
+                rest = found.pop(of)
+                said = {key: held for key, held in own.values.items() if held is not None and key != at}
+                both = read_values(own.form, {**rest.values, **said})
+                found[name] = replace(both, release=own.release, assumed=(*both.assumed, f"{at} {own.values[at]} says the rest"))
+    return found
+
+
+def _is_named(own: Read, at: str, name: str, other: Read) -> bool:
+    """Whether it is the file of the command's own format that a flag names."""
+    value = own.values.get(at)
+    named = isinstance(value, str) and value.rpartition("/")[2] == name.rpartition("/")[2]
+    return named and other is not own and other.form.name == own.form.name == KINDS.get(at)
+
+
 def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[str, Any], gpus: int | None) -> Together:
     """One request of a plan written beside, of files by name and of flags, later ones over earlier ones. ``gpus``: as a flag says."""
     said: dict[str, list[tuple[str, Any]]] = {}
     weak: dict[str, Any] = {}
-    for name, held in ((PLAN, plan), *((name, read.request) for name, read in reads.items())):
+    for name, held in ((PLAN, plan), *((name, _launched_as(read, reads)) for name, read in reads.items())):
         for key, value in held.items():
             if key.startswith("?"):
                 weak[key[1:]] = value
@@ -67,6 +90,24 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
         script=of_the_script(reads, request, (plan, given)),
         problems=tuple(problem for read in reads.values() for problem in read.problems),
     )  # fmt: skip
+
+
+LOADED = tuple(f"precision.{name}" for name in ("parameters", "gradients", "moments", "reduce"))
+DIVIDED = ("fsdp1", "fsdp2", "deepspeed")
+IN_PIECES = "chunked"
+
+
+def _launched_as(own: Read, reads: Mapping[str, Read]) -> Mapping[str, Any]:
+    """What a script's file says, less what the launcher's makes of it: sharding with mixed precision raises what was loaded to fp32 (accelerate
+    1.15.0 utils/fsdp_utils.py:814), and DeepSpeed has its own dtypes. A loss in pieces is not modelled under sharding: Liger's stands for it.
+    """
+    others = [other for other in reads.values() if other.request.get("engine") in DIVIDED and "engine" not in other.unsaid]
+    if not own.form.stored or not others:
+        return own.request
+    raised = any(other.request["engine"] == "deepspeed" or other.request.get("precision.compute") for other in others)
+    left = LOADED if raised and own.request.get("adapter.rank") is None else ()
+    said = {key: held for key, held in own.request.items() if key not in left}
+    return {**said, "loss": "fused"} if said.get("loss") == IN_PIECES else said
 
 
 def _firm(key: str, held: list[tuple[str, Any]], reads: Mapping[str, Read]) -> list[tuple[str, Any]]:

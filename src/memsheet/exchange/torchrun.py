@@ -6,8 +6,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.exchange import UNSET, Format, Key, Values
+from memsheet.spec.launched import TORCHRUN, filled_commands, started
 from memsheet.spec.segments import ALLOCATOR, OLDER, segments
+from memsheet.spec.serve_script import unset
 
 VERSION = "torch 2.13.0"
 NODES = (
@@ -33,16 +35,16 @@ def _compose(values: Values, asked: Values) -> str:
 
 
 def _parse(text: str) -> Mapping[str, Any]:
-    """Flags of the first ``torchrun`` and what is exported before it; nothing is run. Raises ValueError for text that is no shell."""
+    """Flags of the first ``torchrun`` and what is exported before it; nothing is run."""
     found: dict[str, Any] = {}
-    for line in text.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
+    for words in filled_commands(text):
         for word in words:
             name, _, value = word.partition("=")
             if name in (ALLOCATOR, OLDER) and value:
                 found[ALLOCATOR] = value
-        if "torchrun" in words:
-            return {**found, **_flags(words[words.index("torchrun") + 1 :])}
+        start = started(words)
+        if start is not None and start[0] == TORCHRUN:
+            return {**found, **_flags(words[start[1] :])}
     return found
 
 
@@ -56,7 +58,7 @@ def _flags(words: list[str]) -> Mapping[str, Any]:
         name, equals, value = word.partition("=")
         name = "--" + name[2:].replace("_", "-")
         value = value if equals or name == "--standalone" else next(rest, "")
-        found[{"--nproc-per-node": "--nproc-per-node"}.get(name, name)] = int(value) if value.isdigit() and len(value) < 8 else value
+        found[name] = int(value) if value.isdigit() and len(value) < 8 else UNSET if unset(value) else value
     return found
 
 

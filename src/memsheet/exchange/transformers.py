@@ -97,6 +97,11 @@ def _pieces(values: Values, asked: Values) -> Iterator[Moved]:
         tokens, vocab = asked["@tokens"], asked["@vocab"]
         more = (min(PIECE, tokens) - -(-tokens // EIGHTHS)) * vocab * 3 * 4  # logits, their logarithms and the gradient, in fp32
         wide = vocab * asked["@hidden"] * (4 if str(values.get(f"{SCRIPT}.dtype")) == "float32" else 8)
+        if asked["@loss"] == "fused":  # which stands for it where pieces are not modelled
+            whole = PIECE * vocab * 3 * 4
+            why = f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet is of Liger's"
+            yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=-vocab * asked["@hidden"] * 4, high_bytes=whole + wide)
+            return
         why = f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet is of an eighth of the tokens"
         yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=min(0, more), high_bytes=max(0, more) + wide)
 

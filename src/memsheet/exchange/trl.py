@@ -160,7 +160,7 @@ FORMAT: Format = Format(
         "use_peft", "lora_r", "lora_target_modules", "attn_implementation", "max_length", "max_seq_length", "dataset_mixture", "dataset_train_split",
         "packing", "trl_config", *(at for own in OTHERS.values() for at in own),
     }),
-    needs={"model_name_or_path": ...}, refers=("deepspeed",), absent=_not_accounted, stored="dtype", moves=_moves,
+    needs={"model_name_or_path": ...}, refers=("deepspeed", "config"), absent=_not_accounted, stored="dtype", moves=_moves,
     program_known=lambda values: all(is_key(FORMAT, at) for at in values),
     unmodelled={
         **{at: harmless for at, harmless in TRANSFORMERS.unmodelled.items() if not at.startswith(f"{SCRIPT}.")}, METHOD: (SUPERVISED,), "loss": (),
@@ -168,7 +168,7 @@ FORMAT: Format = Format(
     },
     known=frozenset({
         *(at for at in TRANSFORMERS.known if not at.startswith(f"{SCRIPT}.")), *(name for name in SFT_OWN if name not in ("max_length", "loss_type")),
-        "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
+        "config", "model_revision", "trust_remote_code", "lora_alpha", "lora_task_type", "use_rslora", "dataset_name", "dataset_config", "dataset_train_split",
         "dataset_test_split", "dataset_streaming", "ignore_bias_buffers", "datasets", "streaming", "test_split_size", "env", "chat_template",
         "dataset_mixture", "dataset_mixture.*", "hub_model_revision", "push_to_hub_revision", "overwrite_output_dir", "router_aux_loss_coef",
         *(at for own in OTHERS.values() for at in own), *OWN_OF_METHODS,

@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
+from memsheet.guard import parse_yaml
 from memsheet.spec import serve_adapters as adapters
 from memsheet.spec import serve_command as serving
 from memsheet.spec import serve_drafts as drafts
-from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.exchange import Format, Key, Values, is_key
 from memsheet.spec.segments import segments
 from memsheet.spec.serve_command import Command
 from memsheet.spec.serve_releases import vllm_of
 
 VERSION = "vLLM 0.33.0"
+CONFIG = "--config"
 DEEPEP = "deepep_high_throughput"
 EXPERTS, EAGER, LAYERS = "--enable-expert-parallel", "--enforce-eager", "VLLM_PP_LAYER_PARTITION"
 QUANTIZED = {"fp8": "fp8", "mxfp8": "mxfp8"}
@@ -50,6 +52,20 @@ def _parse(text: str) -> Mapping[str, Any]:
     if found.get("--max-model-len") == "auto":
         found["--max-model-len"] = -1
     return {at: value for at, value in found.items() if value != "auto"}
+
+
+IN_A_FILE = ("tensor", "max", "gpu", "served", "kv-cache", "pipeline", "data-parallel", "dtype", "quantization", "enforce")
+"""How flags begin of which a file of ``--config`` has at least two."""
+
+
+def _in_a_file(text: str) -> Mapping[str, Any]:
+    """Flags of a YAML file that ``--config`` names, without their dashes (utils/argparse_utils.py, load_config_file); the command may name the model."""
+    held = parse_yaml(text, CONFIG) if any(f"{name}-" in text.replace("_", "-") for name in IN_A_FILE) else None
+    if not isinstance(held, Mapping):
+        return {}
+    flags = {f"--{str(at).replace('_', '-')}": value for at, value in held.items()}
+    own = [at for at in flags if at[2:].startswith(IN_A_FILE) and is_key(FORMAT, at)]
+    return {"--model": None, **{at: value for at, value in flags.items() if value != "auto"}} if len(own) > 1 else {}
 
 
 def _grouped(values: Values) -> bool:
@@ -128,6 +144,7 @@ KEYS = (
         at="--data-parallel-size", out=lambda a: _sizes(a)[1], back=_data, usual=1, source="engine/arg_utils.py:1241, config/parallel.py:147",
     ),
     Key(at="--data-parallel-size-local", out=lambda _: None, back=_local, source="engine/arg_utils.py:1241, config/parallel.py:150"),
+    Key(at="--nnodes", says="@nodes", out=lambda _: None, source="config/parallel.py, nnodes"),
     Key(
         at=EXPERTS, out=_dealt, back=_experts, usual=False, source="engine/arg_utils.py:1305, config/parallel.py:190"
     ),
@@ -203,7 +220,7 @@ video-pruning-method video-pruning-rate watermark-config
 """
 """Every other flag of the engine: what it may add is not accounted."""
 _UNMODELLED: dict[str, tuple[Any, ...]] = {
-    "nnodes": (1,), "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
+    "decode-context-parallel-size": (1,), "prefill-context-parallel-size": (1,),
     "kv-cache-memory-bytes": (), "num-gpu-blocks-override": (), "cpu-offload-gb": (0, 0.0), "offload-group-size": (0,),
     "enable-dbo": (False,), "enable-eplb": (False,),
     "cudagraph-capture-sizes": (), "max-cudagraph-capture-size": (), "enable-chunked-prefill": (True,), "disable-sliding-window": (False,),
@@ -212,7 +229,7 @@ _UNMODELLED: dict[str, tuple[Any, ...]] = {
     "optimization-level": (2, 3),  # 2 is the default, and 3 is the same (config/vllm.py, OPTIMIZATION_LEVEL_03)
     "swa-bounded-replay": (False,), "enable-prompt-embeds": (False,), "skip-mm-profiling": (False,),
     **dict.fromkeys((
-        "config", "speculative-config", "spec-method", "spec-model", "spec-tokens", "compilation-config", "attention-config", "hf-overrides",
+        "speculative-config", "spec-method", "spec-model", "spec-tokens", "compilation-config", "attention-config", "hf-overrides",
         "quantization-config", "kv-cache-dtype-skip-layers", "mamba-cache-dtype", "mamba-ssm-cache-dtype", "mamba-block-size", "mamba-cache-mode",
         "performance-mode", "kv-transfer-config", "ec-transfer-config", "moe-backend", "linear-backend",
         "mm-processor-kwargs", "mm-encoder-tp-mode", "eplb-config", "ubatch-size", "model-class-overrides", "pooler-config", "worker-cls",
@@ -235,10 +252,10 @@ qlora-adapter-name-or-path
 """
 """Flags of releases from 0.6.4 on that this one's parser has not (engine/arg_utils.py of v0.6.4.post1, v0.8.5, v0.9.2, v0.12.0, v0.16.0)."""
 
-FORMAT = Format(
+FORMAT: Format = Format(
     name="vllm", file="vllm.sh", kind="shell", tested=VERSION, engines=("vllm",), keys=KEYS, marks=frozenset({"--model"}), beside=serving.BESIDE | adapters.BESIDE,
-    known=frozenset(f"--{name}" for name in _KNOWN.split()) | drafts.VLLM_KNOWN,
+    known=frozenset(f"--{name}" for name in (*_KNOWN.split(), "config")) | drafts.VLLM_KNOWN,
     unmodelled={**serving.OPEN_PLACES, **{f"--{name}": harmless for name, harmless in _UNMODELLED.items()}, **drafts.VLLM_UNMODELLED},
-    taken=serving.taken, released=vllm_of,
+    taken=serving.taken, released=vllm_of, also=_in_a_file, refers=(CONFIG,),
     problems=_cannot, strict=("",), removed=frozenset(f"--{name}" for name in _REMOVED.split()), said={"task": "infer", "engine": "vllm"}, compose=lambda values, _: serving.compose(HOW, drafts.gathered(values)), parse=_parse,
 )  # fmt: skip

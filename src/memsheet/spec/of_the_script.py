@@ -22,11 +22,18 @@ def of_the_script(reads: Mapping[str, Read], request: Mapping[str, Any], told: t
     return (*_batch(request), *_precision(reads, told))
 
 
+KINDS = {"config_file": "accelerate", "config": "trl", "--config": "vllm"}
+"""Which format a file is of that a key names; of DeepSpeed's for every other."""
+
+
 def absent_files(reads: Mapping[str, Read]) -> list[str]:
-    """Files of DeepSpeed's that others name and that are not among them."""
-    if any(read.form.name == "deepspeed" for read in reads.values()):
-        return []
-    return [read.values[at] for read in reads.values() for at in read.form.refers if isinstance(read.values.get(at), str)]
+    """Files that others name and that are not among them."""
+    named = ((read, KINDS.get(at, "deepspeed"), read.values.get(at)) for read in reads.values() for at in read.form.refers)
+    return [
+        value
+        for read, kind, value in named
+        if isinstance(value, str) and not any(other.form.name == kind and other is not read for other in reads.values())
+    ]
 
 
 def _batch(request: Mapping[str, Any]) -> Iterator[str]:

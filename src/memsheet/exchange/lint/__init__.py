@@ -39,8 +39,9 @@ def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
 
 def _sure(case: Case, found: Found) -> Found:
     """A remark alone, where the program that reads the file is not known: no one can say what it stops at."""
-    of = next((read for name, read in case.reads.items() if found.where.startswith(f"{name}:")), None)
-    return found if of is None or not found.stops or of.form.program_known(of.values) else replace(found, stops=False)
+    name = max((name for name in case.reads if found.where.startswith(f"{name}:")), key=len, default="")
+    known = not name or case.reads[name].form.program_known(case.reads[name].values)
+    return found if known or not found.stops else replace(found, stops=False)
 
 
 def _weighed(case: Case, found: Found) -> Found:

@@ -62,8 +62,10 @@ def _whole_vocabulary(case: Case) -> Iterator[Found]:
 
 def _uncompiled(case: Case) -> Iterator[Found]:
     for name, values in case.values("torchtitan", "torchtitan-toml"):
-        older = values.get("parallelism.enable_async_tensor_parallel") is True and values.get("training.compile") is not True
-        newer = values.get("compile.enable_async_tensor_parallel") is True and values.get("compile.enable") is not True
+        parts = values.get("compile.components", ["model"])
+        compiled = values.get("training.compile") is True or (values.get("compile.enable") is True and "model" in parts)
+        older = values.get("parallelism.enable_async_tensor_parallel") is True and not compiled
+        newer = values.get("compile.enable_async_tensor_parallel") is True and not compiled
         if older or newer:
             yield Found(
                 where=f"{name}: enable_async_tensor_parallel", says="needs the model compiled; torchtitan stops",
