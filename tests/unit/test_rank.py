@@ -121,12 +121,16 @@ def test_the_command_that_is_shown_asks_for_that_plan(tiny, capsys):
 
 
 def test_the_command_line(capsys):
-    asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
-    assert main([*asked, "--top", "2", "--json"]) == 0
+    asked = {"--gpus": "4xA100-80GB", "--seq-len": "512", "--global-batch": "8", "--engine": "fsdp2"}
+
+    def planned(*more, **changed):
+        flags = {**asked, **{f"--{key.replace('_', '-')}": value for key, value in changed.items()}}
+        return main(["plan", "train", "llama-tiny", *(word for pair in flags.items() for word in pair), *more])
+
+    assert planned("--top", "2", "--json") == 0
     assert len(json.loads(capsys.readouterr().out)["plans"]) == 2
-    assert main([*asked, "--method", "nonsense"]) == 2
-    for wrong in (["--zero", "4"], ["--global-batch", "-1"], ["--global-batch", "0"], ["--engine", "vllm"], ["--tp", "3"]):
-        assert main([*asked, *wrong]) == 2, wrong
-    assert main(["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512"]) == 2
-    assert "global_batch" in capsys.readouterr().err
+    assert planned("--method", "nonsense") == 2
+    for wrong in ({"zero": "4"}, {"global_batch": "-1"}, {"global_batch": "0"}, {"engine": "vllm"}, {"tp": "3"}):
+        assert planned(**wrong) == 2, wrong
+        assert "twice" not in capsys.readouterr().err
     assert main(["plan", "guess", "llama-tiny", "--gpus", "4xA100-80GB"]) == 2

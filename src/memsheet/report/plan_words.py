@@ -22,7 +22,9 @@ SHORT_S = 0.1
 
 
 def seconds(value: float) -> str:
-    """Seconds with three digits; a short step in milliseconds."""
+    """Seconds with three digits; a short step in milliseconds; a dash for what is not timed."""
+    if value == float("inf"):
+        return "-"
     if value < SHORT_S:
         return f"{value * 1e3:.3g} ms"
     return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
