@@ -28,6 +28,14 @@ DOUBLINGS = 10
 ADAPTERS: tuple[tuple[str, Edits], ...] = (
     ("LoRA, rank 16", {"adapter.rank": 16, "recompute.mode": "full"}),
     ("QLoRA, nf4 base and rank 16", {"adapter.rank": 16, "quantization.weights": "nf4", "recompute.mode": "full"}),
+    (
+        "QLoRA, nf4 base, rank 16 and a fused loss",
+        {"adapter.rank": 16, "quantization.weights": "nf4", "recompute.mode": "full", "loss": "fused"},
+    ),
+)
+RECOMPUTED: tuple[tuple[str, Edits], ...] = (
+    ("every layer recomputed", {"recompute.mode": "full"}),
+    ("every layer recomputed, a fused loss", {"recompute.mode": "full", "loss": "fused"}),
 )
 FEWER_BITS: Mapping[str, tuple[Edits, ...]] = {
     "transformers": ({"quantization.weights": "int8"}, {"quantization.weights": "nf4"}),
@@ -52,7 +60,7 @@ def ways_to_fit(
 
 def _training_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> Iterator[WayToFit | None]:
     free = not any(key.startswith("recompute.") for key in request)
-    again: tuple[tuple[str, Edits], ...] = (("every layer recomputed", {"recompute.mode": "full"}),) if free else ()
+    again: tuple[tuple[str, Edits], ...] = RECOMPUTED if free else ()
     yield _on_more(spec, request, cluster, (("", {}), *again))
     if plan.adapter is None and plan.quantization is None:
         edits = tuple((words, {key: value for key, value in each.items() if free or key != "recompute.mode"}) for words, each in ADAPTERS)
