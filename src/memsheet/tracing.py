@@ -21,7 +21,7 @@ from memsheet.sheet import Component, Instant, Item, Sheet, total
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP16
 from memsheet.spec.model import Embeddings, Head, ModelSpec, Source
-from memsheet.spec.plan import Implementation, Loss, Plan
+from memsheet.spec.plan import Implementation, Loss, Plan, RecomputeMode
 from memsheet.spec.words import of_serving
 from memsheet.timeline import Timeline, peak, sheet_of, without_hidden
 from memsheet.trace.child import explain
@@ -92,7 +92,7 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
         "recompute": ("stretches", not plan.recompute.stretched or _alone(plan), "are not run over several ranks or by fsdp2", "recompute every layer, or one GPU with engine transformers"),
         "precision.master_weights": ("fp32", plan.precision.master_weights is None or deepspeed or _alone(plan), "are kept on one rank by engine transformers here", "--precision fsdp2-mixed keeps fp32 shards"),
         "precision": ("fp16-autocast", plan.mesh.pp == 1 or not _scaled(plan), "needs a gradient scaler, which is not run over pipelines", "bf16-autocast"),
-        "offload.activations": (True, not plan.offload.activations or _alone(plan), "are not moved over several ranks or by fsdp2", "leave it out, or one GPU with engine transformers"),
+        "offload.activations": (True, not plan.offload.activations or _alone(plan) or _moved_inputs(plan), "are moved of recomputed layers over several ranks, and not in pipelines", "--recompute full, or one GPU with engine transformers"),
         "optimizer.implementation": ("torchao", plan.optimizer is None or plan.optimizer.implementation is not Implementation.TORCHAO, "keeps states inside states, which nobody records yet", "bnb; memsheet train predicts it"),
         "mesh.tp": (plan.mesh.tp, plan.mesh.tp == 1 or plan.adapter is None or plan.task == "infer", "cuts no adapters: transformers' plans name the layers that peft has wrapped", "fsdp2 without tp"),
         "vocab_multiple": (plan.vocab_multiple, plan.vocab_multiple == 1, "pads no embedding that transformers makes", "a config.json with the padded vocab_size"),
@@ -103,6 +103,11 @@ def check_runs(plan: Plan, *, real: bool = False) -> None:
 def _scaled(plan: Plan) -> bool:
     """Whether the loss is scaled: training under fp16 autocast."""
     return plan.task == "train" and plan.engine == "transformers" and plan.precision.casts and plan.precision.compute is FP16
+
+
+def _moved_inputs(plan: Plan) -> bool:
+    """Whether nothing of a layer waits on the host but what it was handed: no gathered parameter is saved."""
+    return plan.engine == "fsdp2" and plan.recompute.mode is RecomputeMode.FULL and bool(plan.mesh.pp == 1)
 
 
 def _alone(plan: Plan) -> bool:

@@ -59,7 +59,7 @@ ENGINE = Engine(
     optimizers=(OptimizerName.ADAMW, OptimizerName.LION),
     default_implementation=Implementation.FUSED,
     adapter_dtype="bf16",  # engine.py:1755-1762: the whole module is cast to the model's dtype
-    offload=("optimizer", "parameters"),
+    offload=("optimizer", "parameters", "activations"),
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "parameters": _code("zero/stage_1_and_2.py", 439),

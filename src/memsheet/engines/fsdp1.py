@@ -45,6 +45,7 @@ ENGINE = Engine(
     autocast=False,
     optimizers=(OptimizerName.ADAMW, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM),
     default_implementation=Implementation.FUSED,
+    offload=("optimizer", "parameters"),
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "sharding": Cited(TORCH_FSDP1, "_flat_param.py: one flat parameter a unit, padded to the number of ranks"),

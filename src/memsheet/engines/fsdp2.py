@@ -25,7 +25,7 @@ ENGINE = Engine(
     autocast=False,
     optimizers=(OptimizerName.ADAMW, OptimizerName.ADAMW_8BIT, OptimizerName.SGD, OptimizerName.SGD_MOMENTUM, OptimizerName.LION),
     default_implementation=Implementation.FUSED,
-    offload=("optimizer", "parameters"),
+    offload=("optimizer", "parameters", "activations"),
     evidence={
         "activations": Cited(TRANSFORMERS, "modeling files, operation by operation"),
         "sharding": Cited(TORCH_FSDP2, "_fsdp_param.py: every rank keeps the padded dim-0 chunk"),

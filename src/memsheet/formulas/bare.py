@@ -168,9 +168,10 @@ def _sharded(parameters: int, plan: Plan, engine: Engine) -> Steps:
     """What a rank keeps of every tensor, whole or a shard; FSDP2 at zero 2 keeps what it gathered until backward ends."""
     tensor, precision = _tensor(parameters, plan), plan.precision
     gathered = _gathered(tensor, plan, engine)
-    if plan.offload.parameters:
-        return _over_the_step(EMPTY, gathered, gathered, EMPTY)
     shard = parameter_shard(tensor, plan, engine.sharding)
+    if plan.offload.parameters:  # a flat parameter's reduced gradients stay until backward is over
+        left = gradient_dtype(tensor, plan).nbytes(shard) if engine.sharding is Sharding.FSDP1 else 0
+        return _over_the_step(EMPTY, gathered, merge([(1, gathered), (1, Bag.of([((C.GRADIENTS, NAME), left)] if left else []))]), EMPTY)
     master = precision.master_weights.nbytes(shard) if precision.master_weights else 0
     rows = (((C.MASTER_WEIGHTS, NAME), master), ((C.OPTIMIZER_STATES, NAME), _moments(tensor, shard, plan)))
     always = merge([(1, _parameters(parameters, shard, plan)), (1, Bag.of((key, size) for key, size in rows if size))])

@@ -201,7 +201,7 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
 
         check_deepspeed(plan)
         stage = deepspeed_walk(model, plan, engine)
-        return (stage,), _with_inputs(deepspeed_kept(model, plan, stage), plan, model)
+        return (stage,), _with_inputs(_with_waiting(deepspeed_kept(model, plan, stage), stage), plan, model)
     parameters = tuple(held_tensors(model, plan))
     shards = tuple((h, parameter_shard(h, plan, engine.sharding)) for h in parameters if h.trains)
     if plan.optimizer is not None and plan.optimizer.name is OptimizerName.ADAM_MINI:
@@ -225,11 +225,16 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
         from memsheet.formulas.around.towers import with_towers
 
         kept = with_towers(kept, model, plan, engine, lambda one, elements: optimizer_bytes(one, elements, plan, head_elements(model)))
-    if engine.sharding is not Sharding.FSDP2 or not (plan.offload.parameters or plan.offload.optimizer):
+    moves = plan.offload.parameters or plan.offload.optimizer
+    if moves and engine.sharding is Sharding.FSDP1:
+        from memsheet.formulas.around.fsdp1_offload import flat_offloaded
+
+        return (stage,), _with_inputs(flat_offloaded(kept, plan, stage, parameters), plan, model)
+    if engine.sharding is not Sharding.FSDP2 or not moves:
         return (stage,), _with_inputs(kept, plan, model)
     from memsheet.formulas.around.fsdp2_offload import offloaded
 
-    return (stage,), _with_inputs(offloaded(kept, plan, parameters), plan, model)
+    return (stage,), _with_inputs(_with_waiting(offloaded(kept, plan, parameters), stage), plan, model)
 
 
 def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], Walk], *, known: bool) -> tuple[Walk, ...]:
@@ -286,6 +291,11 @@ def _states(
             pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
         pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan, block)))
     return Bag.of([*pairs, *scaler_states(plan, engine).held.items()])
+
+
+def _with_waiting(kept: Kept, stage: Walk) -> Kept:
+    """With what waits for backward on the host, beside the states that lie there."""
+    return replace(kept, host=replace(kept.host, pinned=(*kept.host.pinned, *stage.hosted())))
 
 
 def _with_inputs(kept: Kept, plan: Plan, model: ModelSpec) -> Kept:

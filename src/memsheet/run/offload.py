@@ -25,7 +25,8 @@ def offloading(model: nn.Module, plan: Plan) -> AbstractContextManager[Any]:
     stay = {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
     def pack(tensor: Tensor) -> Tensor | Packed:
-        return tensor if _storage(tensor) in stay else (tensor.device, _to_host(tensor))
+        own = stay if not plan.on_ranks else {_storage(tensor) for tensor in (*model.parameters(), *model.buffers())}  # gathered just now
+        return tensor if _storage(tensor) in own else (tensor.device, _to_host(tensor))
 
     return torch.autograd.graph.saved_tensors_hooks(pack, _back)
 

@@ -34,7 +34,7 @@ from memsheet.run.watch import Running, Watch
 from memsheet.run.zero1 import build_zero1
 from memsheet.sheet import Instant
 from memsheet.spec.dtypes import FP16
-from memsheet.spec.plan import Implementation, Loss, Plan
+from memsheet.spec.plan import Implementation, Loss, Plan, RecomputeMode
 
 
 @dataclass(kw_only=True, slots=True)
@@ -111,7 +111,8 @@ def _one_rank_only(plan: Plan) -> Iterator[tuple[str, Any, str, bool]]:
     several, scales = "is run on one rank of engine transformers alone", plan.engine == "transformers" and plan.precision.compute is FP16
     master = None if plan.engine == "deepspeed" else plan.precision.master_weights
     yield "optimizer_in_backward", True, several, plan.optimizer_in_backward
-    yield "offload.activations", True, several, plan.offload.activations
+    inputs_alone = plan.engine == "fsdp2" and plan.recompute.mode is RecomputeMode.FULL and plan.mesh.pp == 1
+    yield "offload.activations", True, several, plan.offload.activations and not inputs_alone
     yield "loss", plan.loss.value, several, plan.loss is not Loss.PLAIN
     yield "recompute", "stretches", several, plan.recompute.stretched
     yield "precision.compute", "fp16", "has a scaler, which no pipeline here has", scales and plan.mesh.pp > 1

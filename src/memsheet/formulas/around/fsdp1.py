@@ -109,9 +109,10 @@ class Units:
         return merge([(1, Bag.of([self.whole(group)])), (1, self.apart if group in self.rooted else EMPTY)])
 
     def entering(self, before: Group | None, group: Group) -> Bag:
-        """While it is gathered: a rank's part is cast first."""
+        """While it is gathered: a rank's part is cast first, or comes up from the host."""
         size = self.apart.total if group in self.rooted else self.whole(group)[1]
-        shard = ceil_div(size, self.plan.mesh.dp_shard) if self.plan.precision.casts else 0
+        brought = self.plan.precision.casts or self.plan.offload.parameters  # cast there, or come from the host
+        shard = ceil_div(size, self.plan.mesh.dp_shard) if brought else 0
         return merge([(1, self.forward(before, group)), (1, row(Component.TEMPORARIES, f"{group.name}/shard", shard))])
 
     def backward(self, before: Group | None, group: Group, _: Group | None) -> Bag:

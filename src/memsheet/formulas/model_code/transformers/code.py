@@ -141,6 +141,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *picture_problems(spec, plan),
         *_other_heads(spec, plan),
         *_modules(spec, plan),
+        *_moved_activations(plan),
         *_tensor_parallel(spec, plan),
         *_idle_dropout(spec, plan),
         *sparse_problems(spec, plan),
@@ -170,6 +171,14 @@ def _modules(spec: ModelSpec, plan: Plan) -> list[Problem]:
     hint = f"modelled: {', '.join(known)}; `memsheet trace` runs any"
     unknown = [name for name in plan.recompute.modules if name not in known]
     return [Problem(field="recompute.modules", value=name, reason="is not modelled by itself", hint=hint) for name in unknown]
+
+
+def _moved_activations(plan: Plan) -> list[Problem]:
+    """Hooks on what is saved see gathered parameters too, where those are made anew for every layer; a recomputed layer saves none."""
+    if not plan.offload.activations or plan.engine == "transformers" or plan.recompute.mode is RecomputeMode.FULL:
+        return []
+    why = f"is modelled of recomputed layers alone for {plan.engine}: gathered parameters would be moved with them"
+    return [Problem(field="offload.activations", value=True, reason=why, hint="add --recompute full")]
 
 
 def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:
