@@ -28,8 +28,8 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.step import At
 from memsheet.run.train import trainer
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
+from memsheet.spec.words import request_from
 from memsheet.timeline import Peak, Timeline, alive, peak, peaks
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 

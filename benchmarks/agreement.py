@@ -29,8 +29,8 @@ from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.sheet import NOTHING, Sheet, held
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
+from memsheet.spec.words import request_from
 from memsheet.timeline import sheet_of, timeline_from
 from memsheet.units import GIB
 

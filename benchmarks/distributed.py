@@ -18,8 +18,8 @@ from typing import Any
 
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.names import request_from
 from memsheet.spec.plan import Plan
+from memsheet.spec.words import request_from
 from memsheet.timeline import sizes
 
 GIB = 2**30

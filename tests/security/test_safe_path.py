@@ -12,7 +12,7 @@ import pytest
 import yaml
 from craft import LLAMA
 
-from memsheet.cli import COMMANDS
+from memsheet.cli.commands import COMMANDS
 from memsheet.trace.parent import ENVIRONMENT, PYTHON, environment_of
 
 ROOT = Path(__file__).parents[2]
