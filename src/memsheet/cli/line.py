@@ -7,6 +7,7 @@ unknown   what a flag may have been meant as
 from __future__ import annotations
 
 import re
+from argparse import SUPPRESS, ArgumentParser
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from typing import Any
 
 from memsheet.cli.commands import COMMANDS, Command
 from memsheet.cli.flags import Flag
-from memsheet.errors import Problem, nearest, require
+from memsheet.errors import Problem, nearest, refuse, require
 from memsheet.spec.aliases import SHORT_FLAGS
 
 Given = SimpleNamespace
@@ -22,6 +23,7 @@ Given = SimpleNamespace
 
 NEAR = 0.72
 """How alike a flag must be to be offered (difflib): a misspelling is, another word with some of the letters is not."""
+SAID = ("true", "false")
 ON_OFF = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _DASHED_VALUE = re.compile(r"-(?:\.?\d.*)?")
 """Words with a dash that are values all the same: numbers below zero, and stdin."""
@@ -30,30 +32,62 @@ Spelled = Mapping[str, tuple[Flag, bool]]
 
 def given(command: Command, words: Sequence[str]) -> Given:
     """What a line gives a command. Raises InputError with every problem of its flags, or else of its arguments."""
-    spelled, rest = {name: (flag, on) for flag in command.flags for name, on in spellings(flag)}, deque(words)
-    found, problems, left = dict[str, Any](), list[Problem](), list[str]()
-    while rest:
-        word = rest.popleft()
-        if word == "--":
-            left.extend(rest)
-            break
-        if not is_flag(word):
-            left.append(word)
-            continue
-        name, equals, value = word.partition("=")
-        known = spelled.get(_whole_name(name))
-        if known is None:
-            problems.append(unknown(name, spelled))
-            continue
-        flag, on = known
-        problems.extend(_kept(flag, name, _value(flag, on, value if equals else None, rest), found))
-    require(problems)
-    arguments = dict(_arguments(command, left))
+    spelled = {name: (flag, on) for flag in command.flags for name, on in spellings(flag)}
+    end = words.index("--") if "--" in words else len(words)
+    line = list(_normalized(words[:end], spelled))
+    namespace, extras = _parser(line, spelled).parse_known_args(line)
+    found, problems = vars(namespace), [unknown(word.partition("=")[0], spelled) for word in extras if is_flag(word)]
+    given_flags = {flag.field: flag for flag in command.flags if flag.field in found}
+    require([*problems, *(problem for field, flag in given_flags.items() for problem in _problems(flag, found[field]))])
+    arguments = dict(_arguments(command, [*(word for word in extras if not is_flag(word)), *words[end + 1 :]]))
     require(
         Problem(field=f"--{flag.name}", reason="is missing", hint=f"--{flag.name} {flag.metavar}")
         for flag in command.flags if flag.required and flag.field not in found
     )  # fmt: skip
-    return Given(**{**{flag.field: flag.default for flag in command.flags}, **arguments, **found})
+    kept = {field: found[field] if flag.many else found[field][0] for field, flag in given_flags.items()}
+    return Given(**{**{flag.field: flag.default for flag in command.flags}, **arguments, **kept})
+
+
+def _parser(line: Sequence[str], spelled: Spelled) -> ArgumentParser:
+    """A parser of the flags that a line has: every value of each, so that all that is wrong can be told at once."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False, argument_default=SUPPRESS)
+    for name in dict.fromkeys(word.partition("=")[0] for word in line):
+        if name in spelled:
+            flag, on = spelled[name]
+            if flag.metavar:
+                parser.add_argument(name, dest=flag.field, action="append", nargs="?")
+            else:
+                parser.add_argument(name, dest=flag.field, action="append_const", const=on)
+    return parser
+
+
+def _normalized(words: Sequence[str], spelled: Spelled) -> Iterator[str]:
+    """The words with flags as the table has them, and ``--flag false`` as ``--no-flag``; what is neither on nor off stays beside its flag."""
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
+        name, equals, value = word.partition("=")
+        name = _whole_name(name)
+        flag, on = spelled.get(name, (None, True))
+        if not is_flag(word) or flag is None:
+            yield word
+        elif flag.metavar:
+            dashed = not equals and rest and rest[0].startswith("-") and not is_flag(rest[0])
+            yield f"{name}={rest.popleft() if dashed else value}" if equals or dashed else name
+        else:
+            said = ON_OFF.get(value.lower()) if equals else ON_OFF[rest.popleft().lower()] if rest and rest[0].lower() in SAID else True
+            if said is None:
+                raise refuse(name, value, "is on or off", f"{name} alone, or {name}=false")
+            yield f"--{'' if said is on else 'no-'}{flag.name}"
+
+
+def _problems(flag: Flag, values: Sequence[Any]) -> Iterator[Problem]:
+    """Why what a line says of a flag cannot be."""
+    name = f"--{flag.name}"
+    if None in values:
+        yield Problem(field=name, reason="needs a value", hint=f"{name} {flag.metavar}")
+    elif len(values) > 1 and not flag.many:
+        yield Problem(field=name, reason="is given twice", hint="once is enough")
 
 
 def spellings(flag: Flag) -> Iterator[tuple[str, bool]]:
@@ -70,30 +104,6 @@ def _whole_name(name: str) -> str:
 
 def is_flag(word: str) -> bool:
     return word.startswith("-") and not _DASHED_VALUE.fullmatch(word)
-
-
-def _value(flag: Flag, on: bool, attached: str | None, rest: deque[str]) -> Any:  # noqa: FBT001 - what the spelling says
-    """The value of a flag, from behind its ``=`` or from the next word; None where there is none."""
-    if flag.metavar:
-        return attached if attached is not None else rest.popleft() if rest and not is_flag(rest[0]) else None
-    if attached is None:
-        return on if not rest or rest[0].lower() not in ("true", "false") else (rest.popleft().lower() == "true") is on
-    said = ON_OFF.get(attached.lower())
-    return attached if said is None else said is on
-
-
-def _kept(flag: Flag, name: str, value: Any, found: dict[str, Any]) -> Iterator[Problem]:
-    """Keeps a flag's value, or says why it cannot be one."""
-    if value is None:
-        yield Problem(field=name, reason="needs a value", hint=f"{name} {flag.metavar}")
-    elif not flag.metavar and not isinstance(value, bool):
-        yield Problem(field=name, value=value, reason="is on or off", hint=f"{name} alone, or {name}=false")
-    elif flag.many:
-        found.setdefault(flag.field, []).append(value)
-    elif flag.field in found:
-        yield Problem(field=name, reason="is given twice", hint="once is enough")
-    else:
-        found[flag.field] = value
 
 
 def unknown(name: str, known: Mapping[str, object]) -> Problem:
