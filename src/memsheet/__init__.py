@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from memsheet.fitting import DoesNotFitError, assert_fits, trainer_callback
     from memsheet.measuring import measure_step
     from memsheet.questions.answer import infer, train
+    from memsheet.questions.check import check
     from memsheet.questions.compare import compare
     from memsheet.questions.explain import explain
     from memsheet.questions.export import export
@@ -35,6 +36,7 @@ __all__ = [
     "Sheet",
     "Verdict",
     "assert_fits",
+    "check",
     "compare",
     "explain",
     "export",
@@ -60,6 +62,7 @@ _HOMES = {
     "fitting": ("DoesNotFitError", "assert_fits", "trainer_callback"),
     "measuring": ("measure_step",),
     "questions.answer": ("infer", "train"),
+    "questions.check": ("check",),
     "questions.compare": ("compare",),
     "questions.explain": ("explain",),
     "questions.export": ("export",),

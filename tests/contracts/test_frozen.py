@@ -17,6 +17,7 @@ NAMES = [
     "Sheet",
     "Verdict",
     "assert_fits",
+    "check",
     "compare",
     "explain",
     "export",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
 from memsheet.errors import InputError
+from memsheet.questions.check import checking
 from memsheet.report.bars import Look
 from memsheet.report.checked import checked_document, render_checked
 

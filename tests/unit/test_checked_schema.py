@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
+from memsheet.questions.check import checking
 from memsheet.report.checked import checked_document
 from memsheet.report.json import dumps
 

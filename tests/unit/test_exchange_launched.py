@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
 from memsheet.exchange import read_text
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.questions.check import checking
 from memsheet.report.checked import Checked
 from memsheet.spec.launched import launched
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from memsheet.cli import main
-from memsheet.cli.check import checking
 from memsheet.errors import InputError
+from memsheet.questions.check import checking
 from memsheet.report.bars import Look
 from memsheet.report.checked import Checked, render_checked
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
 from memsheet.exchange.lint import RULES
 from memsheet.exchange.lint.files import FILES
 from memsheet.exchange.lint.plans import PLANS
+from memsheet.questions.check import checking
 from memsheet.report.checked import Checked
 
 GOOD: dict[str, Any] = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
 from memsheet.exchange.lint import RULES
 from memsheet.exchange.lint.serving import SERVING, cache_bytes
+from memsheet.questions.check import checking
 from memsheet.report.bars import Look
 from memsheet.report.checked import Checked, checked_document, render_checked
 

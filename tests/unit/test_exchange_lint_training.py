@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
 from memsheet.exchange.lint.megatron import MEGATRON
 from memsheet.exchange.lint.shape import SHAPE
 from memsheet.exchange.lint.trainer import TRAINER
 from memsheet.exchange.lint.zero import ZERO
+from memsheet.questions.check import checking
 from memsheet.report.checked import Checked
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
 from memsheet.exchange import NAMES, find_format
+from memsheet.questions.check import checking
 from memsheet.report.checked import Checked
 from memsheet.spec.releases import keys_known, misspelt, stated_release
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from memsheet.cli.check import checking
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
 from memsheet.exchange.lint.scripts import SCRIPTS
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.questions.check import checking
 from memsheet.report.checked import Checked
 from memsheet.spec.exchange import UNSET, Read
 

@@ -95,3 +95,13 @@ def test_export_gives_the_files_and_writes_them_together(tmp_path: Path) -> None
     assert memsheet.export(tmp_path / "run" / "plan.json", ["torchrun"]) == files
     with pytest.raises(memsheet.InputError, match="is there already"):
         memsheet.export(answer, "torchrun", out=tmp_path / "run")
+
+
+def test_check_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[1] / "configs" / "deepspeed-lf-ds-z3-config.json"
+    asked = {"model": "llama-3.1-8b", "gpus": "8xA100-80GB", "seq_len": 2048, "batch_size": 1}
+    found = memsheet.check(file, **asked)
+    main(["check", str(file), *(f"--{key.replace('_', '-')}={value}" for key, value in asked.items()), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert found.answer.to_dict()["ranks"] == shown["sheet"]["ranks"]
+    assert len(found.mistakes) == len(shown["mistakes"])

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from memsheet import catalog
 from memsheet.cli import main
-from memsheet.cli.check import checking
 from memsheet.engines import vllm as engine
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text
 from memsheet.exchange.doubts import stored_as
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.questions.check import checking
 from memsheet.spec import serve_script as around
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
