@@ -140,7 +140,7 @@ class Rank(Strict):
     device_high_bytes: Bytes
     host_bytes: Bytes
     notes: list[str]
-    states: dict[Component, Bytes]
+    states: dict[Component, Bytes] | None = None  # documents written before it came have none
     items: list[Item]
 
 
