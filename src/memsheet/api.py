@@ -22,6 +22,7 @@ from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
 from memsheet.spec.model import Embeddings, Head, ModelSpec
+from memsheet.spec.overriding import without_overridden
 from memsheet.spec.plan import Plan
 from memsheet.spec.together import SEQUENCES
 from memsheet.spec.words import accumulated, in_our_words, refuse_counts
@@ -135,7 +136,7 @@ def question(
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
     document = _document(where["plan"])
     asked = in_our_words(options, task, document)
-    request = {**_overridden(document, asked.request), **asked.request, "task": task}
+    request = {**without_overridden(document, asked.request), **asked.request, "task": task}
     where["wanted"] = next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None) if task == "infer" else None
     model = model if model is not None else request.pop("model", None)
     cluster = _cluster(where["gpus"] or request.pop("gpus", None), where) if where["cluster"] is None else _in_file(where)
@@ -329,12 +330,6 @@ def drafted(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
 
 def catalogued(name: str) -> Mapping[str, Any] | None:
     return find_model(name)
-
-
-def _overridden(document: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The document without what a flag replaces as a whole: a named precision takes the place of all its dtypes."""
-    gone = "precision.name" in given
-    return {key: value for key, value in document.items() if not (gone and key.startswith("precision."))}
 
 
 def _document(plan: Any) -> dict[str, Any]:

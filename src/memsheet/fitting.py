@@ -9,6 +9,7 @@ from typing import Any, Literal
 from memsheet import api
 from memsheet.budget import Answer, Result, Verdict
 from memsheet.errors import printable, refuse
+from memsheet.report.unsure import in_vain_words
 from memsheet.units import format_bytes
 
 TASKS = {"train": api.train, "infer": api.infer}
@@ -103,7 +104,7 @@ def _cure(verdict: Verdict, *, tried: bool) -> Iterator[str]:
     fix = verdict.cheapest_fix
     if fix is None:
         if tried:
-            yield "  no change, and no list of changes that was tried, makes it fit on these GPUs"
+            yield f"  {in_vain_words(verdict)}"
         return
     yield f"  cheapest fix, to {format_bytes(int(fix.device.high))}:"
     for change in fix.changes:

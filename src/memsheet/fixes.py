@@ -17,6 +17,7 @@ from memsheet.spec.device import MAX_DEVICES, Cluster, parse_gpus
 from memsheet.spec.engine import Sharding
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
+from memsheet.spec.overriding import without_overridden
 from memsheet.spec.plan import Loss, OptimizerName, Plan, RecomputeMode
 
 Edits = Mapping[str, Any]
@@ -73,7 +74,7 @@ def _fused_loss(asked: _Tried) -> Edits | None:
 
 
 def _recompute(asked: _Tried) -> Edits | None:
-    return {"recompute.mode": "full"} if asked.plan.recompute.mode is RecomputeMode.NONE else None
+    return {"recompute.mode": "full"} if asked.plan.recompute.mode is not RecomputeMode.FULL else None
 
 
 def _half_microbatch(asked: _Tried) -> Edits | None:
@@ -281,10 +282,8 @@ def _before(state: _Tried, key: str) -> Any:
 
 
 def _edited(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
-    """The question with edits on top, as a person would add them; a named precision takes the place of dtypes."""
-    gone = "precision.name" in edits
-    kept = {key: value for key, value in request.items() if not (gone and key.startswith("precision."))}
-    return {key: value for key, value in {**kept, **edits}.items() if key not in ("gpus", "nodes")}
+    """The question with edits on top, as a person would add them."""
+    return {key: value for key, value in {**without_overridden(request, edits), **edits}.items() if key not in ("gpus", "nodes")}
 
 
 def _resized(cluster: Cluster, edits: Edits) -> Cluster:

@@ -11,6 +11,7 @@ from memsheet.spec.check import flatten
 from memsheet.spec.exchange import COUNTS, Disagreement, Read, Together
 from memsheet.spec.exchange import read as read_values
 from memsheet.spec.of_the_script import KINDS, derived_microbatch, of_the_script
+from memsheet.spec.overriding import without_overridden
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp")
 PLAN = "plan.json"
@@ -65,7 +66,7 @@ def together(reads: Mapping[str, Read], plan: Mapping[str, Any], given: Mapping[
         if not gpus:
             said["@gpus"] = [(PLAN, planned), *said["@gpus"]]
     request = {key: held[-1][1] for key, held in said.items() if held[-1][1] is not None}
-    request.update(given)
+    request = {**without_overridden(request, given), **given}
     assumed = [f"{key} = {value}" for key, value in weak.items() if not _told(key, request)]
     assumed += [
         f"{gpus} GPUs, as the flag says, in place of the {held} processes that {name} starts"

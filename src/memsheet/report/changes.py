@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from memsheet.budget import Answer, Fix, Result, Verdict, budget_of
 from memsheet.errors import printable
 from memsheet.report.bars import Look
-from memsheet.report.layout import row
+from memsheet.report.layout import one_line, row
 from memsheet.report.serving import prompt_lines
 from memsheet.report.short_pool import asked_lines, refused_lines
 from memsheet.report.sizes import spread
+from memsheet.report.unsure import ROUTING, deciding_notes, in_vain_words
 from memsheet.report.ways_to_fit import ways_table
 from memsheet.report.words import flags_of
 
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
     """The changes that make a job fit, or what a server lacks and what makes room in it; nothing where all is well."""
     verdict, serving = answer.verdict, answer.serving or {}
+    if decides := deciding_notes(answer):
+        yield row("What decides", "bold", ("\n".join(f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in decides),), look)
     if verdict is not None and verdict.cheapest_fix is not None:
         yield fix_rows(verdict.cheapest_fix, answer, look)
     elif answer.ways_to_fit:
         yield ways_table(answer.ways_to_fit, look)
     elif verdict is not None and _in_vain(verdict, answer):
-        yield row("What helps", "bold", ("no change, and no list of changes that was tried, makes it fit on these GPUs",), look)
+        yield row("What helps", "bold", (in_vain_words(verdict),), look)
     short = serving.get("short_bytes")
     lines = [*prompt_lines(answer, look), *(refused_lines(answer, look) if short is not None and short.high > 0 else ())]
     if short is None or short.value <= 0:
@@ -57,7 +60,8 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
 
     alone = len(fix.changes) == 1
     together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
-    title = "The cheapest change that fits" if alone else f"The shortest list found that fits: {together} changes together"
+    fits = "is sure to fit" if answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN else "fits"
+    title = f"The cheapest change that {fits}" if alone else f"The shortest list found that {fits}: {together} changes together"
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
     table.add_column("", no_wrap=True)
     table.add_column("change", overflow="fold")

@@ -21,6 +21,7 @@ from memsheet.report.short_pool import pool_lacks
 from memsheet.report.sizes import capacity, closing, headroom, spread
 from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.unasked import unasked
+from memsheet.report.unsure import deciding_notes
 from memsheet.report.words import INSTANTS, spoken, states, why
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
 from memsheet.spec.device import Basis
@@ -97,8 +98,8 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(cluster.device, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
     left = pool_lacks(answer, look) or headroom(verdict, look)
-    if verdict.result is Result.UNCERTAIN and any(note.startswith("expert routing decides") for note in answer.notes):
-        left = f"expert routing decides (see Notes) · {left}"
+    if deciding_notes(answer):
+        left = f"expert routing decides · {left}"
     return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, _which(answer, sheet), _peak(sheet)), look)
 
 
@@ -336,4 +337,5 @@ def _notes(answer: Answer, look: Look) -> Iterator[str]:
         yield f"a framework gets {look.room(device.framework_bytes, look.digits)} of each {device.name} (sold as {box}){known}"
         yield from device.notes if device.unified else ()
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
-    yield from dict.fromkeys(one_line(note) for note in notes)
+    told = deciding_notes(answer)
+    yield from dict.fromkeys(one_line(note) for note in notes if note not in told)

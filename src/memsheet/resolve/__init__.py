@@ -459,7 +459,7 @@ def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute
             "recompute.mode",
             mode.value,
             "recomputes nothing layer by layer, and every, layers or segments is given",
-            "give --recompute full",
+            "leave those out, or give --recompute full",
         )
     if sum(x is not None for x in (every, segments, counted)) > 1:
         gaps.wrong("recompute", None, "every, layers and segments exclude one another")
@@ -470,8 +470,11 @@ def _recompute(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute
     if mode is RecomputeMode.SELECTIVE and not modules:
         modules = engine.selective or _attention_modules(model)
         gaps.assumed += [f"recompute.modules = {','.join(modules)}"] if modules else []
+    if mode is RecomputeMode.FULL and modules:  # whole layers are computed again, and those modules with them
+        gaps.assumed.append(f"recompute.modules = none (recompute full takes {','.join(modules)} with the rest of each layer)")
+        modules = ()
     if (mode is RecomputeMode.SELECTIVE) != bool(modules):
-        hint = "for example --recompute-modules mlp" if not modules else "give --recompute selective"
+        hint = "for example --recompute-modules mlp" if not modules else "leave the modules out, or give --recompute selective"
         gaps.wrong("recompute.modules", modules or None, f"does not go with recompute {mode.value}", hint)
     return Recompute(mode=mode, every=every or 1, segments=segments, layers=counted, modules=modules)
 

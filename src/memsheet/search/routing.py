@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.account import account
-from memsheet.budget import Verdict
+from memsheet.budget import Result, Verdict, judge_on
 from memsheet.formulas.model_code.megatron.experts import MAX_VIOLATION
 from memsheet.sheet import Sheet
 from memsheet.spec.device import Cluster
@@ -33,9 +33,16 @@ def routing_notes(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[
     decree = "--moe-balanced accounts the first (force_load_balancing, or what the router learned)"
     bound = "--moe-capacity-factor bounds the last by dropping tokens"
     worst = min(worst, int(verdict.device.high))  # whose allocator has nothing beyond it
+    decides = "decides" if verdict.result is not Result.FITS and _fits_when_even(model, plan, cluster) else "matters"
     said = (
-        f"expert routing decides: {format_bytes(even)} a GPU when even, {format_bytes(uneven)} where a rank is given {shares} (the largest load "
-        f"under an auxiliary loss, MaxVio {MAX_VIOLATION:g}: arXiv:2408.15664, table 2), {format_bytes(worst)} where all tokens choose its experts; "
+        f"expert routing {decides}: {format_bytes(even)} a GPU when even, {format_bytes(uneven)} where a rank is given {shares} (the fullest "
+        f"expert under an auxiliary loss, over all batches: MaxVio {MAX_VIOLATION:g}, arXiv:2408.15664, table 2), {format_bytes(worst)} where all tokens choose its experts; "
         f"{decree}; {bound}"
     )  # fmt: skip
     return (said,)
+
+
+def _fits_when_even(model: ModelSpec, plan: Plan, cluster: Cluster) -> bool:
+    """Whether the whole job is sure to fit where each rank is given an even share, so that nothing else is unsure."""
+    even = replace(plan, routing=replace(plan.routing, balanced=True)) if plan.routing else plan
+    return judge_on(tuple(account(model, even, cluster, stage) for stage in range(plan.mesh.pp)), cluster).result is Result.FITS

@@ -1,0 +1,21 @@
+"""What a flag replaces of a file beside what it names: a named precision all dtypes, a way to recompute the details of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def without_overridden(document: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A document's keys without those that ``given``, said over them, leaves without a meaning."""
+    gone: tuple[str, ...] = ("precision.",) if given.get("precision.name") is not None else ()
+    mode = recompute_said(given)
+    if mode is not None and recompute_said(document) not in (None, mode):
+        gone += ("recompute.",)
+    return {key: value for key, value in document.items() if not key.startswith(gone or ("\0",))}
+
+
+def recompute_said(request: Mapping[str, Any]) -> str | None:
+    """The mode of recompute that a request names, or that modules or whole layers alone ask for."""
+    mode: str | None = request.get("recompute.mode")
+    return mode or ("selective" if request.get("recompute.modules") else None)
