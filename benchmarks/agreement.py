@@ -1,10 +1,10 @@
 """The formulas beside the trace: what memsheet predicts and what the real code allocates on fake tensors, item by item.
 
-    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every] [--small] [--device cpu] [--jobs N] [--json]
+    python benchmarks/agreement.py [--model NAME …] [--place NAME …] [--every | --pairs] [--small] [--device cpu] [--jobs N] [--json]
 
 Every row is one plan: both peaks, how far apart they are, and the item (component and module) that differs most at any instant, as
-a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them; ``--small`` shrinks the models. Nothing
-is asserted; ``--device cpu`` compares a processor's kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
+a share of the traced peak. Optimizers take turns; ``--every`` runs each plan with each of them; with ``--pairs`` models take turns too,
+so that every two options of a row meet and no plan is run twice; ``--small`` shrinks the models. Nothing is asserted; ``--device cpu`` compares a processor's kernels and gloo; rows beyond the bars (0.5 % of the peak, 1 % for an item) are marked. It needs the ``trace`` extra.
 """
 
 from __future__ import annotations
@@ -67,6 +67,14 @@ OPTIMIZERS: tuple[Options, ...] = (
 )
 
 
+COMPUTED = (("sdpa", "eager"), ("none", "full"))
+"""Attention, and recomputation."""
+
+EVERY_MODEL = {("fsdp2 8 lora", "bf16-pure", "full")}
+"""(place, precision, recompute) that models do not take turns in: a checkpoint's input beside parameters that are gathered in the width
+that they are kept in, which the sharded adapter alone has."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
     """The largest difference of a row. ``share``: (predicted - traced) / traced peak."""
@@ -100,12 +108,30 @@ def plans(places: Iterable[str], *, every: bool) -> Iterator[tuple[str, Options]
     """(its name, its options) of every plan."""
     turn = 0
     for place in places:
-        options, precisions = PLACES[place]
-        for precision, attention, recompute in product(precisions, ("sdpa", "eager"), ("none", "full")):
+        for precision, attention, recompute in product(PLACES[place][1], *COMPUTED):
             for optimizer in OPTIMIZERS if every else (OPTIMIZERS[turn % len(OPTIMIZERS)],):
-                named = ", ".join((place, precision, attention, f"recompute {recompute}", *optimizer.values()))
-                yield named, {**options, "precision": precision, "attention": attention, "recompute": recompute, **optimizer}
+                yield named_plan(place, precision, attention, recompute, optimizer)
             turn += 1
+
+
+def covering_plans(models: Sequence[str], places: Iterable[str]) -> Iterator[tuple[str, str, Options]]:
+    """(model, its plan's name, its options): each place, precision, attention and recomputation once, models and optimizers in turn.
+
+    Every two of model, place with precision, attention, recomputation and optimizer meet (a covering array of strength 2, and of
+    strength 3 over what is computed): turns begin one later at each place and precision, so that none keeps step with the rest.
+    """
+    placed = [(place, precision) for place in places for precision in PLACES[place][1]]
+    for begin, (place, precision) in enumerate(placed):
+        for turn, (attention, recompute) in enumerate(product(*COMPUTED), begin):
+            plan = named_plan(place, precision, attention, recompute, OPTIMIZERS[turn % len(OPTIMIZERS)])
+            whole = (place, precision, recompute) in EVERY_MODEL
+            yield from ((model, *plan) for model in (models if whole else (models[turn % len(models)],)))
+
+
+def named_plan(place: str, precision: str, attention: str, recompute: str, optimizer: Options) -> tuple[str, Options]:
+    """A plan's name and options."""
+    name = ", ".join((place, precision, attention, f"recompute {recompute}", *optimizer.values()))
+    return name, {**PLACES[place][0], "precision": precision, "attention": attention, "recompute": recompute, **optimizer}
 
 
 def compared(model: str, name: str, config: Mapping[str, Any], options: Options, device: str = "cuda") -> Row:
@@ -150,16 +176,22 @@ def _worst(traced: Sheet, predicted: Sheet) -> Item:
     return found
 
 
-def rows(models: Sequence[str], places: Sequence[str], *, every: bool, small: bool, device: str, jobs: int) -> Iterator[Row]:
-    """Every plan of every model, as they are done."""
+def asked_plans(models: Sequence[str], places: Sequence[str], *, every: bool, pairs: bool) -> Iterator[tuple[str, str, Options]]:
+    """(model, its plan's name, its options) of all that is asked."""
+    if pairs:
+        yield from covering_plans(models, places)
+    else:
+        yield from ((model, name, options) for model in models for name, options in plans(places, every=every))
+
+
+def rows(models: Sequence[str], asked: Iterable[tuple[str, str, Options]], *, small: bool, device: str, jobs: int) -> Iterator[Row]:
+    """Every plan that is asked, as they are done."""
     shrunk = SMALL if small else {}
     configs = {model: {**find_model(model)["config"], **shrunk} for model in models}
     shapes = {"seq_len": 512 if small else SEQ_LEN}
-    asked = [
-        (model, name, configs[model], {**options, **shapes}, device) for model in models for name, options in plans(places, every=every)
-    ]
+    cases = [(model, name, configs[model], {**options, **shapes}, device) for model, name, options in asked]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(compared, *zip(*asked, strict=True))
+        yield from pool.map(compared, *zip(*cases, strict=True))
 
 
 def line(row: Row) -> str:
@@ -178,13 +210,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", nargs="*", default=MODELS)
     parser.add_argument("--place", nargs="*", default=tuple(PLACES), choices=tuple(PLACES))
     parser.add_argument("--every", action="store_true", help="each plan with each optimizer")
+    parser.add_argument("--pairs", action="store_true", help="each plan once, models and optimizers in turn: every two options meet")
     parser.add_argument("--small", action="store_true", help="small models of the same families")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="whose kernels, and whose network: cpu has gloo")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(argv)
     done = []
-    for row in rows(options.model, options.place, every=options.every, small=options.small, device=options.device, jobs=options.jobs):
+    asked = asked_plans(options.model, options.place, every=options.every, pairs=options.pairs)
+    for row in rows(options.model, asked, small=options.small, device=options.device, jobs=options.jobs):
         done.append(row)
         print(json.dumps(asdict(row)) if options.json else line(row), flush=True)
     if not options.json:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,13 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "agreement.py"
+sys.path.insert(0, str(BENCHMARK.parent))
+
+from agreement import PLACES, covering_plans  # noqa: E402
+
 PEAK, ITEM = 0.005, 0.01
+MODELS = ("llama-2-7b", "qwen2.5-7b", "llama-3.1-8b")
+COLUMNS = ("model", "place and precision", "attention", "recompute", "optimizer")
 
 
 def rows(*arguments):
@@ -44,8 +51,24 @@ def test_formulas_and_trace_agree_on_a_processor(model, place, count):
     check(found)
 
 
+def test_every_two_options_meet_in_the_plans_that_are_swept():
+    found = [(model, *name.split(", ", 4)) for model, name, _ in covering_plans(MODELS, PLACES)]
+    swept = [(model, (place, precision), *rest) for model, place, precision, *rest in found]
+    for one, other in combinations(range(len(COLUMNS)), 2):
+        met = {(row[one], row[other]) for row in swept}
+        assert met == set(product({left for left, _ in met}, {right for _, right in met})), (COLUMNS[one], COLUMNS[other])
+    assert [len({row[n] for row in swept}) for n in range(len(COLUMNS))] == [len(MODELS), 17, 2, 2, 4]
+    assert len({row[1:4] for row in swept}) == 17 * 2 * 2
+    adapted = {row[0] for row in swept if row[1] == ("fsdp2 8 lora", "bf16-pure") and row[3] == "recompute full"}
+    assert adapted == set(MODELS), "what a checkpoint keeps, of every model"
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama-2-7b", "qwen2.5-7b", "llama-3.1-8b"])
-def test_formulas_and_trace_agree_in_every_place_with_every_optimizer(model):
+def test_formulas_and_trace_agree_in_every_place_with_every_optimizer():
+    """Every place, precision, attention and recomputation, with models and optimizers in turn: a covering array, in which every two
+    options meet (the test above), in place of the product of all, which is benchmarks/agreement.py --small --every.
+    """
     pytest.importorskip("peft")
-    check(rows("--model", model, "--every"))
+    found = rows("--model", *MODELS, "--pairs")
+    assert len(found) >= 68
+    check(found)
