@@ -215,16 +215,16 @@ def test_replicas_keep_buckets_beside_the_gradients(cases):
 
 
 @pytest.mark.slow
-def test_every_rank_of_three_shares_out_the_moments(cases, others):
+def test_every_rank_of_three_shares_out_the_moments(others):
     ranks = [others[f"zero 1 third {rank}"]["of"]["load"]["optimizer_states"] for rank in range(3)]
-    assert sum(ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
+    assert sum(ranks) == others["replicas"]["of"]["load"]["optimizer_states"]
     assert len(set(ranks)) > 1  # whole tensors: the shares are not even
 
 
 @pytest.mark.slow
-def test_stage_one_shares_out_the_moments_and_nothing_else(cases, others):
+def test_stage_one_shares_out_the_moments_and_nothing_else(others):
     ranks = [others[f"zero 1 rank {rank}"]["of"]["load"] for rank in range(2)]
-    assert sum(rank["optimizer_states"] for rank in ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
+    assert sum(rank["optimizer_states"] for rank in ranks) == others["replicas"]["of"]["load"]["optimizer_states"]
     assert all(rank["parameters"] == 4 * PARAMETERS for rank in ranks)
 
 
@@ -245,11 +245,11 @@ def test_keys_and_values_of_the_whole_sequence_are_gathered(cases):
 
 
 @pytest.mark.slow
-def test_a_rank_that_corrects_a_half_keeps_its_output_twice(cases, others):
+def test_a_rank_that_corrects_a_half_keeps_its_output_twice(others):
     """The first rank adds later keys to the second half of its queries and puts the halves together, in another order of dimensions
     than the output projection wants; the last rank adds to all of them.
     """
-    first, last = (case["of"]["loss"]["saved_activations"] for case in (cases["context"], others["context 7"]))
+    first, last = (case["of"]["loss"]["saved_activations"] for case in (others["context"], others["context 7"]))
     assert first - last == LAYERS * 64 // 2 * HIDDEN * 2
 
 
@@ -324,20 +324,20 @@ def test_a_neighbour_sends_into_a_buffer_for_each_micro_batch(cases):
 
 
 @pytest.mark.slow
-def test_several_stages_on_a_rank_keep_more_than_one(cases, others):
-    assert others["interleaved 0"]["kept"] > cases["1f1b 0"]["kept"]
-    assert others["interleaved 0"]["of"]["load"]["parameters"] == cases["1f1b 0"]["of"]["load"]["parameters"]
+def test_several_stages_on_a_rank_keep_more_than_one(others):
+    assert others["interleaved 0"]["kept"] > others["1f1b 0"]["kept"]
+    assert others["interleaved 0"]["of"]["load"]["parameters"] == others["1f1b 0"]["of"]["load"]["parameters"]
 
 
 @pytest.mark.slow
-def test_replicas_of_a_stage_have_buckets_of_its_own_parameters(cases, others):
+def test_replicas_of_a_stage_have_buckets_of_its_own_parameters(others):
     stage = others["pipeline of replicas"]
-    assert stage["paths"]["communication"]["ddp/buckets"] == cases["1f1b 0"]["of"]["load"]["parameters"]
+    assert stage["paths"]["communication"]["ddp/buckets"] == others["1f1b 0"]["of"]["load"]["parameters"]
 
 
 @pytest.mark.slow
-def test_the_last_stage_has_its_own_copy_of_a_tied_table(cases, others):
-    assert others["tied pipeline 1"]["paths"]["parameters"] == cases["1f1b 1"]["paths"]["parameters"]
+def test_the_last_stage_has_its_own_copy_of_a_tied_table(others):
+    assert others["tied pipeline 1"]["paths"]["parameters"] == others["1f1b 1"]["paths"]["parameters"]
 
 
 # ---- around ----------------------------------------------------------------------------------------------------------------
