@@ -12,10 +12,11 @@ from memsheet.budget import Result
 from memsheet.errors import InputError, refuse
 from memsheet.formulas.states.params import parameter_count
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search import solve, trials
+from memsheet.search import sizes, solve, trials
 from memsheet.search.family import family_of
+from memsheet.search.fitting_edges import first_edge, fitting_edges
 from memsheet.search.sizes import machines_up_to, trainable_sizes
-from memsheet.search.trials import Question, Trials, attempt, confirmed, edge
+from memsheet.search.trials import Question, Trials, attempt, edge
 from memsheet.spec.device import Cluster
 from memsheet.units import GIB
 
@@ -279,36 +280,60 @@ def holds(found, spares: list[int | None]) -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_the_edge_is_an_edge(monkeypatch, seed):
-    """Of any need, monotone or not, with gaps or without, by shares and replayed."""
+    """Of any need, monotone or not, with gaps or without."""
     dice = random.Random(seed)
     count, slope, rough = dice.randint(1, 80), dice.randint(1, 9), dice.choice((0, 0, 30))
     start, gaps = dice.randint(-20, slope * count), dice.choice((0.0, 0.0, 0.5))
     spares = [None if dice.random() < gaps else start - slope * i + dice.randint(-rough, rough) for i in range(count)]
     if not any(spare is not None for spare in spares):
         spares[0] = 1
-    other = [spare if spare is None else spare + dice.randint(-40, 40) for spare in spares]
-    made = made_up(monkeypatch, spares, other)
-    found = edge(made, spare_of)
+    found = edge(made_up(monkeypatch, spares), spare_of)
     holds(found, spares)
     if not rough:
         assert found[0] == max((i for i, spare in enumerate(spares) if spare is not None and spare >= 0), default=None)
-    low, high = confirmed(made, spare_of, found)
-    assert low is None or other[low] >= 0
-    assert high is None or other[high] < 0
-    if low is not None and high is not None:
-        assert all(other[i] is None for i in range(low + 1, high))
 
 
-def test_few_steps_are_replayed(monkeypatch):
-    """A replay takes long: where it agrees with the shares there are two of them."""
-    spares = [1000 - 3 * i for i in range(1000)]
-    made = made_up(monkeypatch, spares)
-    confirmed(made, spare_of, edge(made, spare_of))
-    assert sum(replays for _, replays in made.known) == 2
-    moved = [spare - 90 for spare in spares]
-    made = made_up(monkeypatch, spares, moved)
-    assert confirmed(made, spare_of, edge(made, spare_of)) == (303, 304)
-    assert sum(replays for _, replays in made.known) <= 12
+@pytest.mark.parametrize("seed", range(80))
+def test_where_slack_is_not_even_what_was_tried_is_what_is_said(monkeypatch, seed):
+    """Slack of any size at every value: each edge is one among all values, not only among those tried."""
+    dice = random.Random(seed)
+    count, slope = dice.randint(1, 300), dice.randint(1, 9)
+    tensors = [dice.choice((3, 1)) * slope * count - slope * i for i in range(count)]
+    likely = [spare - dice.randint(0, 40 * slope) for spare in tensors]
+    sure = [spare - dice.choice((0, 10, 60)) * slope for spare in likely]
+    legal = [dice.random() < 0.8 for _ in range(count)] if seed % 3 == 0 else [True] * count
+    legal[dice.randrange(count)] = True
+    made = uneven(monkeypatch, tensors, likely, sure, legal)
+    assert first_edge(replace(made, known={})) == fitting_edges(made).found
+    found = fitting_edges(made)
+    tried = [index for index, _ in made.answered]
+    fitting = [index for index in tried if sure[index] >= 0]
+    assert (found.found is None) == (found.last_fitting is None) == (not fitting)
+    if fitting:
+        assert found.last_fitting == fitting[-1] >= found.found
+        assert all(sure[index] >= 0 for index in tried if fitting[0] <= index <= found.found)
+        for last in (found.found, found.last_fitting):
+            after = next((index for index in range(last + 1, count) if legal[index]), None)
+            assert after is None or (after in tried and sure[after] < 0)
+        assert found.beyond == next((index for index in range(found.found + 1, count) if legal[index]), None)
+    assert found.expected == max((index for index in tried if likely[index] >= 0), default=None)
+    assert len(tried) < 70
+
+
+def uneven(monkeypatch, tensors, likely, sure, legal) -> Trials:
+    """Trials whose verdict is known after a replay alone: bytes that tensors, the expected bytes and the high end leave."""
+
+    def fake(value, _, *, replays):
+        if not legal[value]:
+            raise refuse("value", value, "is not legal")
+        return SimpleNamespace(
+            value=value, as_answered=replays, spare_bytes=sure[value], expected_spare_bytes=likely[value],
+            spare_with_slack=lambda percent: tensors[value] - percent * 2,
+        )  # fmt: skip
+
+    monkeypatch.setattr(trials, "attempt", fake)
+    monkeypatch.setattr(trials, "Tried", SimpleNamespace)
+    return Trials(values=range(len(legal)), asks=lambda _: None)
 
 
 def test_what_is_never_legal_is_said_in_its_shortest_form(monkeypatch):
@@ -374,9 +399,10 @@ def test_a_chart_doubles_up_to_the_cluster_and_to_sixty_four_at_least():
     assert [machines.count for machines in machines_up_to(small(2, 2))] == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_a_stage_that_cannot_run_says_why():
+def test_a_stage_that_cannot_run_says_why(monkeypatch):
+    monkeypatch.setattr(sizes, "SEEN", 4)
     family = family_of("llama-tiny", config_of("llama-tiny"))
     request = {"task": "train", "engine": "fsdp2", "zero": 3, "seq_len": 256, "mesh.tp": 2}
-    curves = trainable_sizes(lambda layers: read_hf_config(family.of_layers(layers), name="x"), request, small(6, 4), None)
+    curves = trainable_sizes(lambda layers: read_hf_config(family.of_layers(layers), name="x"), request, small(2, 4), None)
     assert "mesh.tp" in curves[0].reason
     assert not any(point.parameters for point in curves[0].points)

@@ -100,8 +100,21 @@ def test_what_only_may_fit_is_uncertain():
 
 
 def test_everything_that_was_tried_is_shown_on_demand():
-    assert "by shares" not in screen("seq-len")
-    assert "by shares" in screen("seq-len", full=True)
+    assert "\ntried " not in screen("seq-len")
+    assert screen("seq-len", full=True).count("\ntried ") == 2
+
+
+def test_where_verdicts_alternate_both_ends_are_named():
+    last, between = tried(33_792, 30), tried(33_024, 34.9)
+    made = solution(last_fitting=last)
+    text = " ".join(render_solution(replace(made, tried=(made.found, made.beyond, between, last, made.expected)), Look(width=120)).split())
+    assert "sequences of up to 32,768 tokens" in text
+    assert "Every value tried up to 32,768 tokens fits; the last one tried that fits is 33,792 tokens." in text
+    assert "Of those between, 32,832, 33,024 may not" in text
+    assert "Between 33,792 tokens and 34,176 tokens it may fit" in text
+    assert "the last tried that fits" in text
+    document = solution_document(made)
+    assert (document["value"], document["last_fitting"]["value"]) == (32_768, 33_792)
 
 
 def test_a_screen_in_plain_ascii_and_in_decimal_units():

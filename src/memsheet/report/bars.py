@@ -22,7 +22,7 @@ COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII; ``fine``: columns in MiB or MB; ``digits`` after the
-    point of what must add up and compare.
+    point of what must add up and compare; ``brims``: rooms whose size, as a need, fills them to the byte.
     """
 
     width: int = 80
@@ -32,6 +32,7 @@ class Look:
     ascii: bool = False
     fine: bool = False
     digits: int = 2
+    brims: tuple[int, ...] = ()
 
     @property
     def unit(self) -> str:
@@ -43,8 +44,8 @@ class Look:
         return replace(self, fine=largest < (10**9 if self.decimal else GIB))
 
     def need(self, size: int, digits: int = 1) -> str:
-        """A need, rounded up."""
-        return format_bytes(size, decimal=self.decimal, digits=digits)
+        """A need, rounded up; one that fills a room to the byte is printed as the room is."""
+        return format_bytes(size, decimal=self.decimal, digits=digits, headroom=size in self.brims)
 
     def room(self, size: int, digits: int = 1) -> str:
         """A capacity or headroom, rounded down."""
@@ -53,7 +54,7 @@ class Look:
     def cell(self, size: int) -> str:
         """A need in a column that names the unit."""
         factor = (1000 if self.decimal else 1024) if self.fine else 1
-        return format_giga(size * factor, decimal=self.decimal, digits=self.digits)
+        return format_giga(size * factor, decimal=self.decimal, digits=self.digits, headroom=size in self.brims)
 
 
 def components(sheet: Sheet) -> list[tuple[Component, Bytes]]:

@@ -228,14 +228,22 @@ class SkippedValue(Strict):
     reason: str
 
 
+class TriedResult(Strict):
+    value: int
+    result: Result
+
+
 class Looked(Strict):
     values: str
     accounted: Count
     skipped: list[SkippedValue]
+    tried: list[TriedResult]
 
 
 class Solution(Strict):
-    """``memsheet/solution/1``: the last value that fits, the next that does not, the last whose expected bytes do."""
+    """``memsheet/solution/1``: the last value up to which every one tried fits, the next that does not, the last tried that fits (another where the
+    verdict alternates), the last tried whose expected bytes do. Each is what an answer to it says.
+    """
 
     schema_: Literal["memsheet/solution/1"] = Field(alias="schema")
     solve: str
@@ -243,6 +251,7 @@ class Solution(Strict):
     value: int | None
     found: TriedValue | None
     next: TriedValue | None
+    last_fitting: TriedValue | None
     expected: TriedValue | None
     least: TriedValue | None
     plan: Plan

@@ -21,7 +21,8 @@ def closing(verdict: Verdict | None, cluster: Cluster | None, look: Look) -> Loo
         return look
     device = cluster.device
     pairs = ((verdict.device.high, device.framework_low_bytes), (verdict.device.value, device.framework_bytes))
-    fitting = [(int(need), int(room)) for need, room in pairs if need <= room]
+    fitting = [(int(need), int(room)) for need, room in pairs if need < room]
+    look = replace(look, brims=tuple({*look.brims, *(int(need) for need, room in pairs if need == room)}))
     unit = 10**9 if look.decimal else GIB
     for digits in range(look.digits, MOST_DIGITS):
         if all(-(-need * 10**digits // unit) <= room * 10**digits // unit for need, room in fitting):

@@ -11,7 +11,7 @@ from memsheet.formulas.states.params import parameter_count
 from memsheet.report.bars import Look
 from memsheet.report.json import fix_document, plan_document, way_document
 from memsheet.report.layout import flow, one_line, printed, row
-from memsheet.report.sizes import capacity, headroom, spread
+from memsheet.report.sizes import capacity, closing, headroom, spread
 from memsheet.report.table import asked, billions
 from memsheet.report.ways_to_fit import ways_table
 from memsheet.report.words import INSTANTS, flags_of, spoken
@@ -44,6 +44,8 @@ def render_solution(solution: Solution, look: Look, curves: tuple[Curve, ...] = 
 
 def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
     shown = solution.shown
+    for _, tried in _named(solution):
+        look = closing(tried.verdict, tried.cluster, look)
     look = look.fitted(int(shown.verdict.device.high))
     yield _headline(solution, shown, look)
     yield asked(shown.answer, look)
@@ -58,7 +60,7 @@ def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterato
         yield ways_table(solution.ways_to_fit, look)
     if assumed := (*solution.assumed, *shown.assumed):
         yield row("Assumed", "bold", map(one_line, assumed), look, between="; ")
-    yield row("Looked at", "bold", (f"{solution.values}; {len(solution.tried)} accounted",), look)
+    yield row("Looked at", "bold", (f"{solution.values}; {_tried_values(solution)}",), look)
     if notes := (*solution.notes, *_skips(solution), *_without(curves)):
         yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
 
@@ -72,8 +74,12 @@ def _quantity(solution: Solution, tried: Tried) -> str:
     """A value with its unit, for a sentence."""
     value = value_of(solution, tried)
     unit = UNITS[solution.target]
-    number = billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
-    return f"{number} {unit.removesuffix('s') if value == 1 else unit}"
+    return f"{_number(solution, tried)} {unit.removesuffix('s') if value == 1 else unit}"
+
+
+def _number(solution: Solution, tried: Tried) -> str:
+    value = value_of(solution, tried)
+    return billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
 
 
 def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
@@ -104,13 +110,28 @@ def _where(tried: Tried) -> str:
     return f"rank {tried.verdict.rank}{stage} of {tried.cluster.count}, peak in {INSTANTS[tried.verdict.instant]}"
 
 
-def _rows(solution: Solution, *, full: bool) -> Iterator[tuple[str, Tried]]:
+def _named(solution: Solution) -> tuple[tuple[str, Tried], ...]:
+    """What there is of the answer and its neighbours."""
     named = (
         ("the whole range fits", solution.found), ("the next step", solution.beyond),
-        ("the expected bytes fit", solution.expected), (_least(solution), solution.least),
+        ("the last tried that fits", _later(solution)), ("the expected bytes fit", solution.expected), (_least(solution), solution.least),
     )  # fmt: skip
-    yield from ((name, tried) for name, tried in named if tried is not None)
-    yield from (("replayed" if tried.replayed else "by shares", tried) for tried in solution.tried if full)
+    return tuple((name, tried) for name, tried in named if tried is not None)
+
+
+def _later(solution: Solution) -> Tried | None:
+    """The last value that fits where it is another than the answer: the verdict alternates."""
+    found, last = solution.found, solution.last_fitting
+    return last if found is not None and last is not None and last.value != found.value else None
+
+
+def _tried_values(solution: Solution) -> str:
+    """How many were accounted as an answer to each is."""
+    many = f"{len(solution.tried)} of them tried"
+    replayed = [tried.value for tried in solution.tried if tried.replayed]
+    if solution.target is Target.PARAMETERS or len(replayed) != len(solution.tried) or not replayed:
+        return many
+    return f"{many}, between {min(replayed):,} and {max(replayed):,} (--full lists them)"
 
 
 def _table(solution: Solution, look: Look) -> RenderableType:
@@ -123,11 +144,11 @@ def _table(solution: Solution, look: Look) -> RenderableType:
     table.add_column(f"needs {look.unit}", justify="right", no_wrap=True)
     table.add_column("low to high", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for name, tried in _rows(solution, full=look.full):
-        device, value = tried.verdict.device, value_of(solution, tried)
-        number = billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
+    every = (("tried", tried) for tried in solution.tried if look.full)
+    for name, tried in (*_named(solution), *every):
+        device = tried.verdict.device
         spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
-        table.add_row(name, number, look.cell(device.value), spread, WORDS[tried.verdict.result])
+        table.add_row(name, _number(solution, tried), look.cell(device.value), spread, WORDS[tried.verdict.result])
     return table
 
 
@@ -142,10 +163,27 @@ def _decided(solution: Solution, shown: Tried, look: Look) -> Text:
         lines.append("Nothing beyond that was looked at.")
     if solution.target is Target.PARAMETERS:
         lines.append(f"The model: {_shape(shown.model)}.")
-    if solution.found is not None and solution.expected is not None and solution.expected.value != solution.found.value:
-        far, near = _quantity(solution, solution.expected), _quantity(solution, solution.found)
+    last = solution.last_fitting or solution.found
+    lines += _alternation(solution)
+    if last is not None and solution.expected is not None and solution.expected.value != last.value:
+        far, near = _quantity(solution, solution.expected), _quantity(solution, last)
         lines.append(f"Between {near} and {far} it may fit: the expected bytes do, the high end of the range does not.")
     return Text("\n".join(flow(line.split(" "), look.width, between=" ") for whole in lines for line in whole.splitlines()))
+
+
+def _alternation(solution: Solution) -> Iterator[str]:
+    """Where some values fit beyond one that does not."""
+    found, last = solution.found, _later(solution)
+    if found is None or last is None:
+        return
+    values = [tried.value for tried in solution.tried]
+    between = solution.tried[values.index(found.value) + 1 : values.index(last.value)]
+    failing = [_number(solution, tried) for tried in between if tried.verdict.result is not Result.FITS]
+    more = f" and {len(failing) - LISTED} more" if len(failing) > LISTED else ""
+    yield (
+        f"Every value tried up to {_quantity(solution, found)} fits; the last one tried that fits is {_quantity(solution, last)}. Of those "
+        f"between, {', '.join(failing[:LISTED])}{more} may not: the allocator's slack does not grow evenly."
+    )
 
 
 def _takes(solution: Solution, tried: Tried, look: Look) -> str:
@@ -185,7 +223,7 @@ def _without(curves: tuple[Curve, ...]) -> Iterator[str]:
     yield from (f"{curve.name}: {curve.reason}" for curve in curves if curve.reason)
     if curves:
         engines = ", ".join(f"{curve.name} by {curve.engine}" for curve in curves)
-        yield f"sizes of clusters: {engines}; by shares of the allocator's slack, only the answer replayed"
+        yield f"sizes of clusters: {engines}; each as the answer to it says"
 
 
 def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
@@ -213,12 +251,16 @@ def solution_document(solution: Solution, curves: tuple[Curve, ...] = ()) -> dic
         "schema": SCHEMA, "solve": solution.target.value, "unit": UNITS[solution.target],
         "value": value_of(solution, found) if found else None,
         **{name: _tried(solution, tried) if tried else None for name, tried in (
-            ("found", found), ("next", solution.beyond), ("expected", solution.expected), ("least", solution.least),
+            ("found", found), ("next", solution.beyond), ("last_fitting", solution.last_fitting), ("expected", solution.expected),
+            ("least", solution.least),
         )},
         "plan": plan_document(shown.plan, model=shown.model.name, cluster=shown.cluster),
         "assumed": [*solution.assumed, *shown.assumed],
         "device": _device(shown),
-        "search": {"values": solution.values, "accounted": len(solution.tried), "skipped": [_skipped(each) for each in solution.skipped]},
+        "search": {
+            "values": solution.values, "accounted": len(solution.tried), "skipped": [_skipped(each) for each in solution.skipped],
+            "tried": [{"value": value_of(solution, tried), "result": tried.verdict.result.value} for tried in solution.tried],
+        },
         **({"sizes": [_curve(curve) for curve in curves]} if curves else {}),
         "cheapest_fix": fix_document(solution.fix) if solution.fix else None, "notes": list(solution.notes),
         **({"ways_to_fit": [way_document(way) for way in solution.ways_to_fit]} if solution.ways_to_fit else {}),

@@ -10,8 +10,9 @@ from memsheet.engines import find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.resolve import resolve
+from memsheet.search.fitting_edges import first_edge
 from memsheet.search.solve import models, resized
-from memsheet.search.trials import Tried, edge
+from memsheet.search.trials import Tried
 from memsheet.spec.device import ONE_NODE, Cluster
 from memsheet.spec.model import ModelSpec
 
@@ -47,29 +48,33 @@ Build = Callable[[int], ModelSpec]
 
 
 def trainable_sizes(build: Build, request: Mapping[str, Any], cluster: Cluster, found: Tried | None) -> tuple[Curve, ...]:
-    """A curve a stage, over doubling clusters up to the one that is there; by shares of the allocator's slack, but for the answer itself,
-    ``found``, whose step was replayed.
-    """
+    """A curve a stage, over doubling clusters up to the one that is there, each point found as the answer itself, ``found``, was."""
     plan = resolve(request, build(1), cluster).plan
     own = find_engine(plan.engine)
     free = {key: value for key, value in request.items() if key not in FREE}
     curves = []
     for zero, (name, usual) in enumerate(zip(NAMES, ENGINES, strict=True)):
         engine = own.name if own is not None and zero in own.zero else usual
-        curves.append(_curve(name, zero, engine, build, {**free, "zero": zero, "engine": engine}, cluster))
-    return tuple(_with_answer(curve, cluster.count, found) if curve.zero == plan.zero else curve for curve in curves)
+        points = {cluster.count: _size(cluster, found)} if zero == plan.zero else {}
+        curves.append(_curve(name, zero, engine, build, {**free, "zero": zero, "engine": engine}, cluster, points))
+    return tuple(curves)
 
 
-def _with_answer(curve: Curve, gpus: int, found: Tried | None) -> Curve:
-    size = 0 if found is None else int(parameter_count(found.model))
-    return replace(curve, points=tuple(replace(point, parameters=size) if point.gpus == gpus else point for point in curve.points))
+def _size(cluster: Cluster, found: Tried | None) -> Size:
+    return Size(gpus=cluster.count, parameters=0 if found is None else int(parameter_count(found.model)))
 
 
-def _curve(name: str, zero: int, engine: str, build: Build, request: Mapping[str, Any], cluster: Cluster) -> Curve:
+def _curve(
+    name: str, zero: int, engine: str, build: Build, request: Mapping[str, Any], cluster: Cluster, answered: Mapping[int, Size]
+) -> Curve:
+    """``answered``: points that are known."""
     points, reasons = [], dict[str, None]()
     for machines in machines_up_to(cluster):
+        if machines.count in answered:
+            points.append(answered[machines.count])
+            continue
         try:
-            points.append(Size(gpus=machines.count, parameters=_largest(build, request, machines)))
+            points.append(_size(machines, _largest(build, request, machines)))
         except InputError as error:
             points.append(Size(gpus=machines.count))
             reasons.update(dict.fromkeys(f"{problem.field} {problem.reason}" for problem in error.problems))
@@ -86,11 +91,7 @@ def machines_up_to(cluster: Cluster) -> tuple[Cluster, ...]:
     return tuple(cluster if count == cluster.count else resized(node, count) for count in sorted(within | nodes | {cluster.count}))
 
 
-def _largest(build: Build, request: Mapping[str, Any], cluster: Cluster) -> int:
+def _largest(build: Build, request: Mapping[str, Any], cluster: Cluster) -> Tried | None:
     trials = models(build, request, cluster)
-    found, _ = edge(trials, _spare)
-    return 0 if found is None else int(parameter_count(trials.at(found).model))
-
-
-def _spare(tried: Tried) -> int:
-    return tried.spare_bytes
+    found = first_edge(trials)
+    return None if found is None else trials.at(found, replays=True)

@@ -1,8 +1,7 @@
 """The largest (or fewest) of one quantity that fits: sequence length, micro-batch, GPUs, parameters.
 
-Every step of the search is a whole question, resolved, accounted and judged as `memsheet train` does it; nothing is solved backwards. The
-search uses shares for the allocator's slack, and what it found is confirmed, and moved where need be, with the step's own allocations
-replayed.
+Every step of the search is a whole question, resolved, accounted and judged as `memsheet train` does it; nothing is solved backwards, and
+what is shown of a value is what an answer to it says.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from memsheet.errors import refuse
 from memsheet.fixes import cheapest_fix
 from memsheet.resolve import resolve
 from memsheet.search.family import MOST_LAYERS
+from memsheet.search.fitting_edges import fitting_edges
 from memsheet.search.pooled import POOLED
-from memsheet.search.trials import Question, Trials, Tried, confirmed, edge
+from memsheet.search.trials import Question, Trials, Tried
 from memsheet.search.ways_to_fit import ways_to_fit
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links
 from memsheet.spec.model import ModelSpec
@@ -31,6 +31,8 @@ LONGEST = 2**20
 """Where to stop when a model does not say how many positions it has."""
 MOST_SEQUENCES = 2**16
 MOST_GPUS = 2**14
+MODELS_PROBED = 6
+"""Of a family, whose members differ much from one to the next, and of which a chart asks for many."""
 
 
 Say = Callable[[int], None]
@@ -75,9 +77,9 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """``found`` fits with its whole range and ``beyond``, the next legal step, does not (None where the values end). ``expected`` is the last
-    value whose expected bytes fit, by shares of slack: what lies between it and ``found`` is uncertain. ``least`` is the least demanding value
-    where none fits.
+    """``found`` fits with its whole range, as every value tried before it does, and ``beyond``, the next legal step, does not (None where the
+    values end). ``last_fitting`` is the last value tried that fits: another than ``found`` where the verdict alternates. ``expected`` is the last
+    one tried whose expected bytes fit, and ``least`` the least demanding value where none fits. ``tried``: what an answer to each value says.
     """
 
     target: Target
@@ -85,6 +87,7 @@ class Solution:
     beyond: Tried | None
     expected: Tried | None
     least: Tried | None
+    last_fitting: Tried | None = None
     values: str  # which were looked at, in words
     skipped: tuple[Skipped, ...] = ()
     tried: tuple[Tried, ...] = ()
@@ -192,7 +195,7 @@ def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], clust
 def models(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster) -> Trials:
     """A family's models on a cluster, the smallest first."""
     asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster)  # noqa: E731
-    return Trials(values=range(1, MOST_LAYERS + 1), asks=asks)
+    return Trials(values=range(1, MOST_LAYERS + 1), asks=asks, probes=MODELS_PROBED)
 
 
 def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str) -> Callable[[int], Question]:
@@ -201,31 +204,20 @@ def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: s
 
 
 def _solved(target: Target, trials: Trials, values: str) -> Solution:
-    """The edge as shares have it, then with steps replayed, from there."""
-    found, beyond = confirmed(trials, _spare, edge(trials, _spare))
-    expected = _not_denied(trials, edge(trials, _expected_spare)[0])
-    if found is not None and (expected is None or expected < found):
-        expected = found
-    end = len(trials.values) if beyond is None else beyond
-    between = range(found + 1, end) if found is not None else range(0)
-    least = trials.at(trials.legal(range(end + 1)) or 0, replays=True) if found is None else None
-    fix = _fix(target, trials, least) if expected is None else None
+    """What fits, each value accounted as an answer to it is."""
+    edges = fitting_edges(trials)
+    found, beyond, last, expected = (_at(trials, index) for index in (edges.found, edges.beyond, edges.last_fitting, edges.expected))
+    least = None
+    if found is None:
+        least = trials.at(trials.legal(range(len(trials.values))) or 0, replays=True)
+    hopeless = least if expected is None else None
+    fix = _fix(target, trials, hopeless)
+    between = range((edges.found or 0) + 1, len(trials.values) if edges.beyond is None else edges.beyond) if found else ()
     return Solution(
-        target=target, fix=fix, ways_to_fit=_ways(trials, least) if expected is None and fix is None else (), found=_at(trials, found), beyond=_at(trials, beyond) if found is not None else None,
-        expected=_at(trials, expected, replays=(expected or 0, True) in trials.known), least=least, values=values,
-        skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between),
-        tried=trials.tried,
+        target=target, found=found, beyond=beyond, last_fitting=last, expected=expected, least=least, values=values, fix=fix,
+        ways_to_fit=_ways(trials, hopeless) if fix is None else (),
+        skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between), tried=trials.tried,
     )  # fmt: skip
-
-
-def _not_denied(trials: Trials, expected: int | None) -> int | None:
-    """The last index whose expected bytes fit, without those of which a replay has already said otherwise."""
-    while expected is not None:
-        replayed = trials.known.get((expected, True))
-        if not isinstance(replayed, Tried) or replayed.expected_spare_bytes >= 0:
-            break
-        expected = trials.legal(range(expected - 1, -1, -1))
-    return expected
 
 
 FIXED = (Target.SEQ_LEN, Target.MICROBATCH)
@@ -248,16 +240,8 @@ def _ways(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
     return ways_to_fit(asked.model, asked.request, asked.cluster)
 
 
-def _at(trials: Trials, index: int | None, *, replays: bool = True) -> Tried | None:
-    return None if index is None else trials.at(index, replays=replays)
-
-
-def _spare(tried: Tried) -> int:
-    return tried.spare_bytes
-
-
-def _expected_spare(tried: Tried) -> int:
-    return tried.expected_spare_bytes
+def _at(trials: Trials, index: int | None) -> Tried | None:
+    return None if index is None else trials.at(index, replays=True)
 
 
 def _why(trials: Trials, index: int) -> str:

@@ -10,10 +10,11 @@ from typing import Any
 
 from memsheet.account import account
 from memsheet.budget import Answer, Verdict, answer_of, budget_of, judge_on, started
+from memsheet.engines import find_engine
 from memsheet.errors import InputError, Problem, require
 from memsheet.resolve import Resolved, resolve
 from memsheet.search.pooled import Pool, pool_of
-from memsheet.sheet import Sheet
+from memsheet.sheet import Component, Sheet
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import unsupported
 from memsheet.spec.model import ModelSpec
@@ -27,6 +28,9 @@ class Question:
     model: ModelSpec
     request: Mapping[str, Any]
     cluster: Cluster
+
+
+SLACK = (Component.ALLOCATOR_SLACK,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +55,12 @@ class Tried:
         return self.resolved.assumed
 
     @property
+    def as_answered(self) -> bool:
+        """Whether this is what an answer says: of engines whose steps can be replayed, with this one replayed."""
+        engine = find_engine(self.plan.engine)
+        return self.replayed or engine is None or not engine.replays or self.plan.task != "train"
+
+    @property
     def answer(self) -> Answer:
         """The same as an answer to the question."""
         return answer_of(self.model, self.resolved, self.cluster, self.sheets, self.verdict)
@@ -68,6 +78,13 @@ class Tried:
         left = budget_of(self.cluster).capacity_bytes - max(sheet.device.value for sheet in self.sheets)
         left = min(left, -self.pool.lacks.value) if self.pool else left
         return int(min(left, -self.verdict.host_short_bytes)) if self.verdict.host_short_bytes else int(left)
+
+    def spare_with_slack(self, percent: int) -> int:
+        """The same of the expected bytes, were the allocator's slack so much of what is allocated."""
+        needs = (
+            sheet.at(when, without=SLACK).value + sheet.at(when).value * percent // 100 for sheet in self.sheets for when in sheet.instants
+        )
+        return int(budget_of(self.cluster).capacity_bytes - max(needs))
 
     @property
     def stage(self) -> int:
@@ -97,6 +114,8 @@ class Trials:
     values: Sequence[int]
     asks: Callable[[int], Question]
     known: dict[tuple[int, bool], Tried | tuple[Problem, ...]] = field(default_factory=dict)
+    probes: int = 16
+    """Values that are replayed over the stretch where slack decides, before those around each change of the verdict."""
     say: Callable[[int], None] = lambda _: None
     """Told of each value whose step is about to be replayed."""
 
@@ -126,8 +145,14 @@ class Trials:
 
     @property
     def tried(self) -> tuple[Tried, ...]:
-        """Everything that was accounted, in the order of values."""
-        return tuple(found for _, found in sorted(self.known.items(), key=lambda item: item[0]) if isinstance(found, Tried))
+        """What was accounted as an answer is, in the order of values."""
+        return tuple(found for _, found in self.answered)
+
+    @property
+    def answered(self) -> tuple[tuple[int, Tried], ...]:
+        """The same with its indices."""
+        known = {index: found for (index, _), found in self.known.items() if isinstance(found, Tried) and found.as_answered}
+        return tuple(sorted(known.items(), key=lambda item: item[0]))
 
     def legal(self, indices: Iterable[int]) -> int | None:
         """The first of ``indices`` whose value is legal."""
@@ -152,7 +177,7 @@ def edge(trials: Trials, spare: Spare) -> Edge:
     if spare(trials.at(last)) >= 0:
         return last, None
     low, high = (first, last) if spare(trials.at(first)) >= 0 else _backwards(trials, spare, last)
-    return (None, first) if low is None else _closed(trials, spare, low, high, replays=False)
+    return (None, first) if low is None else _closed(trials, spare, low, high)
 
 
 def _backwards(trials: Trials, spare: Spare, last: int) -> tuple[int | None, int]:
@@ -170,50 +195,16 @@ def _backwards(trials: Trials, spare: Spare, last: int) -> tuple[int | None, int
     return None, high
 
 
-def confirmed(trials: Trials, spare: Spare, rough: Edge) -> Edge:
-    """The same with steps replayed. A replay takes a hundred times as long, so it starts from the edge that was found without, and goes up
-    or down by twice as much every time until it has one value that fits and one that does not.
-    """
-    count, (at, high) = len(trials.values), rough
-    at = high if at is None else at
-    stride, ends = _stride(trials, spare, rough), (-1, count)
-    while at is not None:
-        ends = _moved(ends, at, fits=spare(trials.at(at, replays=True)) >= 0)
-        if ends[0] >= 0 and ends[1] < count:
-            return _closed(trials, spare, *ends, replays=True)
-        at, stride = _farther(trials, ends, stride), stride * 2
-    return (ends[0], None) if ends[0] >= 0 else (None, ends[1])
-
-
 def _moved(ends: tuple[int, int], at: int, *, fits: bool) -> tuple[int, int]:
     return (at, ends[1]) if fits else (ends[0], at)
 
 
-def _stride(trials: Trials, spare: Spare, rough: Edge) -> int:
-    """How far to go first: as far as shares and replay differ at the edge, by how fast the need grows there."""
-    low, high = rough
-    if low is None or high is None:
-        return 1
-    fall = max(1, (spare(trials.at(low)) - spare(trials.at(high))) // (high - low))
-    return max(1, abs(spare(trials.at(low, replays=True))) // fall)
-
-
-def _farther(trials: Trials, ends: tuple[int, int], stride: int) -> int | None:
-    """The next index to try while only one end is known: up from the low one, down from the high one."""
-    low, high = ends
-    if low >= 0:
-        far = min(low + stride, high - 1)
-        return trials.legal((*range(far, low, -1), *range(far + 1, high)))
-    far = min(max(high - stride, 0), high - 1)
-    return trials.legal((*range(far, -1, -1), *range(far + 1, high)))
-
-
-def _closed(trials: Trials, spare: Spare, low: int, high: int, *, replays: bool) -> Edge:
+def _closed(trials: Trials, spare: Spare, low: int, high: int) -> Edge:
     """A bracket halved until no legal value lies in it."""
     while high - low > 1:
         middle = (low + high) // 2
         index = trials.legal((*range(middle, low, -1), *range(middle + 1, high)))
         if index is None:
             break
-        low, high = _moved((low, high), index, fits=spare(trials.at(index, replays=replays)) >= 0)
+        low, high = _moved((low, high), index, fits=spare(trials.at(index)) >= 0)
     return low, high
