@@ -89,7 +89,8 @@ def train(rank: Rank, plan: Plan, engine: Engine) -> Trained:
 def _open(plan: Plan) -> bool:
     """Whether the number of copies that a rank's experts are given depends on the routing."""
     routing = plan.routing
-    return routing is not None and not routing.balanced and not routing.padded and not agreed(plan.mesh.ep == 1)
+    stated = routing is not None and routing.spread is not Spread.EXPECTED
+    return routing is not None and not stated and not routing.balanced and not routing.padded and not agreed(plan.mesh.ep == 1)
 
 
 def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = None) -> tuple[Instants, Kept]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
+from memsheet.formulas.model_code.megatron.experts import MAX_VIOLATION
 from memsheet.formulas.step_time import CONVENTION
 from memsheet.report.bars import Look
 from memsheet.report.layout import command_row, flow, one_line, printed, row
@@ -18,6 +19,7 @@ from memsheet.search.advice import Advice
 from memsheet.search.families import Family
 from memsheet.search.rank import Ranking
 from memsheet.search.timed import Planned
+from memsheet.units import format_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,6 +46,9 @@ def _parts(advice: Advice, look: Look, tokens: int | None) -> Iterator[Renderabl
     yield command_row("Run", command(ranking, best), look)
     if ranking.plans:
         yield _table(ranking, look)
+    if ranking.uneven is not None:
+        yield row("Unsure", "bold yellow", ("\n".join(uneven_lines(ranking)),), look)
+        yield command_row("Try", command(ranking, ranking.uneven.planned), look)
     if advice.batches:
         yield _batches(advice, look)
     if best.time is not None and ranking.plans:
@@ -134,6 +139,18 @@ def _table(ranking: Ranking, look: Look) -> RenderableType:
             figures = (_step(ranking, planned), f"{float(time.tokens_per_s_per_gpu):,.0f}", f"{float(time.mfu):.0%}")
         table.add_row(*figures, look.cell(planned.verdict.device.value), words(planned))
     return table
+
+
+def uneven_lines(ranking: Ranking) -> Iterator[str]:
+    """What is said of a plan that only the worst routing keeps from being sure to fit; nothing where there is none."""
+    if ranking.uneven is None:
+        return
+    planned, device = ranking.uneven.planned, ranking.uneven.device
+    yield (
+        f"{seconds(planned.seconds)} a step with {words(planned)}: fits in {format_bytes(int(device.value))} (at most {format_bytes(int(device.high))}) "
+        f"where a rank is given {1 + MAX_VIOLATION:g} times an even share of tokens (MaxVio {MAX_VIOLATION:g} under an auxiliary loss, arXiv:2408.15664, "
+        f"table 2); where all tokens choose its experts it needs {format_bytes(int(planned.verdict.device.high))} and does not"
+    )
 
 
 def _batches(advice: Advice, look: Look) -> RenderableType:

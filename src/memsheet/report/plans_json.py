@@ -11,7 +11,7 @@ from memsheet.report.bars import Look
 from memsheet.report.json import asked_as, plan_document
 from memsheet.report.plan_story import reason
 from memsheet.report.plan_words import choice_words, command
-from memsheet.report.plans import order
+from memsheet.report.plans import order, uneven_lines
 from memsheet.resolve import resolve
 from memsheet.search.advice import Advice, Replicas
 from memsheet.search.families import Family
@@ -45,7 +45,7 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
             for one in advice.undone
         ],
         "alternatives": list(_alternatives(advice, tokens)),
-        "notes": list(ranking.notes),
+        "notes": [*uneven_lines(ranking), *ranking.notes],
         **({"batches": [{"global_batch": size, "best": _planned(ranking, best, tokens) if best else None} for size, best in advice.batches]} if advice.batches else {}),
     }  # fmt: skip
 

@@ -22,6 +22,7 @@ from memsheet.search.grid import Grid, grid
 from memsheet.search.space import OFFLOAD, Request, space_of
 from memsheet.search.strata import reason_of
 from memsheet.search.timed import APART, Planned, Scaled, Timed
+from memsheet.search.uneven import Uneven, fits_uneven
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import emulated_bf16
 from memsheet.spec.model import ModelSpec
@@ -65,6 +66,8 @@ class Ranking:
     """The best plan of each engine, in the order of ``engines``; of one that has none that fits there is none."""
     cloud: tuple[tuple[float, int], ...] = ()
     """Seconds and expected bytes of plans that fit, one of those that a picture could not tell apart."""
+    uneven: Uneven | None = None
+    """A faster plan of a routed model that fits at a published imbalance of routing, and may not at the worst."""
     asked: Mapping[str, Any] = field(default_factory=dict)
     """The request, which every plan shares."""
 
@@ -94,7 +97,7 @@ def ranked(
     return Ranking(
         model=model, cluster=cluster, engines=tuple(grids), plans=plans, least=None if plans else _least(timed, cluster),
         families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_replicas(timed, cluster)),
-        by_engine=tuple(_each(timed, cluster, plans, grids)), front=tuple(_front(timed)), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
+        by_engine=tuple(_each(timed, cluster, plans, grids)), front=tuple(_front(timed)), uneven=fits_uneven(timed, cluster, plans[0] if plans else None), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
         refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=notes,
     )  # fmt: skip
 

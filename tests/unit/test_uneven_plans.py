@@ -1,0 +1,53 @@
+"""A plan that only the worst routing keeps from being sure to fit is named beside the best, and as what it is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memsheet.account import account
+from memsheet.api import catalogued
+from memsheet.budget import Result, judge_on
+from memsheet.catalog import find_device, model_names
+from memsheet.readers.model import read_model
+from memsheet.report.plans import uneven_lines
+from memsheet.search.rank import Ranking, ranked
+from memsheet.search.timed import APART
+from memsheet.spec.device import cluster_of
+from memsheet.spec.plan import Spread
+
+CLUSTER = cluster_of(find_device("H100-80GB"), 32)
+
+
+def asked(model: str, **more: object) -> Ranking:
+    pinned = {"mesh.pp": 4, "mesh.vpp": 1, "mesh.cp": 1, "microbatch": 1, "recompute.mode": "none", "loss": "fused"}
+    spec = read_model(model, catalog=catalogued, names=model_names())
+    return ranked(spec, CLUSTER, {"seq_len": 4096, "global_batch": 64, **pinned, **more}, ("megatron",), top=2)
+
+
+def test_a_plan_that_an_uneven_routing_fits_is_told_as_unsure() -> None:
+    ranking = asked("qwen3-30b-a3b")
+    found = ranking.uneven
+    assert found is not None
+    assert found.planned.verdict.result is Result.UNCERTAIN
+    assert found.planned.plan.mesh.ep > 1
+    assert found.planned.seconds < ranking.plans[0].seconds * (1 - APART)
+    routing = found.planned.plan.routing
+    assert routing is not None
+    plan = replace(found.planned.plan, routing=replace(routing, spread=Spread.UNEVEN))
+    sheets = tuple(account(ranking.model, plan, CLUSTER, stage, replays=True) for stage in range(plan.mesh.pp))
+    assert judge_on(sheets, CLUSTER).result is Result.FITS
+    assert judge_on(sheets, CLUSTER).device == found.device
+    assert found.device.high < found.planned.verdict.device.high
+    (line,) = uneven_lines(ranking)
+    assert "1.72 times an even share" in line
+    assert "2408.15664" in line
+    assert all(planned.verdict.result is Result.FITS for planned in ranking.plans)
+
+
+@pytest.mark.parametrize(("model", "more"), [("llama-3.1-8b", {}), ("qwen3-30b-a3b", {"moe.balanced": True})])
+def test_nothing_is_said_of_dense_models_and_of_routing_that_is_even_by_decree(model: str, more: dict[str, object]) -> None:
+    ranking = asked(model, **more)
+    assert ranking.uneven is None
+    assert not list(uneven_lines(ranking))
