@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, OtherEngine, Result, Verdict, WayToFit, answer_of, holding, judge_on, started
+from memsheet.budget import Answer, Change, Fix, OtherEngine, Result, Verdict, WayToFit, answer_of, doubted, holding, judge_on, started
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, Problem, missing_package, refuse, require
@@ -21,12 +21,13 @@ from memsheet.sheet import Sheet
 from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
+from memsheet.spec.library_defaults import of_library, shown, taken
 from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.overriding import without_overridden
 from memsheet.spec.plan import Plan
 from memsheet.spec.together import SEQUENCES
-from memsheet.spec.words import accumulated, in_our_words, refuse_counts
-from memsheet.units import parse_bytes
+from memsheet.spec.words import ACCUMULATION, Asked, accumulated, in_our_words, refuse_counts
+from memsheet.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from memsheet.search.advice import Advice
@@ -114,7 +115,7 @@ def plan_serving(
 
 
 def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
-    model, request, cluster, where = question(task, model, options)
+    model, request, cluster, where = question(task, model, options, own_defaults=True)
     if where["parameters"] is not None:
         if model is not None:
             raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
@@ -125,14 +126,48 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     if task == "train" and request.get("seq_len") is None:
         from memsheet.search.length_ladder import answer_on_ladder
 
-        return answer_on_ladder(spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures, assumed=assumed))
-    return answer(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed)
+        found = answer_on_ladder(spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures, assumed=assumed))
+    else:
+        found = answer(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed)
+    return beside_the_sheet(found, where["library"], {key: request[key] for key in where["own"] if key in request})
+
+
+def beside_the_sheet(found: Answer, library: str | None, own: Mapping[str, Any]) -> Answer:
+    """The answer with what a library does that the sheet does not hold: a note, and no verdict that it may turn. Changes to another engine say
+    what was the library's ``own``, which is gone with it.
+    """
+    if library is None or found.plan.task != "train":
+        return found
+    fix = found.verdict.cheapest_fix if found.verdict else None
+    if found.verdict and fix and own:
+        fix = replace(fix, changes=tuple(_with_own(change, fix, own) for change in fix.changes))
+        found = replace(found, verdict=replace(found.verdict, cheapest_fix=fix))
+    ways = tuple(replace(way, changes={**own, **way.changes}) if "engine" in way.changes else way for way in found.ways_to_fit)
+    found = replace(found, ways_to_fit=ways)
+    from memsheet.exchange.libraries import moved_by
+
+    moved = tuple(moved_by(library, found.model, found.plan))
+    verdict, cluster = found.verdict, found.cluster
+    if verdict and cluster and moved:
+        verdict = doubted(verdict, cluster, sum(one.low_bytes for one in moved), sum(one.high_bytes for one in moved))
+    notes = tuple(f"{one.why} ({format_bytes(one.low_bytes)} to {format_bytes(one.high_bytes)} beside the sheet)" for one in moved)
+    return replace(found, verdict=verdict, notes=(*notes, *found.notes))
+
+
+def _with_own(change: Change, fix: Fix, own: Mapping[str, Any]) -> Change:
+    """The change of the engine with a library's own values, but those that change."""
+    if "engine" not in (change.key, *(key for key, _, _ in change.also)):
+        return change
+    changed = {key for one in fix.changes for key in (one.key, *(key for key, _, _ in one.also))}
+    return replace(change, also=(*change.also, *((key, value, value) for key, value in own.items() if key not in changed)))
 
 
 def question(
-    task: str, model: Any, options: dict[str, Any], *, searched: str = ""
+    task: str, model: Any, options: dict[str, Any], *, searched: str = "", own_defaults: bool = False
 ) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
-    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan. ``searched``: what a search varies."""
+    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan. ``searched``: what a search varies;
+    ``own_defaults``: what is not said is as a named library does it.
+    """
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
     document = _document(where["plan"])
     asked = in_our_words(options, task, document)
@@ -144,8 +179,24 @@ def question(
         request.pop(described, None)
     if searched:
         refuse_counts(request, searched)
+    before, own = request, tuple[str, ...]()
+    if own_defaults and task == "train" and where["parameters"] is None:
+        request, own = with_defaults(request, asked, searched)
     request, counted = accumulated(request, cluster.count if cluster else None)
-    return model, request, cluster, {**where, "assumed": (*asked.assumed, *counted), "library": asked.library, "said": asked.request}
+    told = {"assumed": (*asked.assumed, *own, *counted), "own": [key for key in request if key not in before], "said": asked.request}
+    return model, request, cluster, {**where, **told, "library": asked.library}
+
+
+def with_defaults(request: dict[str, Any], asked: Asked, searched: str = "") -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The request with what the named library does where nothing is said, and that in words. A search that is of sizes counts no accumulation."""
+    filled, words = dict(request), list[str]()
+    for default, keys in taken(asked.library, request, asked.settled):
+        if searched and ACCUMULATION in keys:
+            continue
+        filled |= keys
+        words += [f"{key} = {shown(value)} ({of_library(asked.library)} own default)" for key, value in keys.items() if key[0] != "@"]
+        words += [f"{default.name} = {default.value} ({of_library(asked.library)} own default)"] * (ACCUMULATION in keys)
+    return filled, tuple(words)
 
 
 def answer(

@@ -171,6 +171,14 @@ def judge_on(sheets: tuple[Sheet, ...], cluster: Cluster) -> Verdict:
     return replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short) if short else verdict
 
 
+def doubted(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:
+    """The verdict where from ``low_bytes`` (negative: saved) to ``high_bytes`` more are on each card than on its sheet."""
+    budget = budget_of(cluster)
+    over = verdict.result is Result.FITS and verdict.device.high + high_bytes > budget.low_bytes
+    under = verdict.result is Result.DOES_NOT_FIT and not verdict.host_short_bytes and verdict.device.low + low_bytes <= budget.high_bytes
+    return replace(verdict, result=Result.UNCERTAIN) if over or under else verdict
+
+
 def started(verdict: Verdict, short: Bytes) -> Verdict:
     """The verdict on a server whose own budget lacks ``short`` bytes for one sequence (negative: has left): it refuses to start then."""
     if short.high <= 0 or verdict.result is Result.DOES_NOT_FIT:

@@ -155,7 +155,7 @@ SAME_PLAN = [
     ("train", {"attention": "flash_attention_2"}, {"attention": "flash"}),
     ("train", {"flash_attn": "fa2"}, {"attention": "flash"}),
     ("train", {"lora": True}, {"lora_rank": 8}),
-    ("train", {"lora": True, "engine": "trl"}, {"lora_rank": 16}),
+    ("train", {"lora": True, "engine": "trl"}, {"lora_rank": 16, "engine": "trl"}),
     ("train", {"lora": True, "lora_r": 32}, {"lora_rank": 32}),
     ("train", {"qlora": True}, {"lora_rank": 8, "quantize": "nf4", "lora_targets": "all-linear"}),
     ("train", {"quantize": "4bit", "lora_rank": 8}, {"quantize": "nf4", "lora_rank": 8}),

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.spec.exchange import Format, Key, Moved, Values, is_key, precision_word
+from memsheet.spec.library_defaults import own_default
 from memsheet.spec.trainer_script import BITS, LORA, SCRIPT, SFT_OWN, UNSAID, arguments_of
 from memsheet.spec.trainers import with_master
 
@@ -120,7 +121,7 @@ KEYS = (
     Key(at="dtype", out=lambda _: None, back=loaded, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="attn_implementation", out=lambda _: None, back=_once, source=f"{EXAMPLES}, ModelArguments"),
     Key(at="block_size", says="seq_len", out=lambda _: None, source=f"{EXAMPLES}, DataTrainingArguments"),
-    Key(at="per_device_train_batch_size", says="microbatch", usual=8, source="training_args.py:777"),
+    Key(at="per_device_train_batch_size", says="microbatch", usual=own_default("trl", "per_device_train_batch_size"), source="training_args.py:777"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source="training_args.py:849"),
     _switch("bf16"),
     _switch("fp16"),
@@ -130,7 +131,7 @@ KEYS = (
     ),
     Key(
         at="optim", out=lambda a: OPTIMIZERS.get((str(a.get("optimizer.name")), str(a.get("optimizer.implementation")))), back=_optim,
-        usual="adamw_torch_fused", source="training_args.py:806-813",
+        usual=own_default("trl", "optim"), source="training_args.py:806-813",
     ),
     Key(at="fsdp", out=lambda a: True if a["engine"] == "fsdp2" else None, back=_engine, usual=False, source="training_args.py:1447"),
     Key(

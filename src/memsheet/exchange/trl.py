@@ -12,6 +12,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.spec.exchange import Format, Key, Values, is_key
+from memsheet.spec.library_defaults import own_default
 from memsheet.spec.trainer_script import SCRIPT, SFT_OWN
 from memsheet.spec.trainers import row_of, words
 
@@ -69,7 +70,7 @@ def _bf16(values: Values) -> bool:
 
 def _as_script(values: Values) -> Values:
     """What a script would say to the Trainer."""
-    adapted = {f"{SCRIPT}.lora_rank": values.get("lora_r", 16)} if values.get("use_peft") is True else {}
+    adapted = {f"{SCRIPT}.lora_rank": values.get("lora_r", own_default("trl", "lora_r"))} if values.get("use_peft") is True else {}
     stored = {f"{SCRIPT}.quantized": True} if values.get("load_in_4bit") is True or values.get("load_in_8bit") is True else {}
     return {**values, "bf16": _bf16(values), **adapted, **stored}
 
@@ -119,18 +120,18 @@ def _nothing(*_: Any) -> Mapping[str, Any]:
 OWN_ROWS = ("bf16", "gradient_checkpointing", "model_name_or_path", "dtype", "attn_implementation")
 KEYS = (
     Key(at="model_name_or_path", says="@model", out=lambda _: None, source=M),
-    Key(at="max_length", says="seq_len", out=lambda _: None, usual=1024, source=S),
+    Key(at="max_length", says="seq_len", out=lambda _: None, usual=own_default("trl", "max_length"), source=S),
     *(_trainers(row.at) for row in TRANSFORMERS.keys if not row.at.startswith(f"{SCRIPT}.") and row.at not in OWN_ROWS),
-    _trainers("bf16", usual=True), _trainers("gradient_checkpointing", usual=True),
-    _read("dtype", _dtype, M, usual="float32"),
+    *(_trainers(at, usual=own_default("trl", at)) for at in ("bf16", "gradient_checkpointing")),
+    _read("dtype", _dtype, M, usual=own_default("trl", "dtype")),
     _read("attn_implementation", _attention, M),
-    _read("lora_r", _of_peft(_rank), M, usual=16), _read("use_peft", _nothing, M), _read("use_dora", _nothing, M),
-    _read("lora_dropout", _of_peft(lambda v, _: {"adapter.dropout": v}), M, usual=0.05),
+    _read("lora_r", _of_peft(_rank), M, usual=own_default("trl", "lora_r")), _read("use_peft", _nothing, M), _read("use_dora", _nothing, M),
+    _read("lora_dropout", _of_peft(lambda v, _: {"adapter.dropout": v}), M, usual=own_default("trl", "lora_dropout")),
     _read("lora_target_modules", _of_peft(lambda v, _: {"adapter.targets": words(v)}), M),
     _read("lora_modules_to_save", _of_peft(lambda v, _: {"adapter.full_modules": words(v)}), M),
     _read("load_in_4bit", _four, M), _read("bnb_4bit_quant_type", _nothing, M), _read("use_bnb_nested_quant", _nothing, M),
     _read("load_in_8bit", lambda v, _: {"quantization.weights": "int8"} if v is True else {}, M),
-    _read("loss_type", _loss, S, usual="chunked_nll"),
+    _read("loss_type", _loss, S, usual=own_default("trl", "loss_type")),
 )  # fmt: skip
 
 

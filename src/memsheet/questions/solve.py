@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from os import PathLike
 from pathlib import Path
@@ -67,16 +68,22 @@ def solved(target: Target, asked: dict[str, Any], *, most: int | None = None, sa
     if target is searches.Target.GPUS:
         return Solved(_fewest_gpus(asked, most, say))
     searched = "the micro-batch" if target is searches.Target.MICROBATCH else ""
-    name, request, cluster, where = api.question(target.task, asked.pop("model"), asked, searched=searched)
+    name, request, cluster, where = api.question(target.task, asked.pop("model"), asked, searched=searched, own_defaults=True)
     if target.key in where["said"]:
         raise refuse(target.key, where["said"][target.key], "is what is solved for", "leave it out; --most says how far to look")
     request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if target is searches.Target.PARAMETERS:
-        return _largest_model(name, request, cluster, say)
+        return _assuming(_largest_model(name, request, cluster, say), where)
     search = searches.longest if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
-    return Solved(search(api.drafted(_model(name), request), request, cluster, most=most, say=say))
+    return _assuming(Solved(search(api.drafted(_model(name), request), request, cluster, most=most, say=say)), where)
+
+
+def _assuming(found: Solved, where: Mapping[str, Any]) -> Solved:
+    """With what was taken for granted before any plan was made, but of what is solved for."""
+    told = tuple(line for line in where["assumed"] if not line.startswith(f"{found.solution.target.key} = "))
+    return found._replace(solution=replace(found.solution, assumed=(*told, *found.solution.assumed)))
 
 
 def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) -> None:
@@ -104,11 +111,12 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
     plan = _plan_document(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
     machines, most = _machines({key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most)
-    name, request, _, _ = api.question("train", asked.pop("model"), asked, searched="the number of GPUs")
-    return fewest(
+    name, request, _, where = api.question("train", asked.pop("model"), asked, searched="the number of GPUs", own_defaults=True)
+    solution = fewest(
         _model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
         most=most, say=say,
     )  # fmt: skip
+    return _assuming(Solved(solution), where).solution
 
 
 def _plan_document(plan: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from memsheet.report.drafting import drafting_words
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.length_ladder import ladder_table
 from memsheet.report.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
+from memsheet.report.recomputed import with_recompute
 from memsheet.report.serving import serving_lines
 from memsheet.report.short_pool import pool_lacks
 from memsheet.report.sizes import capacity, closing, headroom, spread
@@ -100,7 +101,8 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     left = pool_lacks(answer, look) or headroom(verdict, look)
     if deciding_notes(answer):
         left = f"expert routing decides · {left}"
-    return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, _which(answer, sheet), _peak(sheet)), look)
+    last = (_which(answer, sheet), _peak(sheet), with_recompute(answer, look))
+    return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, *last), look)
 
 
 def decisive(answer: Answer) -> Sheet:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from memsheet.spec.library_defaults import LIBRARY_DEFAULTS
+
 TRAIN, INFER = "train", "infer"
 
 
@@ -95,6 +97,8 @@ _RENAMED: tuple[tuple[str, str, str, tuple[str, ...], str], ...] = (
 _RECOMPUTE = {"true": {"recompute.mode": "full"}, "false": {"recompute.mode": "none"}}
 _NF4 = {"quantization.weights": "nf4"}
 _SINGLE, _DOUBLE = {**_NF4, "quantization.double_quant": False}, {**_NF4, "quantization.double_quant": True}
+_ALL_LINEAR = {"?adapter.rank": "lora", "?adapter.targets": ["all-linear"]}
+_QLORA = {**_DOUBLE, **_ALL_LINEAR}
 DEEPSPEED_FP16 = {f"precision.{name}": "fp16" for name in ("parameters", "compute", "gradients", "reduce")} | {
     f"precision.{name}": "fp32" for name in ("master_weights", "moments")
 }
@@ -126,7 +130,7 @@ _OTHERS: dict[str, Word] = {
     **dict.fromkeys(("load-in-4bit", "use-4bit"), _switch("transformers", _on(_SINGLE))),
     "load-in-8bit": _switch("transformers", _on({"quantization.weights": "int8"})),
     **dict.fromkeys(("lora", "use-lora", "use-peft"), _switch("peft", _on({"?adapter.rank": "lora"}, task=TRAIN))),
-    "qlora": _switch("peft", _on({**_DOUBLE, "?adapter.rank": "lora", "?adapter.targets": ["all-linear"]}, task=TRAIN)),
+    "qlora": _switch("peft", _on(_QLORA, task=TRAIN)),
     "bf16": _switch("transformers", Meaning(task=TRAIN, comes_to=_PLAIN_TRAIN), _on({"precision.name": "bf16-pure"}, task=INFER)),
     "fp16": _switch(
         "transformers", _on({"precision.compute": "fp16"}, task=TRAIN), _on(DEEPSPEED_FP16, task=TRAIN, engines=_DEEPSPEED),
@@ -140,6 +144,7 @@ _OTHERS: dict[str, Word] = {
     **dict.fromkeys(("liger", "use-liger", "use-liger-kernel", "enable-liger-kernel"), _switch("liger", _on({"loss": "fused"}, task=TRAIN))),
     "cross-entropy-loss-fusion": _switch("megatron", Meaning(
         task=TRAIN, engines=_MEGATRON, comes_to={"true": {"loss": "fused"}, "false": {"loss": "plain"}})),
+    "full-finetuning": _switch("unsloth", Meaning(task=TRAIN, comes_to={"true": {}, "false": _QLORA})),
     **dict.fromkeys(("flash-attention", "use-flash-attn", "use-flash-attention-2"), _switch("transformers", _on({"attention": "flash"}))),
     "sdp-attention": _switch("axolotl", _on({"attention": "sdpa"})),
     "enforce-eager": _switch("vllm", Meaning(
@@ -155,6 +160,7 @@ _OTHERS: dict[str, Word] = {
     "stage": Word("deepspeed", (Meaning(task=TRAIN, comes_to={
         **{str(stage): {"zero": stage} for stage in range(4)}, "sft": {}, "pt": {},  # LLaMA-Factory's stage: what is trained on, with the same memory
     }, hint="a ZeRO stage from 0 to 3; LLaMA-Factory's sft or pt"),)),
+    "finetuning-type": Word("llama-factory", (Meaning(task=TRAIN, comes_to={"full": {}, "lora": _ALL_LINEAR}),)),
     "flash-attn": Word("llama-factory", (
         Meaning(task=TRAIN, comes_to={"auto": {}, "fa2": {"attention": "flash"}, "fa3": {"attention": "flash"}, "sdpa": {"attention": "sdpa"},
                                       "disabled": {"attention": "eager"}, "true": {"attention": "flash"}, "false": {}}),
@@ -243,10 +249,12 @@ def library_named(name: str) -> str | None:
     return found if found in LIBRARIES else None
 
 
-LORA_RANKS = {"trl": 16, "unsloth": 16}
-"""Of adapters where a library has its own (trl 1.0 trainer/model_config.py, lora_r; unsloth models/llama.py, get_peft_model, r)."""
+LORA_RANKS: dict[str, int] = {
+    library: default.keys["adapter.rank"] for library, own in LIBRARY_DEFAULTS.items() for default in own if "adapter.rank" in default.keys
+}
+"""Of adapters where a library has its own."""
 LORA_RANK = 8
-"""Of adapters without a rank (peft 0.21 tuners/lora/config.py, LoraConfig.r; LLaMA-Factory hparams/finetuning_args.py, lora_rank)."""
+"""Of adapters without a rank (peft 0.21 tuners/lora/config.py, LoraConfig.r)."""
 DOUBLE_QUANT = {"unsloth", "axolotl", "llama-factory"}
 """Libraries that quantize the scales of four bits again unless told otherwise (unsloth models/loader.py; axolotl loaders/model.py;
 LLaMA-Factory hparams/model_args.py, double_quantization); TRL and transformers do not (bnb_4bit_use_double_quant, false)."""

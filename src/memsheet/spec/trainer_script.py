@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import UNSET
+from memsheet.spec.library_defaults import own_default
 from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, Module, calls, flattened, read_module
 from memsheet.spec.trainers import ALL_LINEAR
 
@@ -88,11 +89,11 @@ def _named(name: Any) -> dict[str, Any]:
 
 def _sft(said: dict[str, Any]) -> dict[str, Any]:
     """TRL's own fields, and in ``said`` its defaults for what is not said."""
-    said.setdefault("gradient_checkpointing", True)
+    said.setdefault("gradient_checkpointing", own_default("trl", "gradient_checkpointing"))
     if said.get("fp16") is not True:
         said.setdefault("bf16", True)
-    usual = "nll" if said.get("use_liger_kernel") is True else "chunked_nll"
-    return {"max_length": 1024, "loss_type": usual, **{key: said[key] for key in SFT_OWN if key in said}}
+    usual = "nll" if said.get("use_liger_kernel") is True else own_default("trl", "loss_type")
+    return {"max_length": own_default("trl", "max_length"), "loss_type": usual, **{key: said[key] for key in SFT_OWN if key in said}}
 
 
 def _adapter(held: Mapping[str, Any]) -> dict[str, Any]:

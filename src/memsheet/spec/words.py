@@ -13,7 +13,7 @@ from memsheet.errors import Problem, nearest, require
 from memsheet.spec import aliases
 from memsheet.spec.aliases import ALIASES, INFER, LIBRARIES, VALUES, Meaning, Word
 from memsheet.spec.check import RULES
-from memsheet.spec.names import SHORT, offloaded
+from memsheet.spec.names import OFFLOADABLE, SHORT, offloaded
 from memsheet.spec.values import said_in_thousands, value_of
 
 ON = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
@@ -27,6 +27,8 @@ class Asked(NamedTuple):
     request: dict[str, Any]
     assumed: tuple[str, ...]
     library: str | None
+    settled: frozenset[str] = frozenset()
+    """Every key that a given option speaks of, with a value in ``request`` or without one ("no adapter")."""
 
 
 class _Said(NamedTuple):
@@ -55,7 +57,18 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
     assumed += tuple(
         f"{one.name} = {value} ({one.value})" for one in said for key, value in one.keys.items() if said_in_thousands(key, one.value)
     )
-    return Asked(request, (*assumed, *_weaker(said, request)), library)
+    return Asked(request, (*assumed, *_weaker(said, request)), library, frozenset(key for name in given for key in _spoken_of(name)))
+
+
+def _spoken_of(name: str) -> Iterator[str]:
+    """Keys that an option may say, whatever its value."""
+    if name == "offload":
+        yield from (f"offload.{part}" for part in OFFLOADABLE)
+    elif name in SHORT:
+        yield SHORT[name]
+    for meaning in word.meanings if (word := _word(name)) else ():
+        yield from (key.removeprefix("?") for keys in (meaning.comes_to or {}).values() for key in keys)
+        yield from {DTYPE: ("precision.parameters",), OPTIM: ("optimizer.name",)}.get(meaning.key, (meaning.key,))
 
 
 def of_serving(name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.spec.exchange import AUTO, Key, Values
+from memsheet.spec.library_defaults import own_default
 from memsheet.spec.trainers import ALL_LINEAR, dtypes, inside, inside_rows, plain_recompute, row_of, truth, with_master
 
 VERSION = "axolotl 0.18.0"
@@ -201,10 +202,10 @@ def _lora(make: Any) -> Any:
 
 KEYS = (
     Key(at="base_model", says="@model", source=f"{S}/model.py:17"),
-    Key(at="sequence_len", says="seq_len", back=_length, usual=512, source=f"{C}:665"),
+    Key(at="sequence_len", says="seq_len", back=_length, usual=own_default("axolotl", "sequence_len"), source=f"{C}:665"),
     _used("pad_to_sequence_len", f"{C}:722", lambda _: True),
     _used("pad_to_multiple_of", f"{C}:728", lambda a: 1 if a["seq_len"] % 64 else None),
-    Key(at="micro_batch_size", says="microbatch", usual=1, source=f"{S}/training.py:77"),
+    Key(at="micro_batch_size", says="microbatch", usual=own_default("axolotl", "micro_batch_size"), source=f"{S}/training.py:77"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source=f"{S}/training.py:71"),
     Key(at="bf16", out=_in("bf16"), back=_precision, usual=True, auto=True, source=f"{C}:559; utils/config/__init__.py:156"),
     _used("fp16", f"{C}:565", _in("fp16")),
@@ -228,7 +229,7 @@ KEYS = (
         source=f"{C}:1032",
     ),
     Key(
-        at="gradient_checkpointing", out=lambda a: _full(a) if a["engine"] != "fsdp2" else None, back=_recompute, usual=False,
+        at="gradient_checkpointing", out=lambda a: _full(a) if a["engine"] != "fsdp2" else None, back=_recompute, usual=own_default("axolotl", "gradient_checkpointing"),
         source=f"{C}:600",
     ),
     Key(
@@ -240,7 +241,7 @@ KEYS = (
         back=lambda v, _: {"loss": "fused" if truth(v) else "plain"}, usual=False, source="integrations/liger/args.py:55",
     ),
     Key(at="torch_compile", out=lambda a: True if a.get("compile") else None, back=lambda v, _: {"compile": truth(v)}, auto=True, source=f"{C}:1148"),
-    Key(at="optimizer", out=OPTIM.write, back=_optimizer, usual="adamw_torch_fused", source=f"{S}/training.py:122"),
+    Key(at="optimizer", out=OPTIM.write, back=_optimizer, usual=own_default("axolotl", "optimizer"), source=f"{S}/training.py:122"),
     Key(at="adapter", out=_kind, back=_adapter, source=f"{S}/peft.py:41"),
     Key(at="lora_r", out=_lora(lambda a: a["adapter.rank"]), back=_trained("adapter.rank"), source=f"{S}/peft.py:53"),
     Key(at="lora_dropout", out=_lora(lambda a: a.get("adapter.dropout")), back=_trained("adapter.dropout"), source=f"{S}/peft.py:80"),

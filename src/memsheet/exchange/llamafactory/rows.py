@@ -9,6 +9,7 @@ from typing import Any
 from memsheet.exchange import find_format
 from memsheet.exchange.llamafactory.names import LIGER, TRANSFORMERS
 from memsheet.spec.exchange import Key, Values
+from memsheet.spec.library_defaults import own_default
 from memsheet.spec.trainers import ALL_LINEAR, dtypes, inside, inside_rows, plain_recompute, row_of, truth, with_master, words
 
 VERSION = "LLaMA-Factory 0.9.6.dev0"  # of its commit ff6d4d1
@@ -182,7 +183,7 @@ def _trainer(at: str, **changes: Any) -> Key:
 
 KEYS = (
     Key(at="model_name_or_path", says="@model", source=f"{M}:38"),
-    Key(at="cutoff_len", says="seq_len", back=_length, usual=2048, source=f"{D}:46"),
+    Key(at="cutoff_len", says="seq_len", back=_length, usual=own_default("llama-factory", "cutoff_len"), source=f"{D}:46"),
     _trainer("per_device_train_batch_size"),
     _trainer("gradient_accumulation_steps"),
     _trainer("bf16", out=_bf16, back=_precision),
@@ -194,7 +195,7 @@ KEYS = (
         at="deepspeed", out=lambda a: "ds_config.json" if a["engine"] == "deepspeed" else None, back=lambda *_: {"engine": "deepspeed"},
         source="training_args.py:1463",
     ),
-    Key(at="disable_gradient_checkpointing", out=_unlike, back=_recompute, usual=False, source=f"{M}:145"),
+    Key(at="disable_gradient_checkpointing", out=_unlike, back=_recompute, usual=own_default("llama-factory", "disable_gradient_checkpointing"), source=f"{M}:145"),
     _used("gradient_checkpointing", "training_args.py:926"),
     Key(at="flash_attn", out=lambda a: KERNELS.get(str(a.get("attention"))), back=_attention, usual="auto", auto="auto", source=f"{M}:117"),
     _trainer("optim", back=_optim),
@@ -205,10 +206,10 @@ KEYS = (
         at=LIGER, out=lambda _: None, usual=False, source=f"{M}:137; model/model_utils/liger_kernel.py:97",
         back=lambda v, values: {"loss": "fused" if truth(v) and values.get("stage", "sft") in ("sft", "pt") else "plain"},
     ),
-    Key(at="finetuning_type", out=lambda a: "lora" if a.get("adapter.rank") else "full", back=_method, usual="lora", source=f"{T}:464"),
-    Key(at="lora_rank", out=_lora(lambda a: a["adapter.rank"]), back=_of_lora("adapter.rank"), usual=8, source=f"{T}:77"),
+    Key(at="finetuning_type", out=lambda a: "lora" if a.get("adapter.rank") else "full", back=_method, usual=own_default("llama-factory", "finetuning_type"), source=f"{T}:464"),
+    Key(at="lora_rank", out=_lora(lambda a: a["adapter.rank"]), back=_of_lora("adapter.rank"), usual=own_default("llama-factory", "lora_rank"), source=f"{T}:77"),
     Key(at="lora_dropout", out=_lora(lambda a: a.get("adapter.dropout")), back=_of_lora("adapter.dropout"), usual=0.0, source=f"{T}:73"),
-    Key(at="lora_target", out=_lora(lambda a: ",".join(a.get("adapter.targets", ()))), back=_targets, usual="all", source=f"{T}:81"),
+    Key(at="lora_target", out=_lora(lambda a: ",".join(a.get("adapter.targets", ()))), back=_targets, usual=own_default("llama-factory", "lora_target"), source=f"{T}:81"),
     Key(
         at="additional_target", out=_lora(lambda a: ",".join(a["adapter.full_modules"]) if a.get("adapter.full_modules") else None),
         back=_further, source=f"{T}:59",

@@ -1,0 +1,146 @@
+"""What libraries do that train on an engine where nobody says otherwise: their own default values, with what memory depends on.
+
+LIBRARY_DEFAULTS   library → defaults, in the order in which they are taken: later ones may ask for earlier ones
+own_default        the value of one, which the readers of their files have from here too
+taken              those that hold beside what is said
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+Request = Mapping[str, Any]
+
+
+def _always(_: Request) -> bool:
+    return True
+
+
+def _adapted(request: Request) -> bool:
+    return request.get("adapter.rank") is not None or request.get("adapter.kind") is not None
+
+
+def _whole(request: Request) -> bool:
+    return not _adapted(request)
+
+
+def _ranked(request: Request) -> bool:
+    """Whether an adapter is named that has a rank, and none is said."""
+    return request.get("adapter.kind") in ("lora", "dora", "lora-fa")
+
+
+def _not_prompted(request: Request) -> bool:
+    return request.get("adapter.kind") is None or _ranked(request)
+
+
+def _offloads(request: Request) -> bool:
+    """Shorter rows are recomputed without offloading (unsloth models/_utils.py:376)."""
+    return request.get("recompute.mode") == "full" and (request.get("seq_len") or _WORTH_OFFLOADING) >= _WORTH_OFFLOADING
+
+
+_WORTH_OFFLOADING = 512
+
+
+class Default(NamedTuple):
+    """One value of a library: its own name for it, and the keys of a plan that it comes to ``when`` nothing said contradicts."""
+
+    name: str
+    value: Any
+    source: str
+    keys: Mapping[str, Any]
+    when: Callable[[Request], bool] = _always
+
+
+TRL, AXOLOTL, UNSLOTH, FACTORY = (
+    "huggingface/trl f2cd577 trl/trainer", "axolotl-ai-cloud/axolotl 067b021 src/axolotl/utils/schemas", "unslothai/unsloth 015bdef unsloth/models",
+    "hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/hparams",
+)  # fmt: skip
+TRAINER = "transformers 5.23.0 training_args.py"
+_FULL, _NONE = {"recompute.mode": "full"}, {"recompute.mode": "none"}
+_FUSED = {"optimizer.name": "adamw", "optimizer.implementation": "fused"}
+_ALL_LINEAR = {"adapter.targets": ["all-linear"]}
+_EIGHT = Default("per_device_train_batch_size", 8, f"{TRAINER}:777", {"microbatch": 8})
+_OPTIM = Default("optim", "adamw_torch_fused", f"{TRAINER}:806-813", _FUSED)
+
+LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
+    "trl": (
+        Default("max_length", 1024, f"{TRL}/sft_config.py:206", {"seq_len": 1024}),
+        _EIGHT,
+        Default("gradient_checkpointing", True, f"{TRL}/base_config.py:61", _FULL),
+        Default("bf16", True, f"{TRL}/base_config.py:105", {"precision.name": "bf16-autocast"}, _whole),
+        Default("dtype", "float32", f"{TRL}/model_config.py:90", {"precision.parameters": "fp32", "precision.compute": "bf16"}, _adapted),
+        Default("loss_type", "chunked_nll", f"{TRL}/sft_config.py:336", {"loss": "chunked"}),
+        _OPTIM,
+        Default("lora_r", 16, f"{TRL}/model_config.py:108", {"adapter.rank": 16}, _ranked),
+        Default("lora_dropout", 0.05, f"{TRL}/model_config.py:116", {}, _adapted),  # of its command line alone: peft's own is none
+    ),
+    "axolotl": (
+        Default("sequence_len", 512, f"{AXOLOTL}/config.py:665", {"seq_len": 512}),
+        Default("micro_batch_size", 1, f"{AXOLOTL}/training.py:77", {"microbatch": 1}),
+        Default("gradient_checkpointing", False, f"{AXOLOTL}/config.py:600", _NONE),
+        Default("bf16", True, f"{AXOLOTL}/config.py:559; axolotl/utils/config/__init__.py:156-196", {"precision.name": "bf16-pure"}, _whole),
+        Default("optimizer", "adamw_torch_fused", f"{AXOLOTL}/training.py:122", _FUSED),
+    ),
+    "unsloth": (
+        Default("max_seq_length", 2048, f"{UNSLOTH}/loader.py:412", {"seq_len": 2048}),
+        Default("per_device_train_batch_size", 4, f"{UNSLOTH}/rl.py:3270", {"microbatch": 4}),
+        Default("gradient_accumulation_steps", 2, f"{UNSLOTH}/rl.py:3271", {"@accumulation": 2}),
+        Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/loader.py:423, llama.py:3079", _FULL),
+        Default("use_gradient_checkpointing", "unsloth", f"{UNSLOTH}/_utils.py:376", {"offload.activations": True}, _offloads),
+        Default("full_finetuning", False, f"{UNSLOTH}/loader.py:417, llama.py:3063", {"adapter.rank": 16}, _not_prompted),
+        Default("target_modules", "all-linear", f"{UNSLOTH}/llama.py:3064, vision.py:1934", _ALL_LINEAR, _adapted),
+        Default("load_in_4bit", True, f"{UNSLOTH}/loader.py:414", {"quantization.weights": "nf4"}, _adapted),
+        Default("dtype", "bfloat16", f"{UNSLOTH}/vision.py:1248-1253", {"precision.name": "bf16-pure"}, _whole),
+        Default("optim", "adamw_8bit", f"{UNSLOTH}/rl.py:3276", {"optimizer.name": "adamw_8bit", "optimizer.implementation": "bnb"}),
+    ),
+    "llama-factory": (
+        Default("cutoff_len", 2048, f"{FACTORY}/data_args.py:46", {"seq_len": 2048}),
+        _EIGHT,
+        Default("disable_gradient_checkpointing", False, f"{FACTORY}/model_args.py:145", _FULL),
+        Default("finetuning_type", "lora", f"{FACTORY}/finetuning_args.py:464", {}, _not_prompted),
+        Default("lora_rank", 8, f"{FACTORY}/finetuning_args.py:77", {"adapter.rank": 8}, _not_prompted),
+        Default("lora_target", "all", f"{FACTORY}/finetuning_args.py:81", _ALL_LINEAR, _adapted),
+        Default("bf16", False, f"{TRAINER}:874", {"precision.name": "fp32"}, _whole),
+        _OPTIM,
+    ),
+}  # fmt: skip
+"""Of supervised fine-tuning. Values that come to what the engine does anyway are there where readers of the library's files need them."""
+CALLED = {"trl": "TRL", "llama-factory": "LLaMA-Factory"}
+_WHOLE_TOPICS = ("precision", "recompute", "optimizer", "quantization")
+"""Groups of keys of which one that is said settles all: a precision is not half a library's."""
+_SETTLED_BY = {"@accumulation": ("global_batch",)}
+
+
+def own_default(library: str, name: str) -> Any:
+    """The value that a library gives one of its options."""
+    return next(default.value for default in LIBRARY_DEFAULTS[library] if default.name == name)
+
+
+def taken(library: str | None, request: Request, settled: frozenset[str] = frozenset()) -> Iterator[tuple[Default, Mapping[str, Any]]]:
+    """Defaults that hold where ``request`` is said, and their keys; ``settled``: keys that were spoken of without a value ("no adapter")."""
+    said = {key for key, value in request.items() if value is not None} | settled
+    now = dict(request)
+    for default in LIBRARY_DEFAULTS.get(library or "", ()):
+        if default.when(now) and not any(_is_settled(key, said) for key in default.keys):
+            now |= default.keys
+            yield default, default.keys
+
+
+def _is_settled(key: str, said: set[str] | frozenset[str]) -> bool:
+    topic = key.partition(".")[0]
+    alike = topic in _WHOLE_TOPICS and any(one.partition(".")[0] == topic for one in said)
+    return alike or key in said or any(one in said for one in _SETTLED_BY.get(key, ()))
+
+
+def of_library(library: str | None) -> str:
+    """Whose a default is, by the library's name."""
+    name = CALLED.get(library or "", library or "")
+    return f"{name}'s"
+
+
+def shown(value: Any) -> str:
+    """A value as it stands among what was assumed."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

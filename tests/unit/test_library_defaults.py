@@ -1,0 +1,140 @@
+"""What a named library does where nobody says otherwise: each of its values is on the plan with its name, and what is given wins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import memsheet
+from memsheet import api
+from memsheet.budget import Result
+from memsheet.exchange import find_format
+from memsheet.report.bars import Look
+from memsheet.report.recomputed import with_recompute
+from memsheet.report.words import flags_of
+from memsheet.spec.check import flatten
+from memsheet.spec.library_defaults import LIBRARY_DEFAULTS, Default, of_library, own_default, shown, taken
+from memsheet.spec.plan import RecomputeMode
+from memsheet.spec.words import in_our_words
+
+WHOLE = {"unsloth": {"full_finetuning": True}, "llama-factory": {"finetuning_type": "full"}}
+OTHER: dict[str, Any] = {
+    "seq_len": 96, "microbatch": 3, "recompute.mode": "selective", "precision.name": "bf16-master", "precision.parameters": "bf16", "loss": "fused",
+    "optimizer.name": "sgd", "optimizer.implementation": "foreach", "adapter.rank": 5, "adapter.targets": ["q_proj"], "quantization.weights": "int8",
+    "precision.compute": "fp16", "offload.activations": False, "@accumulation": 3,
+}  # fmt: skip
+EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for default in own if default.keys]
+
+
+def question(library: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    _, request, _, where = api.question("train", "llama-tiny", {"engine": library, **more}, own_defaults=True)
+    return request, where
+
+
+def where_it_holds(library: str, default: Default) -> dict[str, Any]:
+    """The first question that a default holds in: as it is, with an adapter, with none, or with one of no rank."""
+    for said in ({}, {"lora_rank": 4}, WHOLE.get(library, {}), {"plan": {"adapter": {"kind": "dora"}}}):
+        asked = in_our_words({"engine": library, **{key: value for key, value in said.items() if key != "plan"}}, "train")
+        request = {**flatten(said.get("plan", {})), **asked.request}
+        if any(one is default for one, _ in taken(library, request, asked.settled)):
+            return said
+    raise AssertionError(f"{default.name} never holds")
+
+
+@pytest.mark.parametrize(("library", "default"), EACH, ids=[f"{name}-{own.name}-{'-'.join(own.keys)}" for name, own in EACH])
+def test_a_librarys_value_holds_and_is_named_unless_another_is_given(library: str, default: Default) -> None:
+    said = where_it_holds(library, default)
+    request, where = question(library, **said)
+    for key, value in default.keys.items():
+        line = f"{default.name} = {value} " if key == "@accumulation" else f"{key} = {shown(value)} "
+        assert f"{line}({of_library(library)} own default)" in where["assumed"]
+        assert key == "@accumulation" or request[key] == value
+        document = {key: OTHER[key]} if "." not in key else {key.partition(".")[0]: {key.partition(".")[2]: OTHER[key]}}
+        other = {"gradient_accumulation_steps": 3} if key == "@accumulation" else {"plan": {**said.get("plan", {}), **document}}
+        given, beside = question(library, **{**said, **other})
+        assert key == "@accumulation" or given[key] == OTHER[key]
+        assert not any(told.startswith(line.partition("=")[0]) and "own default" in told for told in beside["assumed"])
+
+
+@pytest.mark.parametrize("library", LIBRARY_DEFAULTS)
+def test_every_default_that_is_taken_is_on_the_sheet_with_the_librarys_name(library: str) -> None:
+    for said in ({}, {"lora_rank": 4}, WHOLE.get(library, {})):
+        answer = memsheet.train("llama-tiny", engine=library, **said)
+        _, where = question(library, **said)
+        own = [line for line in where["assumed"] if "own default" in line]
+        assert len(own) >= 4
+        assert set(own) <= set(answer.assumed)
+        assert int(answer.plan.seq_len) == LIBRARY_DEFAULTS[library][0].value
+        assert not answer.ladder
+
+
+def test_without_a_library_the_engines_defaults_stand() -> None:
+    answer = memsheet.train("llama-tiny", engine="transformers", seq_len=64)
+    assert not [line for line in answer.assumed if "own default" in line]
+    assert answer.plan.recompute.mode is RecomputeMode.NONE
+
+
+@pytest.mark.parametrize(("words", "rank", "weights"), [
+    ({}, 16, "nf4"), ({"load_in_4bit": False}, 16, None), ({"quantize": "none"}, 16, None), ({"full_finetuning": True}, None, None), ({"lora_rank": 4}, 4, "nf4"),
+])  # fmt: skip
+def test_what_is_said_not_to_be_is_not_taken(words: dict[str, Any], rank: int | None, weights: str | None) -> None:
+    request, _ = question("unsloth", **words)
+    assert (request.get("adapter.rank"), request.get("quantization.weights")) == (rank, weights)
+
+
+def test_short_rows_are_recomputed_without_the_host() -> None:
+    assert memsheet.train("llama-tiny", engine="unsloth", seq_len=512).plan.offload.activations
+    assert not memsheet.train("llama-tiny", engine="unsloth", seq_len=511).plan.offload.activations
+
+
+@pytest.mark.parametrize(("library", "form", "names"), [
+    ("trl", "trl", ("max_length", "gradient_checkpointing", "bf16", "dtype", "loss_type", "lora_r", "per_device_train_batch_size")),
+    ("axolotl", "axolotl", ("sequence_len", "micro_batch_size", "gradient_checkpointing", "optimizer")),
+    ("llama-factory", "llamafactory", ("cutoff_len", "disable_gradient_checkpointing", "finetuning_type", "lora_rank", "lora_target", "bf16")),
+])  # fmt: skip
+def test_readers_of_a_librarys_files_have_the_same_values(library: str, form: str, names: tuple[str, ...]) -> None:
+    usual = {key.at: key.usual for key in find_format(form).keys}
+    assert {name: usual[name] for name in names} == {name: own_default(library, name) for name in names}
+
+
+def test_a_change_to_another_engine_says_what_was_the_librarys_own() -> None:
+    answer = memsheet.train("llama-3.1-8b", engine="trl", gpus="8xH100-80GB", lora_rank=None, precision="bf16-autocast", microbatch=1)
+    assert answer.verdict is not None
+    fix = answer.verdict.cheapest_fix
+    assert fix is not None
+    flags = flags_of(fix)
+    assert "--engine fsdp2" not in flags or "--seq-len 1024" in flags
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "flash"])
+def test_tables_in_fp32_are_beside_axolotls_sheet(attention: str) -> None:
+    answer = memsheet.train("llama-3.1-8b", engine="axolotl", gpus="1xH100-80GB", attention=attention)
+    assert answer.verdict is not None
+    assert answer.verdict.result is (Result.UNCERTAIN if attention == "sdpa" else Result.FITS)
+    assert any("in fp32" in note for note in answer.notes) is (attention == "sdpa")
+
+
+# ---- beside the verdict -----------------------------------------------------------------------------------------------------------
+
+JOBS = [
+    ("llama-3.2-1b", {"gpus": "1xH100-80GB"}), ("llama-3.1-8b", {"gpus": "8xH100-80GB"}), ("llama-3.1-8b", {"gpus": "1xA100-80GB", "lora_rank": 8}),
+    ("llama-3-70b", {"gpus": "32xH100-80GB", "engine": "megatron", "tp": 8}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "options"), JOBS)
+def test_what_recompute_would_do_is_what_it_does_when_it_is_said(model: str, options: dict[str, Any]) -> None:
+    look = Look(width=120)
+    plain = memsheet.train(model, seq_len=4096, **options)
+    asked = memsheet.train(model, seq_len=4096, recompute="full", **options)
+    words = with_recompute(plain, look)
+    assert with_recompute(asked, look) == ""
+    assert asked.verdict is not None
+    if words:
+        assert look.need(asked.verdict.device.value, look.digits) in words
+        assert words.endswith(asked.verdict.result.value.replace("_", " "))
+    else:
+        fix = plain.verdict.cheapest_fix if plain.verdict else None
+        assert fix is not None
+        assert any(change.key == "recompute.mode" for change in fix.changes)
