@@ -13,7 +13,7 @@ from memsheet.report.bars import Look
 from memsheet.report.layout import command_row, flow, one_line, printed, row
 from memsheet.report.plan_story import choices_table, copies_lines, next_lines, plain_table, reason, story_table
 from memsheet.report.plan_words import choice_words, command, interval, seconds, words
-from memsheet.report.sizes import capacity, headroom, spread
+from memsheet.report.sizes import capacity, closing, headroom, spread
 from memsheet.report.table import asked, billions
 from memsheet.search.advice import Advice
 from memsheet.search.families import Family
@@ -79,6 +79,7 @@ def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
 
 
 def _headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
+    look = closing(best.verdict, ranking.cluster, look)
     needs = f"needs {look.need(best.verdict.device.value, look.digits)} of {capacity(ranking.cluster.device, look)} per GPU"
     said = needs, spread(best.verdict.device, look).strip(" ()"), headroom(best.verdict, look)
     if not ranking.plans:
