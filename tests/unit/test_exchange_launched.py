@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from memsheet.exchange import read_text
+import memsheet
+from memsheet.errors import InputError
+from memsheet.exchange import MOST_SCRIPT, read_text
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import checking
 from memsheet.report.checked import Checked
@@ -156,3 +158,21 @@ def test_a_compiled_model_may_overlap(table: str, compiled: bool, tmp_path: Path
 def test_odd_commands_are_no_error(text: str) -> None:
     found = launched(text)
     assert found is None or found.script == "a.py"
+
+
+@pytest.mark.parametrize("name", ["launch.sh", "train.py", "job.sbatch"])
+def test_no_script_is_read_in_part(name: str, tmp_path: Path) -> None:
+    """What stands at the end of a long script counts, so a script is read whole or refused with its limit."""
+    launch = "vllm serve meta-llama/Llama-3.1-8B --max-model-len 4096\n"
+    (tmp_path / name).write_text("# a comment\n" * (MOST_SCRIPT // 10) + launch)
+    with pytest.raises(InputError, match="is longer than"):
+        memsheet.check(tmp_path / name, gpus="1xH100-80GB")
+
+
+def test_code_of_a_folder_that_is_too_large_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ds_config.json").write_text(
+        '{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}, "train_micro_batch_size_per_gpu": 1}'
+    )
+    (tmp_path / "long.py").write_text("# a comment\n" * (MOST_SCRIPT // 20))
+    found = memsheet.check(tmp_path, model="llama-3.2-1b", gpus="1xH100-80GB", seq_len=512)
+    assert any("long.py" in line for line in found.not_read)

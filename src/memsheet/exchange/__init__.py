@@ -44,8 +44,8 @@ DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
-MOST_SCRIPT = 2**15
-"""Characters of a script that are looked at: directives and the launch stand near its top."""
+MOST_SCRIPT = 2**16
+"""Characters of a script that are read; a longer one is refused, for what stands at its end counts as well."""
 MOST_COMMENT = 300
 Parser = Callable[[str, str], Any]
 
@@ -191,8 +191,8 @@ def _needed(form: Format, found: Mapping[str, Any]) -> bool:
 
 def _open(form: Format, text: str, found: Read) -> Read:
     """What was read, as the release has it that the file names, with what the text leaves open."""
-    found = as_released(found, found.request.get("engine_version") or stated_release(form, text[:MOST_SCRIPT]))
-    return replace(found, assumed=(*found.assumed, *form.taken(text[:MOST_SCRIPT]))) if form.taken else found
+    found = as_released(found, found.request.get("engine_version") or stated_release(form, text))
+    return replace(found, assumed=(*found.assumed, *form.taken(text))) if form.taken else found
 
 
 def as_released(found: Read, version: Any) -> Read:
@@ -226,10 +226,16 @@ def as_stored(found: Read, dtype: str | None) -> Read:
     return replace(again, release=found.release, assumed=(*left, f"dtype = {taken}: {why}"))
 
 
+def _of_bounded_length(text: str) -> str:
+    if len(text) > MOST_SCRIPT:
+        raise TooMuchError(f"is longer than the {MOST_SCRIPT:,} characters of a script that are read")
+    return text
+
+
 def _scripted(form: Format, text: str) -> Any:
     """What a script says that makes such a configuration; why it makes none."""
     try:
-        return form.also(text[:MOST_SCRIPT]) if form.also else None
+        return form.also(_of_bounded_length(text)) if form.also else None
     except ValueError as error:
         return error
 
@@ -237,7 +243,7 @@ def _scripted(form: Format, text: str) -> Any:
 def _tried(form: Format, name: str, text: str, parsers: Mapping[str, Parser]) -> Any:
     """What a text holds, read as a kind of format; why it is not of that kind where it is none."""
     try:
-        return form.parse(text[:MOST_SCRIPT]) if form.parse else parsers[form.kind](text, name)
+        return form.parse(_of_bounded_length(text)) if form.parse else parsers[form.kind](text, name)
     except ValueError as error:  # InputError is one
         return error
 

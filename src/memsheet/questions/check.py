@@ -68,6 +68,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     if question["parameters"] is not None:
         raise refuse("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
     texts, document = gathered(files, question.pop("plan", None))
+    too_large = tuple(f"{path.name}: a script of {path.stat().st_size:,} bytes: name it to have it read" for path in _large_scripts(files))
     folder = of_folders(files, texts)
     reads, skipped = recognised(texts, folder)
     if beside := _beside(files, texts, reads):
@@ -100,7 +101,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
         doubt = replace(doubt, words="; ".join((*filter(None, (doubt.words,)), *whole.script)))
     return Checked(
         reads=reads, answer=doubted(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
-        doubt=doubt.words, not_read=skipped, no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
+        doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
     )  # fmt: skip
 
 
@@ -155,8 +156,18 @@ def paths_of(path: Path) -> list[Path]:
         raise refuse("file", str(path), "is a folder without configurations", f"files that end in {', '.join(ENDINGS)}")
     found = sorted(found, key=lambda held: (held.name != PLAN, held.suffix == CODE))
     configurations = sum(held.suffix != CODE for held in found)
-    small = [held for held in found if held.suffix != CODE or held.stat().st_size <= MOST_SCRIPT // 4]
+    small = [held for held in found if not _is_large_script(held)]
     return small[: max(MAX_FILES // 2, configurations)]  # so much code that it is never more than a command reads
+
+
+def _large_scripts(files: tuple[str, ...]) -> list[Path]:
+    """Code of folders that is left aside unless it is named: a folder's is read as far as a command reads."""
+    folders = [Path(file) for file in files if is_folder(Path(file))]
+    return [held for folder in folders for held in sorted(folder.iterdir()) if held.is_file() and _is_large_script(held)]
+
+
+def _is_large_script(path: Path) -> bool:
+    return path.suffix == CODE and path.stat().st_size > MOST_SCRIPT // 4
 
 
 def _cards(named: Any, reads: Mapping[str, Read]) -> str | None:

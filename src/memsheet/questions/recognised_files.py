@@ -9,6 +9,7 @@ from memsheet.errors import InputError, refuse
 from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
 from memsheet.exchange.launched import launched_reads
 from memsheet.guard import is_folder, parse_json, parse_yaml
+from memsheet.guard.budget import TooMuchError
 from memsheet.spec.exchange import Read
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
@@ -25,7 +26,7 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
     for name, text in texts.items():
         own, error = _read(name, text)
         shell = not name.endswith((".py", ".json", ".toml", ".yaml", ".yml"))
-        further, unread = launched_reads(name, text[:MOST_SCRIPT], own) if shell else ({}, ())
+        further, unread = _launched_files(name, text, own) if shell and len(text) <= MOST_SCRIPT else ({}, ())
         reads |= {**({name: own} if own else {}), **further}
         left += unread
         if error is not None and not further:
@@ -37,6 +38,14 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
     if left and not reads:
         raise refuse("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _launched_files(name: str, text: str, own: Read | None) -> tuple[Mapping[str, Read], tuple[str, ...]]:
+    """What a shell's script starts; one that asks for more than is spent on a file starts nothing that is known, and that is said."""
+    try:
+        return launched_reads(name, text, own)
+    except TooMuchError as error:
+        return {}, (f"{name}: {error}",)
 
 
 def _read(name: str, text: str) -> tuple[Read | None, InputError | None]:

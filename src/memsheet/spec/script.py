@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
+from functools import lru_cache
 from typing import Any, TypeGuard
 
 from memsheet.frozen import dataclass
@@ -23,7 +24,7 @@ PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are gi
 MOST_LOOKS, STEPS_OF_LOOK, LONGEST = 24, 4000, 300
 """Calls whose surroundings are read, the steps of each, and characters of a text that is put together."""
 DEEPEST, MOST_STEPS, LARGEST = 24, 20_000, 2**62
-MOST_TEXT = 2**15
+MOST_TEXT = 2**16
 """Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
 _SUMS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
@@ -50,14 +51,20 @@ def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
     """
     if len(text) > MOST_TEXT:
         raise TooMuchError(f"is longer than the {MOST_TEXT} characters that are read")
-    try:
-        parsed = ast.parse(text)
-    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
-        raise ValueError(f"is no Python: {type(error).__name__}") from None
+    parsed = _syntax_tree(text)
     functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
     module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(_sites(parsed)))
     _statements(module, parsed.body, module.names)
     return module
+
+
+@lru_cache(maxsize=2)
+def _syntax_tree(text: str) -> ast.Module:
+    """The tree of a text, which several formats ask for; nobody changes it."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(f"is no Python: {type(error).__name__}") from None
 
 
 def returned(module: Module) -> Iterator[tuple[str, Any]]:
