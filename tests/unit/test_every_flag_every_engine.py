@@ -55,6 +55,7 @@ THE_SAME: dict[tuple[str, Any], tuple[tuple[str, ...], str]] = {
     ("attention", "cudnn"): (("megatron",), "likewise"), ("attention", "sdpa"): (("vllm", "sglang"), "likewise"),
     ("global_batch", 32): (("megatron", "torchtitan", "internevo"), "gradients of all micro-batches are summed in place, in buffers that are there for one"),
     ("loss", "vocab_parallel"): (("megatron",), "its cross entropy is computed over a part of the words on each rank whatever it is called"),
+    ("optimizer.implementation", "foreach"): (("deepspeed",), "a copy of one moment, less than the overflow check takes beside it at this stage"),
     ("optimizer.implementation", "apex"): (("megatron", "deepspeed", "internevo"), "the same kernel by the name of the library that has it"),
     ("sequence_parallel", True): (("torchtitan",), "its tensor parallelism always splits the sequence between the layers"),
     ("moe.grouped_gemm", True): (("megatron",), "that is what is accounted, and false is said to be accounted likewise"),

@@ -55,10 +55,9 @@ def _rules(plan: Plan, engine: Engine, model: ModelSpec | None) -> Iterator[Rule
         yield OF_RECIPES, _always, "is of products in eight bits, and no recipe is given", "add fp8.recipe"
     if plan.task == "infer":
         yield from _of_serving(plan, engine)
-    elif engine.sharding in (Sharding.DEEPSPEED, Sharding.MEGATRON):
-        unread = ("foreach", "loop") if engine.sharding is Sharding.DEEPSPEED else ("foreach", "loop", "fused")
+    elif engine.sharding is Sharding.MEGATRON:
         reason = f"is not how {engine.name} steps its flat buffers: a fused kernel does"
-        yield ("optimizer.implementation",), lambda value: value in unread, reason, LEAVE
+        yield ("optimizer.implementation",), lambda value: value in ("foreach", "loop", "fused"), reason, LEAVE
     if plan.task == "train" and not engine.autocast and not engine.sharding.gathers and plan.fp8 is None:
         reason = f"is not what {engine.name} does: it computes in the {plan.precision.parameters.name} of its parameters"
         yield ("precision.compute",), lambda _: plan.precision.casts, reason, "give precision.parameters"
