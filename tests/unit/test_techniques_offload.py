@@ -26,11 +26,14 @@ CASES = (
     "options", [{}, {"recompute": "full"}, {"recompute_every": 2}, {"loss": "fused"}, {"precision": "bf16-autocast"}], ids=str
 )
 def test_gradients_are_those_of_activations_that_stay(options):
-    """Bit by bit: they come back as they were."""
+    """They come back as they were: bit by bit in fp32. Products in bf16 may take another kernel for a copy that lies otherwise in memory, as some
+    processors' do, so there each gradient is within a rounding of its largest value.
+    """
     (plain, _), (moved, _) = training(**options), training(**options, **MOVED)
     expected, found = (gradients(step, corpus(2)) for step in (plain, moved))
     assert expected.keys() == found.keys()
-    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    rounding = torch.finfo(torch.bfloat16).eps if "bf16" in options.get("precision", "") else 0
+    assert all((expected[name] - found[name]).abs().max() <= rounding * expected[name].abs().max() for name in expected)
 
 
 def test_a_loss_falls():

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -223,7 +224,7 @@ def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monk
         died = {"died": {"instant": "load", "step": 1, "resident_bytes": 2**20}}
         return replace(catalogue_answer(), sheets=(rung.ranks[0].measured,), trace=died), None
 
-    monkeypatch.setattr("memsheet.verify.ladder.measure", starved)
+    monkeypatch.setattr(import_module("memsheet.verify.ladder"), "measure", starved)
     assert main(["verify", written(somewhere, {"model": "llama-tiny", "seq_len": 64}), "--json"]) == 11
     rung = json.loads(capsys.readouterr().out)["rungs"][1]
     assert "ran out in load of step 1, 1.00 MiB of tensors were there" in rung["refused"]["measured"]
