@@ -286,7 +286,9 @@ def let_go(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
 
 def looked_up_again(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     """What checkpoints of the later layers of a stack held on to, and is gone when backward comes to its first, which makes its own."""
-    if len(spec.stacks) < TWO or plan.recompute.mode is not RecomputeMode.FULL or plan.recompute.stretched or plan.recompute.by_layers:
+    if len(spec.stacks) < TWO or not is_t5(spec.stacks[-1].runs[0].pattern[0].kind):
+        return EMPTY  # stacks of another kind, a tower and a decoder say, look nothing up
+    if plan.recompute.mode is not RecomputeMode.FULL or plan.recompute.stretched or plan.recompute.by_layers:
         return EMPTY
     return Bag.of([((Component.SAVED_ACTIVATIONS, "position_bias"), _bias_sizes(spec, plan, how)[0])])
 
