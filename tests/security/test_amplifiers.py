@@ -17,7 +17,7 @@ from memsheet.guard.budget import Budget, TooMuchError
 
 KINDS = ("scripts", "shells", "documents", "models", "folders")
 MEMBERS = {f"{kind}: {name}": member for kind in KINDS for name, member in import_module(f"amplifiers.{kind}").MEMBERS.items()}
-SECONDS, SLACK, MEMORY, WORDS = 0.5, 4, 256 * 2**20, 2**16
+SECONDS, SLACK, MEMORY, WORDS = 0.5, 10, 256 * 2**20, 2**16
 """``SLACK``: how much slower a busy machine may be. The figures of an idle one are within ``SECONDS``."""
 STOP_S, STOP_BYTES = 60, 8 * 2**30
 

@@ -27,7 +27,6 @@ SAMPLE = (
     "qwen2-vl-2b",
     "olmoe-1b-7b",
     "deepseek-v2-lite",
-    "rwkv-4-169m",
 )
 
 

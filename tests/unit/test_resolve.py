@@ -88,7 +88,6 @@ def test_layers_that_stages_do_not_divide_are_listed_by_hand() -> None:
         ({"seq_len": 0}, "seq_len", "is missing; saved activations depend on it"),
         ({"compile": True}, "compile", "is not modelled yet, and an option is never ignored"),
         ({"sequence_parallel": True}, "sequence_parallel", "is not modelled yet, and an option is never ignored"),
-        ({"recompute__modules": ["mlp"], "recompute__mode": "full"}, "recompute.modules", "does not go with recompute full"),
         ({"recompute__mode": "selective", "engine": "fsdp2"}, "recompute.mode", "is not modelled for fsdp2 yet"),
         ({"recompute__every": 2, "recompute__segments": 2}, "recompute", "every, layers and segments exclude one another"),
         ({"recompute__segments": 9}, "recompute.segments", "exceeds the model's 4 layers"),

@@ -101,12 +101,14 @@ def test_names_of_no_module_are_refused():
         training(DEEP, recompute_modules=("mlpp",))
 
 
-@pytest.mark.parametrize(
-    "options", [{"recompute": "none", "recompute_modules": ("mlp",)}, {"recompute": "full", "recompute_modules": ("mlp",)}], ids=str
-)
-def test_modules_and_their_mode_go_together(options):
+def test_modules_and_their_mode_go_together():
     with pytest.raises(InputError, match=r"recompute\.modules"):
-        plan_of(DEEP, **options)
+        plan_of(DEEP, recompute="none", recompute_modules=("mlp",))
+
+
+def test_modules_beside_every_layer_are_left_out():
+    """All of a layer is recomputed, those modules among it."""
+    assert plan_of(DEEP, recompute="full", recompute_modules=("mlp",)) == plan_of(DEEP, recompute="full")
 
 
 def test_what_is_no_part_of_a_block_is_not_predicted():

@@ -44,7 +44,7 @@ DESCRIBED = ("schema", "model", "gpus", "task", "engine_version")
 """Keys of a plan's document that no file needs to say."""
 DERIVED = ("reshard_after_forward", "precision.name", "seq_len_kind")
 Files = dict[str, str]
-MOST_SCRIPT = 2**16
+MOST_SCRIPT = 2**15
 """Characters of a script that are read; a longer one is refused, for what stands at its end counts as well."""
 MOST_COMMENT = 300
 Parser = Callable[[str, str], Any]

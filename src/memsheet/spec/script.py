@@ -24,7 +24,7 @@ PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are gi
 MOST_LOOKS, STEPS_OF_LOOK, LONGEST = 24, 4000, 300
 """Calls whose surroundings are read, the steps of each, and characters of a text that is put together."""
 DEEPEST, MOST_STEPS, LARGEST = 24, 20_000, 2**62
-MOST_TEXT = 2**16
+MOST_TEXT = 2**15
 """Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
 _SUMS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
