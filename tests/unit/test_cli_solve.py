@@ -89,7 +89,7 @@ def test_what_only_may_fit_is_eleven(capsys, monkeypatch):
     monkeypatch.setattr("memsheet.api.find_device", lambda _: tight)
     code, out, _ = ask(capsys, "seq-len", *TINY)
     assert code == 11
-    assert out.startswith("UNCERTAIN  sequences of up to 2,048 tokens may fit, none is sure to")
+    assert out.startswith("UNCERTAIN  sequences of up to 2,048 tokens may fit, nothing is sure to")
 
 
 def test_json_is_one_object(capsys):

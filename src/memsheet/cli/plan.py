@@ -14,7 +14,7 @@ from memsheet.cli.progress import waiting
 from memsheet.errors import refuse
 from memsheet.report.bars import Look
 
-FOUND, NOTHING, ILLEGAL = 0, 10, 2
+ILLEGAL = 2
 TASKS = ("train", "infer")
 SHOWN = 5
 
@@ -43,7 +43,7 @@ def plan(asked: Given) -> int:
         screen.write(render_plans(found, look, tokens=tokens))
     if drawn := pictures(found.ranking, found.story, asked, look):
         screen.write(f"\n{drawn}")
-    return FOUND if found.ranking.plans else NOTHING if found.ranking.least else ILLEGAL
+    return jobs.EXIT[found.ranking.result] if found.ranking.result else ILLEGAL
 
 
 def _tokens(asked: Given) -> int | None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from memsheet.search.sizes import Curve
     from memsheet.search.solve import Solution
 
-FOUND, NOTHING, UNSURE = 0, 10, 11
-
 
 def solve(asked: Given) -> int:
     """The longest sequence, the largest micro-batch, the fewest GPUs or the largest model that fits."""
@@ -63,9 +61,7 @@ def _shown(solution: Solution, curves: tuple[Curve, ...], output: Given, *, deci
 
         look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(report.render_solution(solution, look, curves))
-    if solution.found is not None:
-        return FOUND
-    return NOTHING if solution.expected is None else UNSURE
+    return jobs.EXIT[solution.result]
 
 
 def _say(value: int | None) -> None:

@@ -15,7 +15,7 @@ from memsheet.report.plan_story import choices_table, copies_lines, next_lines, 
 from memsheet.report.plan_words import choice_words, command, interval, seconds, words
 from memsheet.report.sizes import capacity, closing, headroom, spread
 from memsheet.report.table import asked, billions
-from memsheet.search.advice import Advice
+from memsheet.search.advice import NONE_FITS, Advice
 from memsheet.search.families import Family
 from memsheet.search.rank import Ranking
 from memsheet.search.timed import Planned
@@ -46,6 +46,8 @@ def _parts(advice: Advice, look: Look, tokens: int | None) -> Iterator[Renderabl
     yield command_row("Run", command(ranking, best), look)
     if ranking.plans:
         yield _table(ranking, look)
+    if ranking.unsure:
+        yield _unsure_table(ranking, look)
     if ranking.uneven is not None:
         yield row("Unsure", "bold yellow", ("\n".join(uneven_lines(ranking)),), look)
         yield command_row("Try", command(ranking, ranking.uneven.planned), look)
@@ -85,7 +87,10 @@ def _headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
     if not ranking.plans:
         short = best.verdict.host_short_bytes
         host = (f"host memory lacks {look.need(short)} a node for what it keeps there",) if short else ()
-        return row("NOTHING FITS", "bold red", (f"the plan that lacks least {needs}", *said[1:], *host), look)
+        least = f"the plan that lacks least {needs}"
+        if ranking.result is Result.UNCERTAIN:
+            return row("UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host), look)
+        return row("NOTHING FITS", "bold red", (least, *said[1:], *host), look)
     host = (host_words(best.host_bytes, ranking.cluster.per_node, look),) if best.host_bytes else ()
     return row("BEST PLAN", "bold green", (*_time(best), *said, *host), look)
 
@@ -142,6 +147,15 @@ def _table(ranking: Ranking, look: Look) -> RenderableType:
     return table
 
 
+def _unsure_table(ranking: Ranking, look: Look) -> RenderableType:
+    """The plans that may fit, the nearest to it first."""
+    table = plain_table(("low", "right"), (look.unit, "right"), ("high", "right"), ("plan that may fit", "left"))
+    for planned in ranking.unsure:
+        device = planned.verdict.device
+        table.add_row(look.cell(device.low), look.cell(device.value), look.cell(device.high), words(planned))
+    return table
+
+
 def uneven_lines(ranking: Ranking) -> Iterator[str]:
     """What is said of a plan that only the worst routing keeps from being sure to fit; nothing where there is none."""
     if ranking.uneven is None:
@@ -159,9 +173,9 @@ def _batches(advice: Advice, look: Look) -> RenderableType:
     table = plain_table(
         ("global batch", "right"), ("a step", "right"), ("tokens/s/GPU", "right"), (look.unit, "right"), ("best plan", "left")
     )
-    for batch, planned in advice.batches:
+    for batch, planned, result in advice.batches:
         if planned is None:
-            table.add_row(f"{batch:,}", "-", "-", "-", "none fits")
+            table.add_row(f"{batch:,}", "-", "-", "-", NONE_FITS[result] if result else "none is legal")
             continue
         time = planned.time
         figures = ("-", "-") if time is None else (seconds(planned.seconds), f"{float(time.tokens_per_s_per_gpu):,.0f}")

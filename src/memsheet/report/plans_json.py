@@ -36,6 +36,8 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
         "plans": [_planned(ranking, planned, tokens) for planned in ranking.plans],
         "by_engine": {planned.plan.engine: _planned(ranking, planned, tokens) for planned in ranking.by_engine},
         "least": _planned(ranking, ranking.least, tokens) if ranking.least else None,
+        "result": ranking.result.value if ranking.result else None,
+        "unsure": [_planned(ranking, planned, tokens) for planned in ranking.unsure],
         "pareto": [_point(ranking, point) for point in ranking.front],
         "rejected": list(_rejected(ranking)),
         "story": [_step(step) for step in advice.story],
@@ -46,8 +48,13 @@ def plans_document(advice: Advice, *, seconds: float, tokens: int | None = None)
         ],
         "alternatives": list(_alternatives(advice, tokens)),
         "notes": [*uneven_lines(ranking), *ranking.notes],
-        **({"batches": [{"global_batch": size, "best": _planned(ranking, best, tokens) if best else None} for size, best in advice.batches]} if advice.batches else {}),
+        **({"batches": [_batch(ranking, swept, tokens) for swept in advice.batches]} if advice.batches else {}),
     }  # fmt: skip
+
+
+def _batch(ranking: Ranking, swept: tuple[int, Planned | None, Result | None], tokens: int | None) -> dict[str, Any]:
+    size, best, result = swept
+    return {"global_batch": size, "best": _planned(ranking, best, tokens) if best else None, "result": result.value if result else None}
 
 
 def _planned(ranking: Ranking, planned: Planned, tokens: int | None) -> dict[str, Any]:

@@ -152,10 +152,13 @@ class SweptBatch(Strict):
 
     global_batch: int
     best: RankedPlan | None
+    result: Result | None
 
 
 class Plans(Strict):
-    """``memsheet/plans/1``: the fastest plans that fit, and why the others are not."""
+    """``memsheet/plans/1``: the fastest plans that fit, and why the others are not. ``result``: whether one is sure to fit, one of ``unsure`` may,
+    or none can; null where none is legal.
+    """
 
     schema_: Literal["memsheet/plans/1"] = Field(alias="schema")
     model: str
@@ -165,6 +168,8 @@ class Plans(Strict):
     plans: list[RankedPlan]
     by_engine: dict[str, RankedPlan]
     least: RankedPlan | None
+    result: Result | None
+    unsure: list[RankedPlan]
     pareto: list[Point]
     rejected: list[Rejected]
     story: list[Told]
@@ -247,12 +252,14 @@ class Solution(Strict):
 
     schema_: Literal["memsheet/solution/1"] = Field(alias="schema")
     solve: str
+    result: Result
     unit: str
     value: int | None
     found: TriedValue | None
     next: TriedValue | None
     last_fitting: TriedValue | None
     expected: TriedValue | None
+    possible: TriedValue | None
     least: TriedValue | None
     plan: Plan
     assumed: list[str]

@@ -86,10 +86,10 @@ def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
     needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(shown.cluster.device, look)} per GPU"
     said = needs, spread(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
-    if solution.found is None and solution.expected is None:
+    if solution.result is Result.DOES_NOT_FIT:
         return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {needs}", *said[1:]), look)
     if solution.found is None:
-        best = f"{BEST[solution.target].format(_quantity(solution, shown))} may fit, none is sure to"
+        best = f"{BEST[solution.target].format(_quantity(solution, shown))} may fit, nothing is sure to"
         return row("UNCERTAIN", "bold yellow", (best, *said), look)
     return row("FITS", "bold green", (BEST[solution.target].format(_quantity(solution, shown)), *said), look)
 
@@ -114,9 +114,16 @@ def _named(solution: Solution) -> tuple[tuple[str, Tried], ...]:
     """What there is of the answer and its neighbours."""
     named = (
         ("the whole range fits", solution.found), ("the next step", solution.beyond),
-        ("the last tried that fits", _later(solution)), ("the expected bytes fit", solution.expected), (_least(solution), solution.least),
+        ("the last tried that fits", _later(solution)), ("the expected bytes fit", solution.expected),
+        ("may fit", _possible(solution)), (_least(solution), solution.least),
     )  # fmt: skip
     return tuple((name, tried) for name, tried in named if tried is not None)
+
+
+def _possible(solution: Solution) -> Tried | None:
+    """The last value that may fit, where it stands beside no other name."""
+    known = {tried.value for tried in (solution.expected, solution.least) if tried is not None}
+    return solution.possible if solution.possible is not None and solution.possible.value not in known else None
 
 
 def _later(solution: Solution) -> Tried | None:
@@ -248,11 +255,11 @@ def solution_document(solution: Solution, curves: tuple[Curve, ...] = ()) -> dic
     """The solution as plain values. ``found`` is null where nothing fits."""
     found, shown = solution.found, solution.shown
     return {
-        "schema": SCHEMA, "solve": solution.target.value, "unit": UNITS[solution.target],
+        "schema": SCHEMA, "solve": solution.target.value, "result": solution.result.value, "unit": UNITS[solution.target],
         "value": value_of(solution, found) if found else None,
         **{name: _tried(solution, tried) if tried else None for name, tried in (
             ("found", found), ("next", solution.beyond), ("last_fitting", solution.last_fitting), ("expected", solution.expected),
-            ("least", solution.least),
+            ("possible", solution.possible), ("least", solution.least),
         )},
         "plan": plan_document(shown.plan, model=shown.model.name, cluster=shown.cluster),
         "assumed": [*solution.assumed, *shown.assumed],

@@ -26,6 +26,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {
 """What is trained, as keys of a request."""
 PARTNERS = {"transformers": "fsdp2", "deepspeed": "deepspeed"}
 """Who divides all states (ZeRO-3) of the same model code, by the engine that keeps whole copies."""
+NONE_FITS: Mapping[Result, str] = {Result.UNCERTAIN: "none is sure to fit", Result.DOES_NOT_FIT: "none fits"}
 DOUBLINGS = 7
 SAVINGS: Mapping[str, Mapping[str, Any]] = {
     "recompute": {"recompute.mode": "none"},
@@ -71,8 +72,8 @@ class Advice:
     replicas: Replicas | None = None
     methods: tuple[tuple[str, Planned | None, str], ...] = ()
     more: tuple[Cluster, Planned] | None = None
-    batches: tuple[tuple[int, Planned | None], ...] = ()
-    """Where nobody named a global batch: the sizes that were looked at, each with its best plan (None where none fits)."""
+    batches: tuple[tuple[int, Planned | None, Result | None], ...] = ()
+    """Where nobody named a global batch: the sizes that were looked at, each with its best plan, and whether one fits (None: none is legal)."""
 
     @property
     def strained(self) -> bool:
@@ -166,7 +167,7 @@ def _best(model: ModelSpec, cluster: Cluster, request: Request, engines: tuple[s
         return None, str(error.problems[0].reason)
     if found.plans:
         return found.plans[0], ""
-    return None, "none fits" if found.least else "; ".join(found.notes)
+    return None, NONE_FITS[found.result] if found.result else "; ".join(found.notes)
 
 
 def _more(ranking: Ranking, asked: Request, engines: tuple[str, ...], scaled: Scaled) -> tuple[Cluster, Planned] | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.search.advice import METHODS, Advice, advise
 from memsheet.search.rank import ranked
@@ -36,7 +37,7 @@ def advise_on_batches(
     names, shown = tuple(engines), SHOWN * cluster.count
     advice = advise(model, cluster, {**request, "global_batch": shown}, names, top=top, method=method, scaled=scaled)
     asked = {**METHODS[method], **{key: value for key, value in request.items() if value is not None}}
-    swept: list[tuple[int, Planned | None]] = []
+    swept: list[tuple[int, Planned | None, Result | None]] = []
     for batch in (each * cluster.count for each in SEQUENCES_A_GPU):
         try:
             ranking = (
@@ -44,6 +45,6 @@ def advise_on_batches(
             )
         except InputError:  # no plan is legal at that size
             continue
-        swept.append((batch, ranking.plans[0] if ranking.plans else None))
+        swept.append((batch, ranking.plans[0] if ranking.plans else None, ranking.result))
     said = f"assumed: global_batch = {shown}, {SHOWN} sequences a GPU, which nobody said (--global-batch); other sizes stand beside it"
     return replace(advice, batches=tuple(swept), ranking=replace(advice.ranking, notes=(said, *advice.ranking.notes)))

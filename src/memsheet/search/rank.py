@@ -23,6 +23,7 @@ from memsheet.search.space import OFFLOAD, Request, space_of
 from memsheet.search.strata import reason_of
 from memsheet.search.timed import APART, Planned, Scaled, Timed
 from memsheet.search.uneven import Uneven, fits_uneven
+from memsheet.search.unsure import possible_plans
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import emulated_bf16
 from memsheet.spec.model import ModelSpec
@@ -47,7 +48,8 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does, the plan that needs least. ``replicas``: whole
+    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does, the plan that lacks
+    least, and ``unsure``: those that may fit, the nearest to it first. ``replicas``: whole
     copies of the model (DDP), the fastest of each engine that fits. ``looked_at``: plans by their verdict.
     """
 
@@ -56,6 +58,7 @@ class Ranking:
     engines: tuple[str, ...]
     plans: tuple[Planned, ...]
     least: Planned | None
+    unsure: tuple[Planned, ...]
     replicas: tuple[Planned, ...]
     families: tuple[Family, ...]
     front: tuple[Point, ...]
@@ -75,6 +78,16 @@ class Ranking:
     def legal(self) -> int:
         return sum(self.looked_at.values())
 
+    @property
+    def result(self) -> Result | None:
+        """Whether a plan is sure to fit, may, or none can; None where none is legal."""
+        if self.plans:
+            return Result.FITS
+        if self.least is None:
+            return None
+        possible = self.looked_at.get(Result.FITS, 0) + self.looked_at.get(Result.UNCERTAIN, 0)
+        return Result.UNCERTAIN if self.unsure or possible else Result.DOES_NOT_FIT
+
     def equals(self, planned: Planned) -> bool:
         """Whether its time cannot be told from the fastest one's."""
         return planned.seconds <= min(plan.seconds for plan in self.plans) * (1 + APART)
@@ -93,9 +106,13 @@ def ranked(
     for found in grids.values():
         seen.update(found.counts())
     plans = tuple(_fastest(timed, cluster, top))
+    possible = [] if plans else possible_plans(timed, cluster, top)
+    plans = plans or tuple(sorted((one for one in possible if one.verdict.result is Result.FITS), key=lambda one: one.seconds))
+    unsure = () if plans else tuple(possible)
     notes = (*notes, *filter(None, dict.fromkeys(emulated_bf16(planned.plan, cluster.device) for planned in plans)))
     return Ranking(
-        model=model, cluster=cluster, engines=tuple(grids), plans=plans, least=None if plans else _least(timed, cluster),
+        model=model, cluster=cluster, engines=tuple(grids), plans=plans, unsure=unsure,
+        least=None if plans else next(iter(unsure), None) or _least(timed, cluster),
         families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_replicas(timed, cluster)),
         by_engine=tuple(_each(timed, cluster, plans, grids)), front=tuple(_front(timed)), uneven=fits_uneven(timed, cluster, plans[0] if plans else None), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
         refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=notes,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from memsheet.budget import Fix, WayToFit
+from memsheet.budget import Fix, Result, WayToFit
 from memsheet.engines import find_engine
 from memsheet.errors import refuse
 from memsheet.fixes import cheapest_fix
@@ -98,11 +98,24 @@ class Solution:
 
     @property
     def shown(self) -> Tried:
-        """What stands for the solution: the value that fits, else the one whose expected bytes do, else the least demanding."""
-        for tried in (self.found, self.expected, self.least):
+        """What stands for the solution: the value that fits, else the one whose expected bytes do, else one that may, else the least demanding."""
+        for tried in (self.found, self.expected, self.possible, self.least):
             if tried is not None:
                 return tried
         raise ValueError("a solution has tried something")
+
+    @property
+    def possible(self) -> Tried | None:
+        """The last value tried that may fit, where none is sure to."""
+        every = (self.least, *self.tried, self.expected) if self.found is None else ()
+        return next((tried for tried in every[::-1] if tried and tried.verdict.result is not Result.DOES_NOT_FIT), None)
+
+    @property
+    def result(self) -> Result:
+        """Whether a value is sure to fit, one may, or none can."""
+        if self.found is not None:
+            return Result.FITS
+        return Result.DOES_NOT_FIT if self.possible is None else Result.UNCERTAIN
 
 
 def longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None, say: Say = silent) -> Solution:
