@@ -96,7 +96,7 @@ FLAGS = {
     "compare": ["--debug", "--full", "--instant", "--json", "--rank", "--units"],
     "explain": ["--debug", "--json"],
     "models": ["--debug", "--json"],
-    "gpus": ["--debug", "--json"],
+    "gpus": ["--debug", "--full", "--json"],
 }
 
 

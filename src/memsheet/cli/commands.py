@@ -237,7 +237,8 @@ COMMANDS = {command.name: command for command in (
     ),
     Command(
         "gpus", "The devices memsheet knows, and what a framework gets of each.",
-        (Argument("filter", "FILTER", "Only names that contain it, with their links."),), (JSON, DEBUG),
-        ("memsheet gpus", "memsheet gpus h100"),
+        (Argument("filter", "FILTER", "Only names or kinds that contain it, with their links: rtx50, laptop, H100."),),
+        (FULL._replace(words="Every device."), JSON, DEBUG),
+        ("memsheet gpus", "memsheet gpus rtx", "memsheet gpus h100"),
     ),
 )}  # fmt: skip

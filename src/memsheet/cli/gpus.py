@@ -6,9 +6,11 @@ import textwrap
 from typing import Any
 
 from memsheet import catalog
+from memsheet.catalog.kinds import by_kind, device_kind, usual_devices
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import refuse
+from memsheet.report.layout import flow
 from memsheet.spec.device import Basis, Device
 from memsheet.units import format_giga
 
@@ -17,27 +19,61 @@ LEGEND = (
     "GiB is what a framework gets of a card, which is what a job must fit; GB is what it is sold as.",
     "~ derived from the driver's total, the low end taken \xa0 ? nothing but the datasheet is known \xa0 ! other facts of the card are uncertain",
 )
+SHORT_LEGEND = (
+    "The number is what a framework gets of a card in GiB, which is what a job must fit: ~ derived from the driver's total, ? from the datasheet.",
+    "`memsheet gpus rtx50`, `memsheet gpus laptop`, `memsheet gpus H100`: those, with sources and links. --full: all of them.",
+)
+INDENT = "  "
+FIGURES, LEAST = 29, 20
+"""Columns that figures take beside a name and a source, and the fewest that a source is given."""
 LINKS = (
     "Rates are of one device in one direction, the network's that of the usual server; ? unknown. A cluster file (--cluster) may say otherwise.",
 )
 
 
 def gpus(asked: Given) -> int:
-    """The devices memsheet knows and what a framework gets of each. FILTER: only names that contain it, with their links."""
+    """The devices memsheet knows and what a framework gets of each: the usual ones of each kind, all of them (--full), or those whose name or kind
+    contains FILTER, with their links.
+    """
     wanted = (asked.filter or "").lower()
-    found = [device for device in catalog.devices() if wanted in f"{device.name} {device.full_name} {device.arch}".lower()]
+    found = [device for device in catalog.devices() if wanted in _names(device)]
     if not found:
         raise refuse("filter", asked.filter, "is in the name of no device", "`memsheet gpus` lists all")
     if asked.json:
         screen.write_json({"schema": "memsheet/gpus/1", "gpus": [_document(device) for device in found]})
+    elif wanted or asked.full:
+        linked = [device for device in found if _has_links(device)]
+        screen.write(_table(found) + _filled(LEGEND) + (f"\n{_links(linked)}" if wanted and linked else ""))
     else:
-        screen.write(_table(found) + _filled(LEGEND) + (f"\n{_links(found)}" if wanted else ""))
+        screen.write(_usual(found) + _filled(SHORT_LEGEND))
     return 0
+
+
+def _names(device: Device) -> str:
+    """What a filter is looked for in."""
+    return f"{device.name} {device.full_name} {device.arch} {device_kind(device)}".lower()
+
+
+def _has_links(device: Device) -> bool:
+    links = device.links
+    return any((links.scale_up, links.host, links.scale_out))
+
+
+def _usual(devices: list[Device]) -> str:
+    """The devices of each kind that are met most, with the GiB that a framework gets, and how many more there are."""
+    lines = list[str]()
+    for kind, alike in by_kind(devices).items():
+        usual = {name: number for number, name in enumerate(usual_devices(kind))}
+        shown = sorted((device for device in alike if device.name in usual), key=lambda device: usual[device.name])
+        cards = [f"{device.name} {format_giga(device.framework_bytes, headroom=True)}{MARKS[device.basis]}" for device in shown]
+        more = [f"and {len(alike) - len(shown)} more"] * (len(alike) > len(shown))
+        lines += [kind, textwrap.indent(flow([*cards, *more], screen.width() - len(INDENT), between=", "), INDENT)]
+    return "\n".join(lines) + "\n"
 
 
 def _document(device: Device) -> dict[str, Any]:
     return {
-        "name": device.name, "full_name": device.full_name, "vendor": device.vendor, "arch": device.arch,
+        "name": device.name, "full_name": device.full_name, "kind": device_kind(device), "vendor": device.vendor, "arch": device.arch,
         "capacity_bytes": device.framework_bytes, "capacity_low_bytes": device.framework_low_bytes,
         "capacity_high_bytes": device.framework_high_bytes, "datasheet_bytes": device.datasheet_bytes,
         "basis": device.basis.value, "evidence": device.evidence, "per_node": device.per_node,
@@ -74,16 +110,21 @@ def _giga(rate: int | None) -> str:
 
 
 def _table(devices: list[Device]) -> str:
+    groups = by_kind(devices)
+    first = max(len(name) for name in (*(f"{kind}:" for kind in groups), *(device.name for device in devices)))
     rows = [("device", "GiB", "", "GB", "a node", "known from")]
-    for device in devices:
-        size = format_giga(device.framework_bytes, headroom=True)
-        marks = MARKS[device.basis] + ("!" if device.uncertain else "")
-        box = f"{device.datasheet_bytes // 10**9}"
-        rows.append((device.name, size, marks, box, str(device.per_node or ""), _short(device.evidence, screen.width())))
+    for kind, alike in groups.items():
+        rows += [(f"{kind}:", "", "", "", "", ""), *(_row(device, screen.width() - first - FIGURES) for device in alike)]
     return screen.columns(rows, right=frozenset({1, 3, 4}))
 
 
-def _short(evidence: str, width: int) -> str:
+def _row(device: Device, room: int) -> tuple[str, str, str, str, str, str]:
+    size = format_giga(device.framework_bytes, headroom=True)
+    marks = MARKS[device.basis] + ("!" if device.uncertain else "")
+    box = f"{device.datasheet_bytes // 10**9}"
+    return device.name, size, marks, box, str(device.per_node or ""), _short(device.evidence, max(LEAST, room))
+
+
+def _short(evidence: str, room: int) -> str:
     """The source on what is left of a line; ``--json`` has all of it."""
-    room = max(20, width - 48)
     return evidence if len(evidence) <= room else evidence[: room - 1] + "…"
