@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.account import account, account_bare
 from memsheet.budget import Answer, Change, Fix, OtherEngine, Result, Verdict, WayToFit, answer_of, doubted, holding, judge_on, started
@@ -23,6 +23,7 @@ from memsheet.spec.device import Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
 from memsheet.spec.library_defaults import of_library, shown, taken
 from memsheet.spec.model import Embeddings, Head, ModelSpec
+from memsheet.spec.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.spec.overriding import without_overridden
 from memsheet.spec.plan import Plan
 from memsheet.spec.together import SEQUENCES
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 MAX_PARAMETERS = 10**15
 
 
-def train(model: Any = None, **options: Any) -> Answer:
+def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:
     """What every GPU holds while ``model`` trains.
 
     ``model``: a bundled name, a path (config.json, folder, .gguf, .safetensors), a hub id or a config as a dict; or ``parameters``
@@ -44,15 +45,15 @@ def train(model: Any = None, **options: Any) -> Answer:
     it is in ``cluster``, a file or dict of ``memsheet/cluster/1``; ``plan`` is a dict or file of ``memsheet/plan/1``; every other keyword is a plan option by its short name (``seq_len``, ``zero``,
     ``lora_rank`` …) and overrides the plan. Raises InputError with every problem of the question.
     """
-    return _ask("train", model, options)
+    return _ask("train", model, dict(options))
 
 
-def infer(model: Any = None, **options: Any) -> Answer:
+def infer(model: Model | None = None, **options: Unpack[InferOptions]) -> Answer:
     """What every GPU holds while ``model`` serves. Arguments as for ``train``."""
-    return _ask("infer", model, options)
+    return _ask("infer", model, dict(options))
 
 
-def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: Any) -> Advice:
+def plan(model: Model | None = None, *, method: Method = "full", top: int = 5, **options: Unpack[TrainOptions]) -> Advice:
     """The best plans for a cluster, and why: of every legal combination of what ``options`` leave open.
 
     Arguments as for ``train``; ``gpus`` are needed, and what is given is pinned; without ``seq_len`` or ``global_batch`` usual ones are taken and said. ``engine``: one by name;
@@ -70,7 +71,7 @@ def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: An
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
         raise refuse("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
-    name, request, cluster, _ = question("train", model, options, searched="micro-batches and the mesh")
+    name, request, cluster, _ = question("train", model, dict(options), searched="micro-batches and the mesh")
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if name is None:
@@ -86,7 +87,8 @@ def plan(model: Any = None, *, method: str = "full", top: int = 5, **options: An
 
 
 def plan_serving(
-    model: Any = None, *, context: Any = None, users: Any = None, ttft: Any = None, tpot: Any = None, any_precision: bool = False, **options: Any
+    model: Model | None = None, *, context: int | None = None, users: int | None = None, ttft: Seconds | None = None, tpot: Seconds | None = None,
+    any_precision: bool = False, **options: Unpack[InferOptions],
 ) -> Deployment:  # fmt: skip
     """How to serve ``model`` on a cluster: every cut with what it holds and how long its tokens take, the best first.
 
@@ -96,7 +98,7 @@ def plan_serving(
     """
     from memsheet.search.serving import asked_serving
 
-    name, request, cluster, where = question("infer", model, options)
+    name, request, cluster, where = question("infer", model, dict(options))
     if where["parameters"] is not None:
         raise refuse("parameters", where["parameters"], "has no layers, so no cut can be planned", "name a model")
     if cluster is None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, Unpack
 
 from memsheet import api
 from memsheet.budget import Answer, Result, Verdict
 from memsheet.errors import printable, refuse
 from memsheet.report.unsure import in_vain_words
+from memsheet.spec.options import InferOptions, Model, TrainOptions
 from memsheet.units import format_bytes
 
-TASKS = {"train": api.train, "infer": api.infer}
+TASKS: Mapping[str, Callable[..., Answer]] = {"train": api.train, "infer": api.infer}
 UNCERTAIN = ("raise", "warn")
 WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "may not fit", Result.DOES_NOT_FIT: "does not fit"}
 
@@ -26,7 +27,8 @@ class DoesNotFitError(AssertionError):
 
 
 def assert_fits(
-    model: Any = None, *, gpus: Any = None, task: Literal["train", "infer"] = "train", uncertain: Literal["raise", "warn"] = "raise", **options: Any
+    model: Model | None = None, *, task: Literal["train", "infer"] = "train", uncertain: Literal["raise", "warn"] = "raise",
+    **options: Unpack[InferOptions],
 ) -> Answer:  # fmt: skip
     """The answer to ``train`` or ``infer`` if the job fits; else DoesNotFitError with the verdict, what is needed, and the cheapest fix.
 
@@ -38,7 +40,7 @@ def assert_fits(
         raise refuse("task", task, "is none", f"one of {', '.join(TASKS)}")
     if uncertain not in UNCERTAIN:
         raise refuse("uncertain", uncertain, "is not known", f"one of {', '.join(UNCERTAIN)}")
-    answer = TASKS[task](model, gpus=gpus, **options)
+    answer = TASKS[task](model, **options)
     if answer.verdict is None:
         raise refuse("gpus", None, "is missing", "for example 8xH100-80GB")
     if answer.ladder:
@@ -51,7 +53,7 @@ def assert_fits(
     raise DoesNotFitError(answer)
 
 
-def trainer_callback(model: Any = None, **options: Any) -> Any:
+def trainer_callback(model: Model | None = None, **options: Unpack[TrainOptions]) -> Any:
     """A callback for transformers' Trainer that logs what ``train`` predicts beside what the GPU counts. Arguments as for ``train``.
 
     ``Trainer(..., callbacks=[memsheet.trainer_callback("llama-3.2-1b", gpus="8xA100-80GB", plan="plan.json")])``

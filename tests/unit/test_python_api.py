@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import types
 import typing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import memsheet
+from memsheet import api
 from memsheet.cli import main
 from memsheet.spec.names import SHORT
 from memsheet.spec.options import InferOptions, JobOptions, TrainOptions
@@ -32,6 +35,26 @@ def test_public_functions_say_what_they_take() -> None:
         assert inspect.getdoc(function), function
         unannotated = [p.name for p in inspect.signature(function).parameters.values() if p.annotation is inspect.Parameter.empty]
         assert (function.__name__, unannotated) == (function.__name__, [])
+
+
+PUBLIC = [found for name in memsheet.__all__ if inspect.isfunction(found := getattr(memsheet, name))]
+
+
+@pytest.mark.parametrize("function", [*PUBLIC, api.train, api.infer], ids=lambda function: f"{function.__module__}.{function.__name__}")
+def test_no_public_function_takes_just_anything(function: typing.Any) -> None:
+    """A keyword says what it takes, and those of a job are those of the one table of options."""
+    said = SimpleNamespace(__annotations__={name: kind for name, kind in function.__annotations__.items() if name != "return"})
+    hints = typing.get_type_hints(said, globalns=function.__globals__)
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_union = typing.get_origin(hints[name]) in (typing.Union, types.UnionType, typing.Unpack)
+        kinds = typing.get_args(hints[name]) if is_union else (hints[name],)
+        assert typing.Any not in kinds, (function, name)
+        assert object not in kinds, (function, name)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            assert typing.get_origin(hints[name]) is typing.Unpack
+            assert issubclass(kinds[0], dict), (function, name)
+            assert typing.Any not in typing.get_type_hints(kinds[0]).values()
+            assert set(typing.get_type_hints(kinds[0])).isdisjoint(set(hints) - {name})
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 from memsheet import api
 from memsheet.report.answer import Answer, public_answer
-from memsheet.spec.options import InferOptions, TrainOptions
+from memsheet.spec.options import InferOptions, Model, TrainOptions
 
 
-def train(model: Any = None, **options: Unpack[TrainOptions]) -> Answer:
+def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:
     """What every GPU holds while ``model`` trains, and whether it fits.
 
     ``model``: a bundled name, a path (config.json, folder, .gguf, .safetensors), a hub id or a config as a dict; or ``parameters``
@@ -20,6 +20,6 @@ def train(model: Any = None, **options: Unpack[TrainOptions]) -> Answer:
     return public_answer(api.train(model, **options))
 
 
-def infer(model: Any = None, **options: Unpack[InferOptions]) -> Answer:
+def infer(model: Model | None = None, **options: Unpack[InferOptions]) -> Answer:
     """What every GPU holds while ``model`` serves, and how much cache is left. Arguments as for ``train``."""
     return public_answer(api.infer(model, **options))

@@ -19,6 +19,7 @@ from memsheet.report.json import dumps, plan_document, sheet_document
 from memsheet.report.plan_words import seconds
 from memsheet.resolve.attention import has_experts
 from memsheet.spec.exchange import Format
+from memsheet.spec.options import Document, File
 from memsheet.units import format_bytes
 
 PLAN, SHEET = "plan.json", "sheet.json"
@@ -33,7 +34,12 @@ class Exported(NamedTuple):
 
 
 def export(
-    plan: Any, to: str | Sequence[str], *, out: str | PathLike[str] | None = None, pick: int | None = None, force: bool = False
+    plan: budget.Answer | File | Document,
+    to: str | Sequence[str],
+    *,
+    out: str | PathLike[str] | None = None,
+    pick: int | None = None,
+    force: bool = False,
 ) -> dict[str, str]:
     """The files that run a plan, name by name, and written into the folder ``out`` where one is named: all of them or none.
 

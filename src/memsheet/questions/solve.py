@@ -17,7 +17,7 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.spec.device import parse_gpus
 from memsheet.spec.model import ModelSpec
-from memsheet.spec.options import InferOptions
+from memsheet.spec.options import InferOptions, Model
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Solved(NamedTuple):
     caption: str = ""
 
 
-def solve(what: str, model: Any = None, *, most: int | None = None, **options: Unpack[InferOptions]) -> Solution:
+def solve(what: str, model: Model | None = None, *, most: int | None = None, **options: Unpack[InferOptions]) -> Solution:
     """The largest (of GPUs: the smallest) value of ``what`` that fits, and what stands in the way of more.
 
     ``what``: "seq-len", "microbatch", "gpus", "parameters"; of serving "sequences", "max-model-len". ``most``: how far to look, in

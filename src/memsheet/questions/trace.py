@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Unpack
 
 from memsheet import tracing
 from memsheet.report.answer import Answer, public_answer
-from memsheet.spec.options import InferOptions
+from memsheet.spec.options import InferOptions, Model
 from memsheet.trace.parent import MEMORY_BYTES, TIME_S
 from memsheet.units import parse_bytes
 
@@ -14,7 +15,7 @@ OWN_FILE = ".py:"
 
 
 def trace(
-    model: Any = None,
+    model: Model | Callable[[], Any] | None = None,
     *,
     device: str = "cuda",
     scratch: bool = True,

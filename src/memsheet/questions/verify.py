@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from memsheet.report.verification import Verification
+from memsheet.spec.options import Document, File
 from memsheet.trace.parent import TIME_S
 from memsheet.units import parse_bytes
 from memsheet.verify import ladder
 
 
 def verify(
-    plan: Any,
+    plan: File | Document,
     *,
     model: str | None = None,
     device: str = "cpu",

@@ -7,6 +7,14 @@ from os import PathLike
 from typing import Any, Literal, TypedDict
 
 File = str | PathLike[str]
+Document = Mapping[str, Any]
+"""An object of JSON."""
+Model = File | Document
+"""A model by its name, a file or folder of it, or its config."""
+Method = Literal["full", "lora", "qlora"]
+"""What of a model is trained, where plans are searched."""
+Seconds = float | str
+"""A time in seconds, or with its unit: "50ms"."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -18,9 +26,9 @@ class JobOptions(TypedDict, total=False):
     per_node: int | None
     host_memory: str | None
     """Host memory of a node, for example "2TB"."""
-    cluster: File | Mapping[str, Any] | None
+    cluster: File | Document | None
     """A file or an object of memsheet/cluster/1, in place of the four above."""
-    plan: File | Mapping[str, Any] | None
+    plan: File | Document | None
     """A file or an object of memsheet/plan/1; keywords override it."""
     parameters: float | str | None
     """A bare count in place of a model: 7e9."""
