@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from memsheet.account import account, account_bare
-from memsheet.budget import Answer, Change, Fix, OtherEngine, Result, Verdict, WayToFit, answer_of, doubted, holding, judge_on, started
+from memsheet.budget import (
+    Answer,
+    Beside,
+    Change,
+    Fix,
+    OtherEngine,
+    Result,
+    Verdict,
+    WayToFit,
+    answer_of,
+    doubted,
+    holding,
+    judge_on,
+    started,
+)
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, Problem, missing_package, refuse, require
@@ -35,6 +49,10 @@ if TYPE_CHECKING:
     from memsheet.search.serve import Deployment
 
 MAX_PARAMETERS = 10**15
+VARIED = frozenset({"microbatch", "recompute", "offload", "optimizer", "global_batch"})
+"""Of which a search for plans tries every value that saves memory, whatever a library does by itself."""
+METHOD_KEYS = frozenset({"adapter.rank", "adapter.kind", "adapter.targets", "quantization.weights"})
+"""Keys that a method of training settles."""
 
 
 def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:
@@ -53,25 +71,28 @@ def infer(model: Model | None = None, **options: Unpack[InferOptions]) -> Answer
     return _ask("infer", model, dict(options))
 
 
-def plan(model: Model | None = None, *, method: Method = "full", top: int = 5, **options: Unpack[TrainOptions]) -> Advice:
+def plan(model: Model | None = None, *, method: Method | None = None, top: int = 5, **options: Unpack[TrainOptions]) -> Advice:
     """The best plans for a cluster, and why: of every legal combination of what ``options`` leave open.
 
     Arguments as for ``train``; ``gpus`` are needed, and what is given is pinned; without ``seq_len`` or ``global_batch`` usual ones are taken and said. ``engine``: one by name;
-    without it (or ``any``) those that train any model from its configuration. ``method``: full, lora or qlora. ``top``: how many plans are accounted one by one.
+    without it (or ``any``) those that train any model from its configuration. ``method``: full, lora or qlora; without one what is said, or a named library does, decides. ``top``: how many plans are accounted one by one.
     Raises InputError with every problem of the question.
     """
     try:
         from memsheet.readers.calibration import efficiency_of
         from memsheet.search.advice import ENGINES, METHODS, advise
         from memsheet.search.batch_sweep import advise_on_batches, with_length
+        from memsheet.search.beside import doubted_advice
     except ModuleNotFoundError as error:
         raise (missing_package(error) or error) from error
 
-    if method not in METHODS:
+    if method is not None and method not in METHODS:
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
         raise refuse("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
-    name, request, cluster, _ = question("train", model, dict(options), searched="micro-batches and the mesh")
+    name, request, cluster, where = question(
+        "train", model, dict(options), searched="micro-batches and the mesh", varied=VARIED, settled=METHOD_KEYS if method else ()
+    )
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if name is None:
@@ -81,8 +102,10 @@ def plan(model: Model | None = None, *, method: Method = "full", top: int = 5, *
     spec = read_model(name, catalog=catalogued, names=model_names())
     request, said = with_length(spec, request)
     asks = advise if request.get("global_batch") is not None else advise_on_batches
-    found = asks(spec, cluster, request, engines, top=top, method=method, scaled=lambda engine: efficiency_of(device, engine))
-    said += cluster.device.assumed
+    found = asks(spec, cluster, request, engines, top=top, method=method or "full", scaled=lambda engine: efficiency_of(device, engine))
+    said += (*where["assumed"], *cluster.device.assumed)
+    if where["library"] is not None:
+        found = doubted_advice(found, beside_of(where["library"]))
     return replace(found, ranking=replace(found.ranking, notes=(*said, *found.ranking.notes))) if said else found
 
 
@@ -117,7 +140,7 @@ def plan_serving(
 
 
 def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
-    model, request, cluster, where = question(task, model, options, own_defaults=True)
+    model, request, cluster, where = question(task, model, options)
     if where["parameters"] is not None:
         if model is not None:
             raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
@@ -151,9 +174,20 @@ def beside_the_sheet(found: Answer, library: str | None, own: Mapping[str, Any])
     moved = tuple(moved_by(library, found.model, found.plan))
     verdict, cluster = found.verdict, found.cluster
     if verdict and cluster and moved:
-        verdict = doubted(verdict, cluster, sum(one.low_bytes for one in moved), sum(one.high_bytes for one in moved))
+        verdict = doubted(verdict, cluster, *beside_of(library)(found.model, found.plan))
     notes = tuple(f"{one.why} ({format_bytes(one.low_bytes)} to {format_bytes(one.high_bytes)} beside the sheet)" for one in moved)
     return replace(found, verdict=verdict, notes=(*notes, *found.notes))
+
+
+def beside_of(library: str | None) -> Beside:
+    """What a library holds beside the sheet of a plan, at the least and at the most."""
+    from memsheet.exchange.libraries import moved_by
+
+    def beside(model: ModelSpec, plan: Plan) -> tuple[int, int]:
+        moved = tuple(moved_by(library, model, plan)) if library and plan.task == "train" else ()
+        return sum(one.low_bytes for one in moved), sum(one.high_bytes for one in moved)
+
+    return beside
 
 
 def _with_own(change: Change, fix: Fix, own: Mapping[str, Any]) -> Change:
@@ -165,10 +199,11 @@ def _with_own(change: Change, fix: Fix, own: Mapping[str, Any]) -> Change:
 
 
 def question(
-    task: str, model: Any, options: dict[str, Any], *, searched: str = "", own_defaults: bool = False
+    task: str, model: Any, options: dict[str, Any], *, searched: str = "", varied: Container[str] = (), settled: Iterable[str] = ()
 ) -> tuple[Any, dict[str, Any], Cluster | None, dict[str, Any]]:
-    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan. ``searched``: what a search varies;
-    ``own_defaults``: what is not said is as a named library does it.
+    """What is asked, taken apart: the model's name, the request, the cluster, and what is no option of a plan. What is not said is as a named library
+    does it, by every command. ``searched``: the counts that a search varies, in words; ``varied``: groups of keys of which it tries every value, a
+    library's own among them; ``settled``: keys that are spoken of elsewhere.
     """
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
     document = _document(where["plan"])
@@ -182,18 +217,20 @@ def question(
     if searched:
         refuse_counts(request, searched)
     before, own = request, tuple[str, ...]()
-    if own_defaults and task == "train" and where["parameters"] is None:
-        request, own = with_defaults(request, asked, searched)
+    if task == "train" and where["parameters"] is None:
+        request, own = with_defaults(request, asked._replace(settled=asked.settled | set(settled)), searched, varied)
     request, counted = accumulated(request, cluster.count if cluster else None)
     told = {"assumed": (*asked.assumed, *own, *counted), "own": [key for key in request if key not in before], "said": asked.request}
     return model, request, cluster, {**where, **told, "library": asked.library}
 
 
-def with_defaults(request: dict[str, Any], asked: Asked, searched: str = "") -> tuple[dict[str, Any], tuple[str, ...]]:
+def with_defaults(
+    request: dict[str, Any], asked: Asked, searched: str = "", varied: Container[str] = ()
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The request with what the named library does where nothing is said, and that in words. A search that is of sizes counts no accumulation."""
     filled, words = dict(request), list[str]()
     for default, keys in taken(asked.library, request, asked.settled):
-        if searched and ACCUMULATION in keys:
+        if (searched and ACCUMULATION in keys) or any(key.partition(".")[0] in varied for key in keys):
             continue
         filled |= keys
         words += [f"{key} = {shown(value)} ({of_library(asked.library)} own default)" for key, value in keys.items() if key[0] != "@"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -16,6 +16,8 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Plan
 
 SHOWN = 3
+Beside = Callable[[ModelSpec, Plan], tuple[int, int]]
+"""Bytes that are on each card and on no sheet, at the least (negative: saved) and at the most."""
 
 
 class Result(Enum):

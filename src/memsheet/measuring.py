@@ -65,7 +65,7 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     ``trace.launch.ElsewhereError`` in a process that is not the first of several, which has the answer.
     """
     check_device(how.device)
-    name, request, cluster, _ = question(task_of(options), model, options)
+    name, request, cluster, where = question(task_of(options), model, options)
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), or a config.json")
     if cluster is not None:
@@ -90,7 +90,7 @@ def measure(model: Any, how: Options, **options: Any) -> tuple[Answer, Timeline]
     assumed = serving_assumed(resolved, TraceOptions()) if resolved.plan.task == "infer" else resolved.assumed
     answer = Answer(
         model=spec, parameters=parameter_count(spec), active_parameters=active_parameter_count(spec), plan=resolved.plan,
-        assumed=(*assumed, *_granted(how)), cluster=None, sheets=sheets, verdict=_verdict(run, sheet), trace=_facts(run, sheet),
+        assumed=(*where["assumed"], *assumed, *_granted(how)), cluster=None, sheets=sheets, verdict=_verdict(run, sheet), trace=_facts(run, sheet),
         notes=(*found.source.notes, *_notes(resolved.plan, how)),
     )  # fmt: skip
     return answer, run.timeline

@@ -56,7 +56,7 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
 
     ``model`` and ``options`` as for ``memsheet.train``. Raises InputError for what cannot be traced.
     """
-    name, request, cluster, _ = question(task_of(options), model, options)
+    name, request, cluster, where = question(task_of(options), model, options)
     if name is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or FILE.py:FUNCTION")
     found = find_config(name, catalog=catalogued, names=model_names())
@@ -67,7 +67,7 @@ def trace(model: Any, how: Options, **options: Any) -> tuple[Answer, tuple[Timel
     if resolved.plan.task == "train" and not resolved.plan.seq_len:
         raise refuse("seq_len", None, "is missing; saved activations depend on it", "for example --seq-len 4096")
     check_runs(resolved.plan)
-    assumed = (*serving_assumed(resolved, how), *_routed(resolved.plan))
+    assumed = (*where["assumed"], *serving_assumed(resolved, how), *_routed(resolved.plan))
     asked = {
         "name": found.name, "config": dict(found.values), "plan": plan_document(resolved.plan), "device": how.device,
         "scratch": how.scratch, "depth": None if how.full else repeating(spec), "debug": how.debug, "ranks": _ranks(resolved.plan, how), "cache": how.cache,

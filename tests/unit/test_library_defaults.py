@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,10 +10,12 @@ import pytest
 import memsheet
 from memsheet import api
 from memsheet.budget import Result
+from memsheet.cli import main
 from memsheet.exchange import find_format
 from memsheet.report.bars import Look
 from memsheet.report.recomputed import with_recompute
 from memsheet.report.words import flags_of
+from memsheet.search.beside import doubted_advice
 from memsheet.spec.check import flatten
 from memsheet.spec.library_defaults import LIBRARY_DEFAULTS, Default, of_library, own_default, shown, taken
 from memsheet.spec.plan import RecomputeMode
@@ -28,7 +31,7 @@ EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for defa
 
 
 def question(library: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    _, request, _, where = api.question("train", "llama-tiny", {"engine": library, **more}, own_defaults=True)
+    _, request, _, where = api.question("train", "llama-tiny", {"engine": library, **more})
     return request, where
 
 
@@ -90,7 +93,7 @@ def test_short_rows_are_recomputed_without_the_host() -> None:
 
 @pytest.mark.parametrize(("library", "form", "names"), [
     ("trl", "trl", ("max_length", "gradient_checkpointing", "bf16", "dtype", "loss_type", "lora_r", "per_device_train_batch_size")),
-    ("axolotl", "axolotl", ("sequence_len", "micro_batch_size", "gradient_checkpointing", "optimizer")),
+    ("axolotl", "axolotl", ("sequence_len", "micro_batch_size", "bf16", "gradient_checkpointing", "optimizer")),
     ("llama-factory", "llamafactory", ("cutoff_len", "disable_gradient_checkpointing", "finetuning_type", "lora_rank", "lora_target", "bf16")),
 ])  # fmt: skip
 def test_readers_of_a_librarys_files_have_the_same_values(library: str, form: str, names: tuple[str, ...]) -> None:
@@ -98,13 +101,97 @@ def test_readers_of_a_librarys_files_have_the_same_values(library: str, form: st
     assert {name: usual[name] for name in names} == {name: own_default(library, name) for name in names}
 
 
-def test_a_change_to_another_engine_says_what_was_the_librarys_own() -> None:
-    answer = memsheet.train("llama-3.1-8b", engine="trl", gpus="8xH100-80GB", lora_rank=None, precision="bf16-autocast", microbatch=1)
-    assert answer.verdict is not None
-    fix = answer.verdict.cheapest_fix
+# ---- every command ----------------------------------------------------------------------------------------------------------------
+
+CARDS = {"trl": "1xH100-80GB", "axolotl": "1xH100-80GB", "unsloth": "1xRTX4090", "llama-factory": "1xH100-80GB"}
+
+
+@pytest.mark.parametrize("library", LIBRARY_DEFAULTS)
+def test_every_search_takes_a_librarys_values(library: str) -> None:
+    """What is searched is not taken for said: a plan's recompute and micro-batch, and what is solved for."""
+    _, where = question(library)
+    own = {line for line in where["assumed"] if "own default" in line}
+    solved = memsheet.solve("seq-len", "llama-tiny", engine=library, gpus=CARDS[library], most=128)
+    planned = memsheet.plan("llama-tiny", engine=library, gpus=CARDS[library], global_batch=8, top=1)
+    for told, left in ((solved.assumed, ("seq_len",)), (planned.ranking.notes, tuple(api.VARIED))):
+        kept = {line for line in own if not line.startswith((*left, "gradient_acc"))}
+        assert kept
+        assert kept <= {*told, *(line for line in own if line.startswith("offload"))}  # which a length decides
+        assert not [line for line in told if "own default" in line and line.startswith(left)]
+
+
+class RunError(Exception):
+    """What would have been run."""
+
+
+@pytest.mark.parametrize("library", LIBRARY_DEFAULTS)
+@pytest.mark.parametrize("command", ["trace", "measure"])
+def test_what_is_run_has_a_librarys_values(library: str, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(asked: dict[str, Any], *_: Any, **__: Any) -> None:
+        raise RunError(asked["plan"])
+
+    monkeypatch.setattr("memsheet.tracing.trace_in_child", run)
+    monkeypatch.setattr("memsheet.measuring.answers_together", run)
+    said: dict[str, Any] = {"seq_len": 600, "microbatch": 1, "optimizer": {"name": "adamw"}}
+    ask = {
+        "trace": lambda: memsheet.trace("llama-tiny", engine=library, plan=said),
+        "measure": lambda: memsheet.measure("llama-tiny", engine=library, plan=said, quantize="none"),  # nf4 runs on GPUs alone,
+    }
+    with pytest.raises(RunError) as ran:
+        ask[command]()
+    document = flatten(ran.value.args[0])
+    request, _ = question(library, seq_len=600, microbatch=1, optimizer="adamw")
+    for key in ("recompute.mode", "adapter.rank", "loss", "seq_len"):
+        if request.get(key) is not None:
+            assert document[key] == request[key]
+
+
+@pytest.mark.parametrize("library", ["trl", "axolotl"])
+@pytest.mark.parametrize("target", ["seq-len", "microbatch"])
+def test_what_is_solved_is_what_train_says_with_the_librarys_doubt(library: str, target: str) -> None:
+    asked: dict[str, Any] = {"engine": library, "gpus": "1xH100-80GB", "attention": "sdpa"}
+    if target == "microbatch":
+        asked["seq_len"] = 512
+    key = target.replace("-", "_")
+    solution = memsheet.solve(target, "llama-3.2-1b", **asked, most=32_768 if target == "seq-len" else 32)
+    assert solution.found or solution.beyond or solution.possible
+    for tried in solution.tried:
+        said = memsheet.train("llama-3.2-1b", **asked, **{key: tried.value}, fix=False)
+        assert said.verdict is not None
+        assert (tried.value, tried.verdict.result) == (tried.value, said.verdict.result)
+
+
+@pytest.mark.parametrize("high", [0, 2**40])
+def test_a_plan_that_a_library_may_overfill_is_not_sure_to_fit(high: int) -> None:
+    advice = memsheet.plan("llama-tiny", engine="transformers", gpus="2xA100-80GB", seq_len=64, global_batch=4, top=2)
+    doubted = doubted_advice(advice, lambda *_: (0, high))
+    assert bool(doubted.ranking.plans) == (high == 0)
+    assert doubted.ranking.result is (Result.UNCERTAIN if high else Result.FITS)
+    assert bool(doubted.ranking.unsure) == bool(high)
+
+
+CURED = [
+    ("trl", "llama-3.2-3b", "4xA100-40GB", ()), ("trl", "llama-3-70b", "8xH100-80GB", ()), ("axolotl", "llama-3.1-8b", "8xH100-80GB", ()),
+    ("llama-factory", "llama-3.1-8b", "8xH100-80GB", ("--finetuning-type", "full")), ("unsloth", "llama-3.1-8b", "8xH100-80GB", ("--full-finetuning",)),
+    ("unsloth", "llama-3.1-8b", "4xA100-40GB", ("--full-finetuning",)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("library", "model", "gpus", "more"), CURED)
+def test_a_cure_typed_as_it_is_printed_is_the_one_that_was_accounted(
+    library: str, model: str, gpus: str, more: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On the library's own engine its values still hold; a change to another engine has to say them."""
+    words: dict[str, Any] = {"full_finetuning": True} if library == "unsloth" else {"finetuning_type": "full"} if more else {}
+    fix = memsheet.train(model, engine=library, gpus=gpus, **words).verdict.cheapest_fix
     assert fix is not None
-    flags = flags_of(fix)
-    assert "--engine fsdp2" not in flags or "--seq-len 1024" in flags
+    flags = flags_of(fix).split()
+    kept = [] if "--engine" in flags else ["--engine", library, *more]
+    cards = [] if "--gpus" in flags else ["--gpus", gpus]
+    code = main(["train", model, *kept, *cards, *flags, "--json"])
+    sheet = json.loads(capsys.readouterr().out)
+    assert code in ((0,) if "--engine" in flags else (0, 11))
+    assert sheet["verdict"]["device_bytes"] == int(fix.device.value), flags
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash"])

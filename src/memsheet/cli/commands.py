@@ -44,7 +44,7 @@ SOLVE_FLAGS = (
     Flag("picture", groups.SOLVE, "FILE", "Of `solve parameters`: size against GPUs, as .svg or .png."),
 )
 SEARCH_FLAGS = (
-    Flag("method", groups.SEARCH, "NAME", "full, lora or qlora.", default="full"),
+    Flag("method", groups.SEARCH, "NAME", "full, lora or qlora; without one full, or what --lora-rank or a library says."),
     Flag("top", groups.SEARCH, "N", "How many plans to show."),
     Flag("tokens", groups.SEARCH, "COUNT", "Tokens to train on, 15e12: what they cost."),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from memsheet import api
+from memsheet.budget import Beside
 from memsheet.catalog import find_device, model_names
 from memsheet.errors import refuse
 from memsheet.guard import read_json
@@ -68,16 +69,17 @@ def solved(target: Target, asked: dict[str, Any], *, most: int | None = None, sa
     if target is searches.Target.GPUS:
         return Solved(_fewest_gpus(asked, most, say))
     searched = "the micro-batch" if target is searches.Target.MICROBATCH else ""
-    name, request, cluster, where = api.question(target.task, asked.pop("model"), asked, searched=searched, own_defaults=True)
+    name, request, cluster, where = api.question(target.task, asked.pop("model"), asked, searched=searched)
     if target.key in where["said"]:
         raise refuse(target.key, where["said"][target.key], "is what is solved for", "leave it out; --most says how far to look")
     request = {key: value for key, value in request.items() if key != target.key}  # a plan file's own value is what is asked for anew
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
+    beside = api.beside_of(where["library"])
     if target is searches.Target.PARAMETERS:
-        return _assuming(_largest_model(name, request, cluster, say), where)
+        return _assuming(_largest_model(name, request, cluster, say, beside), where)
     search = searches.longest if target in (searches.Target.SEQ_LEN, searches.Target.MAX_MODEL_LEN) else searches.most_sequences
-    return _assuming(Solved(search(api.drafted(_model(name), request), request, cluster, most=most, say=say)), where)
+    return _assuming(Solved(search(api.drafted(_model(name), request), request, cluster, most=most, say=say, beside=beside)), where)
 
 
 def _assuming(found: Solved, where: Mapping[str, Any]) -> Solved:
@@ -111,10 +113,10 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
     plan = _plan_document(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
     machines, most = _machines({key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most)
-    name, request, _, where = api.question("train", asked.pop("model"), asked, searched="the number of GPUs", own_defaults=True)
+    name, request, _, where = api.question("train", asked.pop("model"), asked, searched="the number of GPUs")
     solution = fewest(
         _model(name), request, machines.device, per_node=machines.per_node, host_bytes=machines.host_bytes, links=machines.links,
-        most=most, say=say,
+        most=most, say=say, beside=api.beside_of(where["library"]),
     )  # fmt: skip
     return _assuming(Solved(solution), where).solution
 
@@ -141,7 +143,7 @@ def _machines(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple
     return ClusterFile(name="", device=find_device(device), per_node=asked["per_node"], host_bytes=host_bytes), most
 
 
-def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say) -> Solved:
+def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say, beside: Beside) -> Solved:
     from memsheet.search.family import USUAL, Family, family_of
     from memsheet.search.sizes import trainable_sizes
     from memsheet.search.solve import largest
@@ -153,7 +155,7 @@ def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say
     usual = () if request.get("seq_len") else (f"seq_len = {USUAL_LENGTH}",)
     request = {**request, "seq_len": request.get("seq_len") or USUAL_LENGTH}
     build = cache(lambda layers: read_hf_config(family.of_layers(layers), name=f"{family.name} of {layers} layers"))
-    solution = largest(build, request, cluster, say=say, assumed=usual)
+    solution = largest(build, request, cluster, say=say, assumed=usual, beside=beside)
     say(None)
     curves = trainable_sizes(build, request, cluster, solution.found)
     under = f"the family of {family.name}, sequences of {request['seq_len']:,} tokens; each point: the whole range of the need fits"

@@ -86,7 +86,8 @@ class Ranking:
         if self.least is None:
             return None
         possible = self.looked_at.get(Result.FITS, 0) + self.looked_at.get(Result.UNCERTAIN, 0)
-        return Result.UNCERTAIN if self.unsure or possible else Result.DOES_NOT_FIT
+        doubted = self.least.verdict.result is not Result.DOES_NOT_FIT
+        return Result.UNCERTAIN if self.unsure or possible or doubted else Result.DOES_NOT_FIT
 
     def equals(self, planned: Planned) -> bool:
         """Whether its time cannot be told from the fastest one's."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from memsheet.budget import Fix, Result, WayToFit
+from memsheet.budget import Beside, Fix, Result, WayToFit
 from memsheet.engines import find_engine
 from memsheet.errors import refuse
 from memsheet.fixes import cheapest_fix
@@ -118,13 +118,21 @@ class Solution:
         return Result.DOES_NOT_FIT if self.possible is None else Result.UNCERTAIN
 
 
-def longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None, say: Say = silent) -> Solution:
+def longest(
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    most: int | None = None,
+    say: Say = silent,
+    beside: Beside | None = None,
+) -> Solution:
     """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions if it is None."""
     target = Target.MAX_MODEL_LEN if request.get("task") == "infer" else Target.SEQ_LEN
     top = most or model.max_positions or LONGEST
     steps = range(TOKENS, top + 1, TOKENS)
     values = (*steps, top) if top % TOKENS else tuple(steps)
-    trials = Trials(values=values, asks=_with(model, request, cluster, target.key), say=say)
+    trials = Trials(values=values, asks=_with(model, request, cluster, target.key, beside), say=say)
     solution = _solved(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
     return replace(solution, notes=(*_positions(model, top, solution, asked=most is not None), *_prompts(target, request, solution)))
 
@@ -151,12 +159,18 @@ def _positions(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -
 
 
 def most_sequences(
-    model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, *, most: int | None = None, say: Say = silent
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    most: int | None = None,
+    say: Say = silent,
+    beside: Beside | None = None,
 ) -> Solution:
     """The largest micro-batch; with a global batch, of those that make it up. Of what is served: the most sequences at once."""
     target = Target.SEQUENCES if request.get("task") == "infer" else Target.MICROBATCH
     values, words = _microbatches(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
-    solution = _solved(target, Trials(values=values, asks=_with(model, request, cluster, target.key), say=say), words)
+    solution = _solved(target, Trials(values=values, asks=_with(model, request, cluster, target.key, beside), say=say), words)
     return replace(solution, notes=_prompts(target, request, solution))
 
 
@@ -174,13 +188,15 @@ def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster
 
 def fewest(
     model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
-    links: Links = UNSAID, most: int | None = None, say: Say = silent,
+    links: Links = UNSAID, most: int | None = None, say: Say = silent, beside: Beside | None = None,
 ) -> Solution:  # fmt: skip
     """The smallest cluster: powers of two within a node, then whole nodes."""
     size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
     counts = cluster_sizes(size, top)
     node = Cluster(device=device, per_node=size, links=links.over(device.links), host_bytes=host_bytes)
-    trials = Trials(values=counts[::-1], asks=lambda count: Question(model=model, request=request, cluster=resized(node, count)), say=say)
+    trials = Trials(
+        values=counts[::-1], asks=lambda count: Question(model=model, request=request, cluster=resized(node, count), beside=beside), say=say
+    )
     return _solved(Target.GPUS, trials, f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
 
 
@@ -197,23 +213,23 @@ def resized(node: Cluster, count: int) -> Cluster:
     return replace(node, per_node=min(count, node.per_node), nodes=max(1, count // node.per_node))
 
 
-def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = silent, assumed: tuple[str, ...] = ()
+def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = silent, assumed: tuple[str, ...] = (), beside: Beside | None = None
 ) -> Solution:  # fmt: skip
     """The largest model of a family; ``build`` makes the one of so many layers. ``assumed``: what the caller took for granted."""
-    trials = replace(models(build, request, cluster), say=say)
+    trials = replace(models(build, request, cluster, beside), say=say)
     solution = _solved(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
     return replace(solution, assumed=assumed)
 
 
-def models(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster) -> Trials:
+def models(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, beside: Beside | None = None) -> Trials:
     """A family's models on a cluster, the smallest first."""
-    asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster)  # noqa: E731
+    asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster, beside=beside)  # noqa: E731
     return Trials(values=range(1, MOST_LAYERS + 1), asks=asks, probes=MODELS_PROBED)
 
 
-def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str) -> Callable[[int], Question]:
+def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, beside: Beside | None) -> Callable[[int], Question]:
     """The question with a key set."""
-    return lambda value: Question(model=model, request={**request, key: value}, cluster=cluster)
+    return lambda value: Question(model=model, request={**request, key: value}, cluster=cluster, beside=beside)
 
 
 def _solved(target: Target, trials: Trials, values: str) -> Solution:

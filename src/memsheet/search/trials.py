@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Answer, Verdict, answer_of, budget_of, judge_on, started
+from memsheet.budget import Answer, Beside, Verdict, answer_of, budget_of, doubted, judge_on, started
 from memsheet.engines import find_engine
 from memsheet.errors import InputError, Problem, require
 from memsheet.resolve import Resolved, resolve
@@ -28,6 +28,8 @@ class Question:
     model: ModelSpec
     request: Mapping[str, Any]
     cluster: Cluster
+    beside: Beside | None = None
+    """What is on each card beside the sheet, where a library is named."""
 
 
 SLACK = (Component.ALLOCATOR_SLACK,)
@@ -45,6 +47,7 @@ class Tried:
     sheets: tuple[Sheet, ...]
     verdict: Verdict
     pool: Pool | None = None  # of a server that has one
+    beside_high_bytes: int = 0  # on the card and on no sheet, at the most
 
     @property
     def plan(self) -> Plan:
@@ -68,7 +71,7 @@ class Tried:
     @property
     def spare_bytes(self) -> int:
         """What the high end of the range leaves of the least that the card gives; negative where that is not sure to fit."""
-        least = budget_of(self.cluster).low_bytes - max(sheet.device.high for sheet in self.sheets)
+        least = budget_of(self.cluster).low_bytes - max(sheet.device.high for sheet in self.sheets) - max(0, self.beside_high_bytes)
         least = min(least, -self.pool.lacks.high) if self.pool else least
         return int(min(least, -self.verdict.host_short_bytes)) if self.verdict.host_short_bytes else int(least)
 
@@ -100,9 +103,10 @@ def attempt(value: int, question: Question, *, replays: bool) -> Tried:
     stages = range(resolved.plan.mesh.pp)
     sheets = tuple(account(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
     pool = pool_of(model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1))
-    verdict = judge_on(sheets, cluster)
+    low, high = question.beside(model, resolved.plan) if question.beside else (0, 0)
+    verdict = doubted(judge_on(sheets, cluster), cluster, low, high)
     return Tried(
-        value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, pool=pool,
+        value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, pool=pool, beside_high_bytes=high,
         verdict=started(verdict, pool.lacks) if pool else verdict,
     )  # fmt: skip
 

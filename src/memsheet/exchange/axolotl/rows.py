@@ -207,7 +207,7 @@ KEYS = (
     _used("pad_to_multiple_of", f"{C}:728", lambda a: 1 if a["seq_len"] % 64 else None),
     Key(at="micro_batch_size", says="microbatch", usual=own_default("axolotl", "micro_batch_size"), source=f"{S}/training.py:77"),
     Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source=f"{S}/training.py:71"),
-    Key(at="bf16", out=_in("bf16"), back=_precision, usual=True, auto=True, source=f"{C}:559; utils/config/__init__.py:156"),
+    Key(at="bf16", out=_in("bf16"), back=_precision, usual=own_default("axolotl", "bf16"), auto=True, source=f"{C}:559; utils/config/__init__.py:156"),
     _used("fp16", f"{C}:565", _in("fp16")),
     _used("bfloat16", f"{C}:582"),
     _used("float16", f"{C}:588"),

@@ -186,7 +186,7 @@ KEYS = (
     Key(at="cutoff_len", says="seq_len", back=_length, usual=own_default("llama-factory", "cutoff_len"), source=f"{D}:46"),
     _trainer("per_device_train_batch_size"),
     _trainer("gradient_accumulation_steps"),
-    _trainer("bf16", out=_bf16, back=_precision),
+    _trainer("bf16", out=_bf16, back=_precision, usual=own_default("llama-factory", "bf16")),
     _used("fp16", "training_args.py:880", _fp16),
     _used("pure_bf16", f"{T}:456", _pure),
     _trainer("fsdp", out=lambda _: None, back=_engine),
