@@ -11,7 +11,7 @@ from dataclasses import replace
 from memsheet.arith import agreed, at_least
 from memsheet.errors import Problem, require
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.numerics import AttentionKernel, Numerics
+from memsheet.formulas.numerics import AttentionKernel, Numerics, stored_as
 from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
 from memsheet.formulas.states.params import stack_prefix
 from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, evaluate
@@ -48,7 +48,7 @@ def _numerics(plan: Plan, engine: Engine) -> Numerics:
         adapter_targets=frozenset(adapter.targets) if adapter else frozenset(),
         adapter_dtype=(lowered or adapter.dtype) if adapter else None, adapter_dropout=bool(adapter and adapter.dropout),
         adapter_kind=adapter.kind if adapter else AdapterKind.LORA, whole=frozenset(adapter.full_modules if adapter else ()),
-        unpacked=plan.quantization is not None and plan.quantization.weights.name.startswith("gptq"),
+        stored=stored_as(plan.quantization),
         quantized=plan.quantization is not None, tensor_parallel=agreed(plan.mesh.tp > 1), offloads=plan.offload.activations,
         again=frozenset(plan.recompute.modules) if plan.recompute.mode is RecomputeMode.SELECTIVE else frozenset(),
     )  # fmt: skip

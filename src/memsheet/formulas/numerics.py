@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
+from typing import Protocol
 
 from memsheet.formulas.adapters import Branch, with_adapter
+from memsheet.formulas.int8 import int8_linear
 from memsheet.formulas.tapes.graph import Chosen, Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -14,7 +16,7 @@ from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import BF16, DType
 from memsheet.spec.engine import Code
 from memsheet.spec.model import Attention, Mixer, Role, Weight
-from memsheet.spec.plan import AdapterKind, AttentionKind, Plan
+from memsheet.spec.plan import AdapterKind, AttentionKind, Plan, Quantization
 
 
 class AttentionKernel(Enum):
@@ -56,7 +58,7 @@ class Numerics:
     whole: frozenset[str] = frozenset()  # last names of modules of which a copy is trained beside the frozen one
     tensor_parallel: bool = False  # linear layers are cut over ranks as transformers' plans cut them
     quantized: bool = False  # linear weights are dequantized for each use
-    unpacked: bool = False  # from words of integers, by plain operations
+    stored: str = "4-bit"  # how: a row of STORED
     padded_head: int | None = None  # flash pads the head dim to this many
     several: bool = False  # more than one sequence: eager products copy operands whose batch and heads are no single dimension
     again: frozenset[str] = frozenset()  # last names of modules that run their forward again in backward
@@ -97,10 +99,32 @@ def parameter(r: Recorder, weight: Weight, how: Numerics, path: str) -> Tensor:
     return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains or weight.adapter)
 
 
-def _quantized(r: Recorder, x: Tensor, name: str, out: Axis, width: Axis, bias: Tensor | None, how: Numerics) -> Tensor:
-    if how.unpacked:
-        return unpacked_linear(r, x, (out, width), out, name, bias=bias)
-    return r.dequantized_linear(x, (out, width), out, name, bias=bias)
+class QuantizedLinear(Protocol):
+    """A linear layer over a quantized weight of a shape."""
+
+    def __call__(self, r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, path: str, /, *, bias: Tensor | None) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """How layers of a quantized format compute, and how peft adds a branch to their result."""
+
+    linear: QuantizedLinear
+    clones: bool = False  # it is cloned first
+    in_place: bool = False  # it is added to as it stands
+    holds: bool = False  # layers hold what a checkpoint does not drop
+
+
+STORED = {
+    "4-bit": Stored(linear=Recorder.dequantized_linear, clones=True),  # peft 0.21.2 tuners/lora/bnb.py:529-534
+    "int8": Stored(linear=int8_linear, holds=True),  # the same file, 237-282
+    "gptq": Stored(linear=unpacked_linear, in_place=True),  # gptq.py:40-65
+}
+
+
+def stored_as(quantization: Quantization | None) -> str:
+    """The row of STORED for a format; what has none is dequantized, as four bits are."""
+    return next((name for name in STORED if quantization is not None and quantization.weights.name.startswith(name)), "4-bit")
 
 
 def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
@@ -108,7 +132,7 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
     low = parameter(r, bias, how, f"{name}.bias") if bias else None
     if how.quantized and weight.role is Role.LINEAR:
-        result = _quantized(r, x, name, out, width, low, how)
+        result = STORED[how.stored].linear(r, x, (out, width), out, name, bias=low)
     else:
         given = r.spread(x, name) if how.tensor_parallel and weight.cut == 0 else x
         matrix = r.parameter(name, (out, width), how.parameters, trains=how.trains)
@@ -116,13 +140,13 @@ def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: 
         if how.tensor_parallel and weight.cut == 1:
             result = r.reduced(result, f"{name}/all_reduce")
     if name.rsplit(".", 1)[-1] in how.adapter_targets and how.adapter_dtype is not None:
-        if how.quantized and not how.unpacked:  # peft clones it first (tuners/lora/bnb.py:529-534)
+        if how.quantized and STORED[how.stored].clones:
             result = r.copy(result, result.shape, f"{name}/output")
         base = [result]
         del result
         branch = Branch(
             kind=how.adapter_kind, name=name, out=out, width=width, dtype=how.adapter_dtype, kept=how.parameters, dropout=how.adapter_dropout,
-            quantized=how.quantized and weight.role is Role.LINEAR, in_place=how.unpacked,
+            quantized=how.quantized and weight.role is Role.LINEAR, in_place=how.quantized and STORED[how.stored].in_place,
         )  # fmt: skip
         return with_adapter(r, x, base, branch)
     return result

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from memsheet.formulas.model_code import ModelCode, model_code
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import STORED, Numerics
 from memsheet.formulas.tapes.graph import Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Tape
@@ -28,7 +28,7 @@ def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool
         x = r.arriving(code.stream, how.stream, needs_grad=how.input_grad)
         return code.forward(r, x, block, how), x
 
-    if recomputed and how.chosen:
+    if recomputed and (how.chosen or (how.quantized and STORED[how.stored].holds)):
         r.runs_again(run)
     return r.finish(*run())
 

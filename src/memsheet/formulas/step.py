@@ -13,6 +13,7 @@ from memsheet.errors import require
 from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
 from memsheet.formulas.around.kept import Host, Kept
+from memsheet.formulas.around.outliers import with_outliers
 from memsheet.formulas.around.scaler import scaler_states, unscaling
 from memsheet.formulas.around.surroundings import Surroundings, replicated
 from memsheet.formulas.groups import Walk, walk
@@ -108,6 +109,7 @@ def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = 
 def _passes(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = None) -> tuple[Instants, Kept]:
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
     walks, kept = _kept(rank, plan, engine, states)
+    kept = with_outliers(kept, walks, rank.model, plan)
     steps = [_step(rank, number, chunk, kept, plan, engine) for number, chunk in enumerate(walks)]
     candidates: dict[Instant, list[Moment]] = {}
     for step, passes in _in_flight(steps, plan, rank):

@@ -304,6 +304,16 @@ def _waiting(step: Step, run: int) -> Moment:
 
 
 def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+    """What layers behind this one have left: their gradients, and what stays until the graph goes."""
+    walk = step.walk
+    behind = [(layers.count, group) for layers in walk.layers[run + 1 :] for group in layers.pattern]
+    behind += [(walk.layers[run].count - 1 - repetition, group) for group in walk.layers[run].pattern]
+    behind += [(1, group) for group in walk.layers[run].pattern[place + 1 :]]
+    lingering = [(times, group.part.lingers) for times, group in behind if group.part.lingers is not EMPTY and group.part.lingers.held]
+    return [*_gradients_left(step, run, repetition, place), *lingering]
+
+
+def _gradients_left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
     """Gradients that layers behind this one have left. When accumulating they have been added to the resident ones, and in a step inside
     backward they are used up, except a tied
     head's: autograd adds it to the embeddings' own before it reaches the parameter.

@@ -7,18 +7,19 @@ from memsheet.resolve.serving import LIBRARY, dequantizes
 from memsheet.spec import dtypes
 from memsheet.spec.defaults import (
     DEQUANTIZED,
+    DOUBLED,
     FIXED_BLOCK,
     GROUPED,
+    LORA_ALONE,
     QUANTIZED,
     STORED_TRAINABLE,
     TRAINABLE_QUANTIZED,
-    UNPACKED,
 )
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import DType, dtype_named
 from memsheet.spec.engine import Code, Engine
 from memsheet.spec.gguf_mixes import gguf_named
-from memsheet.spec.model import ModelSpec
+from memsheet.spec.model import ModelSpec, StoredQuantization
 from memsheet.spec.plan import Adapter, AdapterKind, Quantization
 
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
@@ -36,7 +37,7 @@ def quantization_of(
     if task == "train" and name is None and adapter is None and _dequantized(gaps, model):
         return None
     if task == "train" and model is not None and model.quantization is not None:
-        _check_stored(gaps, model.quantization.weights, adapter)
+        _check_stored(gaps, model.quantization, adapter)
     if name is None:
         return _stored(gaps, model, engine, cluster if task == "infer" else None)
     weights = gguf_named(name) if name.startswith("gguf:") else QUANTIZED.get(name)
@@ -46,11 +47,13 @@ def quantization_of(
     if name.startswith("gguf:") and name.removeprefix("gguf:") not in dtypes.GGUF and engine.server != "llama_cpp":
         hint = "engine llama.cpp runs it; or one type for all, such as gguf:Q4_K"
         gaps.wrong("quantization.weights", name, "is a mix of types that llama.cpp writes, modelled for that engine", hint)
-    if task == "train" and name not in (*TRAINABLE_QUANTIZED, *UNPACKED):
-        hint = f"modelled: {', '.join((*TRAINABLE_QUANTIZED, *UNPACKED))}"
+    if task == "train" and name not in TRAINABLE_QUANTIZED:
+        hint = f"modelled: {', '.join(TRAINABLE_QUANTIZED)}"
         gaps.wrong("quantization.weights", name, "is not modelled for training yet", hint)
-    if task == "train" and name in UNPACKED and adapter is not None and adapter.kind is not AdapterKind.LORA:
+    if task == "train" and name in LORA_ALONE and adapter is not None and adapter.kind is not AdapterKind.LORA:
         gaps.wrong("adapter.kind", adapter.kind.value, f"is not modelled over {name}", "lora")
+    if task == "train" and name == "int8":
+        _check_rows(gaps, name, engine)
     if task == "train" and adapter is None:
         gaps.wrong("quantization.weights", name, "freezes the weights, and nothing else trains", "add an adapter: --lora-rank 16")
     found = Quantization(weights=_scaled(gaps, name, weights), skip=_skipped(gaps, model))
@@ -76,13 +79,22 @@ def _dequantized(gaps: Gaps, model: ModelSpec | None) -> bool:
     return True
 
 
-def _check_stored(gaps: Gaps, stored: str, adapter: Adapter | None) -> None:
+def _check_stored(gaps: Gaps, of: StoredQuantization, adapter: Adapter | None) -> None:
     """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained itself."""
+    stored = of.weights
     hint = "give the base model" + (", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else "")
-    if stored not in STORED_TRAINABLE:
+    if stored not in STORED_TRAINABLE or (stored in LORA_ALONE and of.method != "bitsandbytes"):
         gaps.wrong("quantization_config", stored, "is a stored format that is not modelled for training", hint)
     elif adapter is None:
         gaps.wrong("quantization_config", stored, "freezes the weights, and nothing else trains", "give the base model, or --lora-rank 16")
+
+
+def _check_rows(gaps: Gaps, name: str, engine: Engine) -> None:
+    """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the parameter, no part of it
+    (bitsandbytes 95f9af3, nn/modules.py:719-748).
+    """
+    if engine.code is not Code.TRANSFORMERS or engine.sharding.gathers:
+        gaps.wrong("quantization.weights", name, f"is not modelled for {engine.name}", "engine transformers or deepspeed; or nf4")
 
 
 def _scaled(gaps: Gaps, name: str, weights: DType) -> DType:
@@ -92,8 +104,8 @@ def _scaled(gaps: Gaps, name: str, weights: DType) -> DType:
     if group is not None and name not in GROUPED and group != fixed:
         reason = f"is not the group of {name}" + (f", which is {fixed}" if fixed else ", which has none")
         gaps.wrong("quantization.group_size", group, reason, f"formats whose group may be chosen: {', '.join(GROUPED)}")
-    if double and name not in TRAINABLE_QUANTIZED:
-        gaps.wrong("quantization.double_quant", double, f"does not exist in {name}", f"{' and '.join(TRAINABLE_QUANTIZED)} have it")
+    if double and name not in DOUBLED:
+        gaps.wrong("quantization.double_quant", double, f"does not exist in {name}", f"{' and '.join(DOUBLED)} have it")
     if name == "nf4":
         return dtypes.NF4 if gaps.get("quantization.double_quant", True) else dtypes.NF4_SINGLE
     if name == "fp4":

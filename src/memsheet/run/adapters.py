@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
 from memsheet.run.dtypes import torch_dtype
+from memsheet.run.eight_bit import LinearInt8, lora_of_int8
 from memsheet.run.four_bit import can_quantize, four_bit
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.plan import AdapterKind, Plan, Quantization, RecomputeMode
@@ -20,7 +22,8 @@ _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
 maximum every 256 and a table of 256 values, beside the format's own 16."""
 
 
-STAND_IN = "bitsandbytes: Linear4bit"  # what a traced answer calls the layer below
+STAND_IN = {"nf4": "bitsandbytes: Linear4bit", "fp4": "bitsandbytes: Linear4bit", "int8": "bitsandbytes: Linear8bitLt"}
+"""What a traced answer calls the layers below, by the format."""
 
 
 def apply_served_adapters(model: nn.Module, plan: Plan) -> nn.Module:
@@ -54,7 +57,7 @@ def apply_adapter(model: nn.Module, plan: Plan) -> nn.Module:
     )  # fmt: skip
     if plan.quantization is not None and plan.adapter.kind is not AdapterKind.LORA:
         raise refuse("adapter.kind", plan.adapter.kind.value, "is not run over quantized weights", "lora")
-    config._register_custom_module({Linear4bit: _lora_of_4bit()})
+    config._register_custom_module({Linear4bit: _lora_of_4bit(), LinearInt8: lora_of_int8()})
     raised = plan.adapter.dtype is not plan.precision.parameters  # peft makes adapters in the base's dtype, and raises low ones to fp32
     if raised and plan.adapter.dtype is not FP32:
         raise refuse(
@@ -78,20 +81,20 @@ def _copied_anew(wrapper: Any) -> None:
 
 
 def apply_quantization(model: nn.Module, plan: Plan) -> nn.Module:
-    """Linear layers with 4-bit weights, in place: bitsandbytes' own where they can be, else a stand-in; the output projection stays as it is (transformers quantizers/base.py:39-63
+    """Linear layers with 4-bit or int8 weights, in place: bitsandbytes' own where they can be, else a stand-in; the output projection stays as it is (transformers quantizers/base.py:39-63
     get_keys_to_not_convert). Raises InputError for formats that have no stand-in.
     """
     how = plan.quantization
     if how is None:
         return model
-    if not how.weights.name.startswith(("nf4", "fp4")):
-        raise refuse("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4 or fp4")
-    head, real = model.get_output_embeddings(), can_quantize(model)  # type: ignore[operator]
-    compute = torch_dtype(plan.precision.compute, "precision.compute")
+    made = STAND_INS.get(how.weights.name.partition("-")[0])
+    if made is None:
+        raise refuse("quantize", how.weights.name, "has no stand-in on fake tensors", "nf4, fp4 or int8")
+    head, real = model.get_output_embeddings(), can_quantize(model) and made is Linear4bit  # type: ignore[operator]
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Linear) and module is not head and not _skipped(name, how):
             parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, four_bit(module, how, plan) if real else Linear4bit(module, how, compute))
+            setattr(model.get_submodule(parent), last, four_bit(module, how, plan) if real else made(module, plan))
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     model.is_loaded_in_4bit = real  # type: ignore[assignment]  # by which peft knows its own layers for them
@@ -121,9 +124,11 @@ class _Product(torch.autograd.Function):
 class Linear4bit(nn.Linear):
     """A stand-in for bitsandbytes' layer of that name, which cannot wrap a fake tensor: the same tensors, the same temporaries."""
 
-    def __init__(self, like: nn.Linear, how: Quantization, compute: torch.dtype) -> None:
+    def __init__(self, like: nn.Linear, plan: Plan) -> None:
         nn.Module.__init__(self)
-        self.compute = compute
+        assert plan.quantization is not None
+        how = plan.quantization
+        self.compute = torch_dtype(plan.precision.compute, "precision.compute")
         self.in_features, self.out_features = like.in_features, like.out_features
         elements, device = like.weight.numel(), like.weight.device
         blocks = -(-elements // _ABSMAX_BLOCK)
@@ -142,6 +147,9 @@ class Linear4bit(nn.Linear):
         lowered = x.to(self.compute)  # named until the result is handed back
         result: Tensor = _Product.apply(lowered, self.weight, bias, (self.out_features, self.in_features)).to(x.dtype)
         return result
+
+
+STAND_INS: dict[str, Callable[[nn.Linear, Plan], nn.Module]] = {"nf4": Linear4bit, "fp4": Linear4bit, "int8": LinearInt8}
 
 
 def _lora_of_4bit() -> type:

@@ -25,11 +25,16 @@ QUANTIZED = {
     "nvfp4": dtypes.NVFP4, "mxfp8": dtypes.MXFP8, "fp8-block": dtypes.FP8_BLOCK, "awq-int4": dtypes.AWQ_INT4,
     "gptq-int4": dtypes.GPTQ_INT4, "gptq-int8": dtypes.GPTQ_INT8,
 }  # fmt: skip
-TRAINABLE_QUANTIZED = ("nf4", "fp4")
-UNPACKED = ("gptq-int4",)  # trained beside by unpacking them for each product
-STORED_TRAINABLE = (*TRAINABLE_QUANTIZED, "nf4-single", "fp4-double")
+DOUBLED = ("nf4", "fp4")  # whose scales may be quantized again
+LORA_ALONE = ("int8", "gptq-int4")  # trained beside by adapters of one kind
+TRAINABLE_QUANTIZED = (*DOUBLED, *LORA_ALONE)
+STORED_TRAINABLE = (*DOUBLED, "nf4-single", "fp4-double", "int8")
+"""Formats of bitsandbytes that can be trained beside, as a checkpoint names them: by whether their scales are quantized again."""
+OUTLIER_COLUMNS = 7
+"""Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion parameters (arXiv:2208.07339,
+section 3.2). How many a run has depends on its data: none to all of them.
+"""
 DEQUANTIZED = ("fp8", "fp8-block", "mxfp4")  # released formats that are trained in another precision
-"""The same formats as a checkpoint names them, by whether their scales are quantized again."""
 FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
 """Elements that share a scale where the format leaves no choice (the sources stand with the dtypes)."""
 GROUPED = ("int4", "awq-int4", "gptq-int4", "gptq-int8", "fp8", "fp8-block")

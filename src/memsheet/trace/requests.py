@@ -30,7 +30,7 @@ def answer(request: Mapping[str, Any]) -> dict[str, Any]:
     with stand_ins(request["config"], how.device) as instead:
         found = [traced(rank, stage, partial(_timeline, request, plan, how, rank)) for rank, stage in stages.items()]
     if plan.quantization is not None:
-        instead["stand_ins"].append(QUANTIZED)
+        instead["stand_ins"].append(QUANTIZED[plan.quantization.weights.name.partition("-")[0]])
     more: dict[str, Any] = {key: names for key, names in instead.items() if names}
     if not request["depth"]:  # nobody who knows the family has counted them
         more["parameters"] = parameters_of(request["config"], plan)

@@ -13,7 +13,7 @@ from memsheet.engines.deepspeed import ALIGNMENT, BUCKETS, Buckets
 from memsheet.errors import Problem, require
 from memsheet.formulas.around.kept import Host
 from memsheet.formulas.around.zero_flow import persists, tensor_shard
-from memsheet.formulas.states.held import Held, module_of
+from memsheet.formulas.states.held import Held, module_of, row_scales
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula
 from memsheet.sheet import Component
@@ -172,7 +172,8 @@ def _parameters(zero: Zero) -> dict[Key, Count]:
     for h in zero.parameters:
         if not plan.offload.parameters or persists(h, zero.buckets):  # partition_parameters.py:1801-1815
             key = (C.PARAMETERS, module_of(h.path))
-            sizes[key] = sizes.get(key, 0) + h.times * h.dtype.nbytes(tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements)
+            stored = h.dtype.nbytes(tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements) + row_scales(h)
+            sizes[key] = sizes.get(key, 0) + h.times * stored
     if plan.zero in (1, 2):
         sizes[C.PARAMETERS, "zero/padding"] = zero.width * (zero.shard * zero.ranks - zero.total)
     return sizes

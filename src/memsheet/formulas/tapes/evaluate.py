@@ -250,6 +250,7 @@ class Part:
     again: Bag = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
     behind: Bag = EMPTY  # and at its backward's high-water mark when that is done
     hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
+    lingers: Bag = EMPTY  # of what it retained, what stays until the whole backward is over
     played: tuple[Tape, Tape | None, Axes] | None = None  # its tape, that of a forward that ran before, and the values of their axes
 
 
@@ -264,7 +265,7 @@ def choose(condition: Any, a: Part, b: Part) -> Part:
         retained=bag(a.retained, b.retained), cached=bag(a.cached, b.cached), forward=bag(a.forward, b.forward),
         backward=bag(a.backward, b.backward), gradients=bag(a.gradients, b.gradients), arriving=bag(a.arriving, b.arriving),
         output=where(condition, a.output, b.output), keeps_input=a.keeps_input, again=bag(a.again, b.again), behind=bag(a.behind, b.behind),
-        hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)),
+        hosted=tuple(where(condition, one, other) for one, other in zip(a.hosted, b.hosted, strict=True)), lingers=bag(a.lingers, b.lingers),
     )  # fmt: skip
 
 
@@ -375,7 +376,7 @@ def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Ta
         hosted = tuple(sizes[i] for i in tape.hosted)
         return Part(
             retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs), hosted=hosted,
-            played=(tape, None, axes),
+            lingers=Bag.of((keys[i], sizes[i]) for i in sorted(tape.lingering)), played=(tape, None, axes),
         )  # fmt: skip
     light = _sizes(forward, axes)
     light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
@@ -392,4 +393,5 @@ def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Ta
     return Part(
         merge([(1, kept), (1, chosen)]) if chosen.held else kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
         behind=backward, hosted=tuple(light[i] for i in forward.hosted), played=(tape, forward, axes),
+        lingers=Bag.of((light_keys[i], light[i]) for i in sorted(forward.lingering)),
     )  # fmt: skip

@@ -144,6 +144,8 @@ class Graph:
         self.chosen = chosen
         self._products = 0
         self._results: list[Storage] = []  # of chosen operations, in order
+        self._held: list[Storage] = []  # by functions themselves, which no hook on saved tensors sees
+        self._passing: list[Storage] = []  # the same in a forward that runs again, whose graph goes when it has run
         self._before: frozenset[int] = frozenset()
         self.in_backward = False  # a part's forward runs again
         self._recomputed: frozenset[int] = frozenset()
@@ -203,7 +205,7 @@ class Graph:
         self.log.clear()
         self._inputs.clear()
         self._products = 0
-        self._before = frozenset(storage.index for storage in self._results)
+        self._before = frozenset(storage.index for storage in (*self._results, *self._held))
         self.pass_ = Pass.RECOMPUTED
 
     def grad(self, shape: Shape, dtype: DType, path: str | None = None) -> Grad:
@@ -220,13 +222,18 @@ class Graph:
     def parameter(self, path: str, shape: Shape, dtype: DType, *, trains: bool = True, joined: Joined = Joined.NO) -> Tensor:
         return Tensor(None, shape, dtype, Leaf(path, shape, dtype, joined=joined) if trains else None, stays=True)
 
-    def apply(self, out: Tensor, inputs: tuple[Tensor, ...], saved: Iterable[Tensor], backward: Backward) -> Tensor:
-        """Give ``out`` its place in the graph.
+    def apply(
+        self, out: Tensor, inputs: tuple[Tensor, ...], saved: Iterable[Tensor], backward: Backward, held: Iterable[Tensor] = ()
+    ) -> Tensor:
+        """Give ``out`` its place in the graph. ``held``: what a function keeps in attributes of its own, past every hook, until the whole
+        graph goes.
 
         ``backward(g)`` returns a gradient for each input (None where not needed); the engine then sums and casts it to the input's
         shape and dtype where they differ (validate_outputs).
         """
         edges = tuple((t.node, t.port) if t.node else None for t in inputs)
+        if any(edges) or not self.saves:
+            self._hold(held)
         if any(edges) and self.saves:
             self._nodes += 1
             metas = [(t.shape, t.dtype) for t in inputs]
@@ -234,6 +241,11 @@ class Graph:
             kept = [Copied(self._copied(t), t.shape, t.dtype) if self.offloads and not t.stays else t.storage for t in saved]
             out.node = Node(self._nodes, module, edges, metas, kept, backward)
         return out
+
+    def _hold(self, held: Iterable[Tensor]) -> None:
+        """Keep what a function holds; a checkpoint keeps what it was handed itself."""
+        kept = [t.storage for t in held if t.storage is not None and (self.saves or t.storage.index not in self._inputs)]
+        (self._passing if self.pass_ is Pass.RECOMPUTED else self._held).extend(kept)
 
     def hosts(self, x: Tensor) -> bool:
         """Whether what is saved goes to the host; then it is noted, for a node that brings it back piece by piece."""
@@ -298,6 +310,7 @@ class Graph:
         shape, dtype = output.shape, output.dtype
         for t in (*inputs, *cache, output):
             t.storage = t.node = None
+        self._passing.clear()
         forward = tuple(self.log)
         hosted = self._hosted if self.pass_ is not Pass.LIGHT else sorted(self._inputs) if self.offloads else []
         saved = (self._before | {i for event, i in forward if event is Event.ALLOC}) - {i for event, i in forward if event is Event.FREE}
@@ -305,11 +318,13 @@ class Graph:
         if root is not None:
             self._play(root, Grad(self.storage(gradient, shape, dtype) if gradient else None, shape, dtype))
         backward = tuple(self.log)
+        stays = frozenset(storage.index for storage in self._held)
         self._results.clear()
+        self._held.clear()
         return Tape(
             tuple(self.entries), forward, backward, saved, cached, outputs=frozenset({made}) - {-1},
             handed=frozenset(self._inputs), waiting=self._waiting or frozenset(), hosted=tuple(hosted), recomputed_saved=self._recomputed,
-            before=self._before,
+            before=self._before, lingering=stays,
         )  # fmt: skip
 
     def _play(self, root: Edge, grad: Grad) -> dict[Node, dict[int, Grad]]:

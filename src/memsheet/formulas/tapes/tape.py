@@ -55,6 +55,7 @@ class Tape:
     waiting: frozenset[int] = frozenset()
     """Gradients that are there when backward first reads something saved, which is when recompute starts."""
     before: frozenset[int] = frozenset()  # results that a selective checkpoint has kept for a forward that runs again
+    lingering: frozenset[int] = frozenset()  # held until the whole graph goes, however far backward is
 
     @property
     def inputs(self) -> frozenset[int]:

@@ -46,7 +46,7 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.tapes.evaluate import Bag, with_products
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, BOOL, FP32
+from memsheet.spec.dtypes import BF16, BOOL, FP32, INT8
 from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
 from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
@@ -142,6 +142,7 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
         *_other_heads(spec, plan),
         *_modules(spec, plan),
         *_moved_activations(plan),
+        *_int8_rows(plan),
         *_tensor_parallel(spec, plan),
         *_idle_dropout(spec, plan),
         *sparse_problems(spec, plan),
@@ -179,6 +180,20 @@ def _moved_activations(plan: Plan) -> list[Problem]:
         return []
     why = f"is modelled of recomputed layers alone for {plan.engine}: gathered parameters would be moved with them"
     return [Problem(field="offload.activations", value=True, reason=why, hint="add --recompute full")]
+
+
+def _int8_rows(plan: Plan) -> list[Problem]:
+    """What is not modelled over LLM.int8(), whose layers hold their input past every checkpoint (``formulas/int8.py``)."""
+    if plan.quantization is None or plan.quantization.weights is not INT8:
+        return []
+    again, over = plan.recompute, "is not modelled over int8 weights"
+    nested = again.mode is RecomputeMode.SELECTIVE or again.stretched
+    reasons = [
+        ("recompute", again.mode.value, f"of some modules or several layers together {over}", nested, "--recompute full or none"),
+        ("offload.activations", True, over, plan.offload.activations, "leave it out"),
+        ("mesh.tp", plan.mesh.tp, over, agreed(plan.mesh.tp > 1), "without tp"),
+    ]
+    return [Problem(field=field, value=value, reason=reason, hint=hint) for field, value, reason, holds, hint in reasons if holds]
 
 
 def _tensor_parallel(spec: ModelSpec, plan: Plan) -> list[Problem]:

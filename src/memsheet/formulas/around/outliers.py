@@ -1,0 +1,60 @@
+"""How many columns LLM.int8() keeps unquantized, which is known when a run's data is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from memsheet.arith import Count
+from memsheet.formulas.around.kept import Kept
+from memsheet.formulas.groups import Walk
+from memsheet.formulas.int8 import OUTLIERS
+from memsheet.formulas.states.held import Held, held_tensors, module_of
+from memsheet.formulas.tapes.evaluate import Key
+from memsheet.references import LLM_INT8, formula
+from memsheet.sheet import Component
+from memsheet.spec.defaults import OUTLIER_COLUMNS
+from memsheet.spec.dtypes import INT8
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.plan import Plan, RecomputeMode
+
+NOTE = (
+    f"LLM.int8() keeps columns of a layer's input that have an outlier (6.0 and above) beside it; how many is up to the data: {OUTLIER_COLUMNS} a "
+    "layer are expected (arXiv:2208.07339), none to all of them is the range"
+)
+
+REENTRANT = (
+    "its layers hold their input in attributes, which a checkpoint does not drop unless it is reentrant (LLaMA-Factory's default, and transformers' "
+    "before version 5): the low end"
+)
+
+
+def with_outliers(kept: Kept, walks: Iterable[Walk], model: ModelSpec, plan: Plan) -> Kept:
+    """The columns with an outlier are known when a run's data is: from none to all of each layer's input. What layers hold past a checkpoint
+    is dropped where its kind runs forward without a graph.
+    """
+    columns = {(Component.SAVED_ACTIVATIONS, f"{module_of(h.path)}/{OUTLIERS}"): (0, input_bytes(h, plan)) for h in _rows(model, plan)}
+    if not columns:
+        return kept
+    full = plan.recompute.mode is RecomputeMode.FULL
+    past: dict[Key, tuple[Count, Count]] = dict.fromkeys(_held_past(walks), (0, 0)) if full else {}
+    return replace(kept, ranges={**kept.ranges, **past, **columns}, notes=(*kept.notes, NOTE, *([REENTRANT] if full else [])))
+
+
+def _held_past(walks: Iterable[Walk]) -> Iterator[Key]:
+    groups = (group for walk in walks for layers in walk.layers for group in layers.pattern)
+    yield from (key for group in groups for key in group.part.lingers.held)
+
+
+def _rows(model: ModelSpec, plan: Plan) -> Iterator[Held]:
+    if plan.quantization is not None and plan.quantization.weights is INT8:
+        yield from (h for h in held_tensors(model, plan) if h.dtype is INT8)
+
+
+@formula(
+    cites=LLM_INT8, at="section 3.2: outliers are all values of a column in which one is 6 or more; bitsandbytes keeps them for backward"
+)
+def input_bytes(held: Held, plan: Plan) -> Count:
+    """Bytes of the whole input of all layers with such a matrix."""
+    wider = max(plan.precision.compute, plan.precision.parameters, key=lambda dtype: dtype.bits)  # norms in autocast hand on the latter
+    return held.times * wider.nbytes(plan.microbatch * plan.seq_len * held.shape[-1])
