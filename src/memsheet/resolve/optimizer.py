@@ -1,0 +1,57 @@
+"""The optimizer by any of its names, and how it is stepped."""
+
+from __future__ import annotations
+
+from memsheet.gaps import Gaps
+from memsheet.spec.engine import Engine, Sharding
+from memsheet.spec.plan import Implementation, Optimizer, OptimizerName
+
+OPTIMIZER_ALIASES = {
+    "adam": "adamw", "adamwtorch": "adamw", "adamwhf": "adamw", "adam8bit": "adamw_8bit", "adamwbnb8bit": "adamw_8bit",
+    "pagedadamw32bit": "paged_adamw", "pagedadam": "paged_adamw", "pagedadam8bit": "paged_adamw_8bit", "lion32bit": "lion",
+    "galoreadamw": "galore",
+}  # fmt: skip
+"""Other names of optimizers, without dashes and underscores."""
+GALORE_RANK = 128
+"""Of the projections (transformers 5.23 trainer_optimizer.py:115)."""
+
+
+def optimizer_of(gaps: Gaps, engine: Engine) -> Optimizer:
+    spelled = gaps.request.get("optimizer.name")
+    plain = str(spelled).lower().replace("-", "").replace("_", "")
+    known = {member.value.replace("_", ""): member.value for member in OptimizerName}
+    names = Gaps({"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))}, gaps.assumed, gaps.problems)
+    name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
+    allowed = _implementations(name, engine)
+    default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]
+    chosen = gaps.choice("optimizer.implementation", default, allowed, name.value)
+    if name is OptimizerName.GALORE:
+        return Optimizer(name=name, implementation=chosen, rank=gaps.get("optimizer.rank", GALORE_RANK))
+    if gaps.request.get("optimizer.rank") is not None:
+        gaps.wrong("optimizer.rank", gaps.request["optimizer.rank"], f"has no meaning for {name.value}", "galore has projections")
+    return Optimizer(name=name, implementation=chosen)
+
+
+_TORCH = (Implementation.FUSED, Implementation.FOREACH, Implementation.LOOP)
+_OTHERS: dict[OptimizerName, tuple[Implementation, ...]] = {
+    **dict.fromkeys((OptimizerName.ADAMW_8BIT, OptimizerName.LION_8BIT, OptimizerName.PAGED_ADAMW, OptimizerName.PAGED_ADAMW_8BIT), (Implementation.BNB,)),
+    **dict.fromkeys((OptimizerName.ADAM_MINI, OptimizerName.GALORE, OptimizerName.LORA_FA), (Implementation.LOOP,)),
+    OptimizerName.ADAFACTOR: (Implementation.LOOP, Implementation.FOREACH),  # transformers' own, torch's
+    OptimizerName.LION: (Implementation.LOOP, Implementation.FOREACH),  # lion-pytorch's two
+    OptimizerName.MUON: _TORCH,  # of the AdamW beside it
+}  # fmt: skip
+
+
+def _implementations(name: OptimizerName, engine: Engine) -> tuple[Implementation, ...]:
+    """How an optimizer can run; the first is the usual one. DTensor shards no fused SGD (torch 2.13 distributed/tensor/_ops/_pointwise_ops.py)."""
+    alone = engine.sharding is Sharding.REPLICATED
+    if name is OptimizerName.LION and engine.sharding is Sharding.DEEPSPEED:
+        return _TORCH  # its FusedLion
+    if name in _OTHERS:
+        more = {OptimizerName.ADAMW_8BIT: (Implementation.TORCHAO,), OptimizerName.LION: (Implementation.BNB,)}.get(name, ())
+        return (*_OTHERS[name], *(more if alone else ()))
+    if engine.sharding is Sharding.FSDP2 and name in (OptimizerName.SGD, OptimizerName.SGD_MOMENTUM):
+        return Implementation.FOREACH, Implementation.LOOP
+    if name is OptimizerName.ADAMW and engine.default_implementation not in _TORCH:
+        return (engine.default_implementation, Implementation.APEX, *_TORCH)
+    return (*_TORCH, Implementation.APEX, Implementation.TRANSFORMERS) if alone and name is OptimizerName.ADAMW else _TORCH
