@@ -7,14 +7,16 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.exchange import UNSET, Format, Key, Values
 from memsheet.spec.segments import ALLOCATOR, OLDER, segments
 from memsheet.spec.serve_command import SCRIPTS, one_node, server_of
+from memsheet.spec.serve_script import unset
 
 VERSION = "sbatch as its manual says (Slurm)"
 RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
-_DIRECTIVE = re.compile(r"#SBATCH\s++--([a-z-]++)(?:[=\s]++(\S++))?\s*+")  # nothing is gone back to: lines may be long
+_DIRECTIVE = re.compile(r"#SBATCH\s++--([a-z-]++)(?:[=\s]++(\S.*+)?)?")  # nothing is gone back to: lines may be long
+_PLACE = re.compile(r"<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}")
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
 
@@ -38,13 +40,19 @@ def _parse(text: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     for line in text.splitlines():
         if told := _DIRECTIVE.fullmatch(line):
-            value = told[2]
-            found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else value
+            value = _first_word(told[2]) if told[2] else None
+            found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else UNSET if unset(value) else value
         elif line.startswith((f"export {ALLOCATOR}=", f"export {OLDER}=")):
             found[ALLOCATOR] = line.partition("=")[2]
         elif line.startswith("srun "):
             found[RUNS] = next((script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN)
     return found
+
+
+def _first_word(text: str) -> str:
+    """A directive's value without what stands behind it: a place to fill in may have spaces."""
+    place = _PLACE.match(text)
+    return place[0] if place else text.split(maxsplit=1)[0]
 
 
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:

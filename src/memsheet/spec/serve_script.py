@@ -147,14 +147,17 @@ def expand(text: str, known: Mapping[str, str], budget: Budget, *, defaults: boo
     return made
 
 
+_PLACE = re.compile(r"[\w:.=-]*+(?:<[^<>]++>|\{\{[^{}]++\}\})[\w:.-]*+")
+
+
 def variables(text: str) -> list[tuple[str, str]]:
     """Variables of a text that nobody set, with their defaults."""
     return [(found[1] or found[4], found[3] or "") for found in _VARIABLE.finditer(text)]
 
 
 def unset(text: object) -> bool:
-    """Whether what the engine gets is not in the text."""
-    return isinstance(text, str) and "$" in text
+    """Whether what the engine gets is not in the text: a variable is left, or a place that somebody is to fill in (``<N>``, ``{{ nodes }}``)."""
+    return isinstance(text, str) and ("$" in text or _PLACE.fullmatch(text) is not None)
 
 
 def starts(words: Sequence[str], launches: Iterable[tuple[str, ...]], images: Iterable[str]) -> int | None:

@@ -1,0 +1,48 @@
+"""Batch scripts and launches with places that somebody is to fill in: read as not known, and said."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from memsheet.cli import main
+
+PLACES = ["<N>", "<number of nodes>", "${N}", "$N", "{{nodes}}", "{{ nodes }}", "${N:-}", "<N>  # fill in"]
+DIRECTIVES = ["nodes", "gpus-per-node", "gres", "ntasks-per-node"]
+
+
+def checked(path, text: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, dict, str]:
+    path.write_text(text)
+    code = main(["check", str(path), "--model", "llama-tiny", "--seq-len", "64", "--json"])
+    found = capsys.readouterr()
+    return code, json.loads(found.out), found.err
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("directive", DIRECTIVES)
+@pytest.mark.parametrize("between", ["=", " "])
+def test_a_directive_that_is_to_be_filled_in_is_not_known(place, directive, between, tmp_path, capsys):
+    more = "" if directive == "nodes" else "#SBATCH --nodes=2\n"
+    text = f'#!/bin/bash\n{more}#SBATCH --{directive}{between}{place}\nsrun torchrun --nnodes="$SLURM_JOB_NUM_NODES" train.py\n'
+    code, found, _ = checked(tmp_path / "job.sh", text, capsys)
+    assert code in (0, 10, 11)
+    (file,) = (one for one in found["files"] if one["format"] == "slurm")
+    said = [line for line in (*found["assumed"], *(f"{one['key']}" for one in file["unmodelled"]), *file["ignored"]) if directive in line]
+    assert said
+    assert found["starts"]
+
+
+@pytest.mark.parametrize("place", [place for place in PLACES if " " not in place and ":-" not in place])
+@pytest.mark.parametrize("flag", ["nnodes", "nproc-per-node"])
+def test_a_launch_that_is_to_be_filled_in_is_not_known(place, flag, tmp_path, capsys):
+    code, found, _ = checked(tmp_path / "run.sh", f'torchrun --{flag}="{place}" train.py\n', capsys)
+    assert code in (0, 10, 11)
+    assert any(f"--{flag}" in line for line in found["assumed"])
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "<", "N>"])
+def test_what_is_no_place_and_no_number_is_refused(value, tmp_path, capsys):
+    code, found, _ = checked(tmp_path / "job.sh", f"#!/bin/bash\n#SBATCH --nodes={value}\nsrun torchrun train.py\n", capsys)
+    assert code == 2
+    assert found["schema"] == "memsheet/error/1"
