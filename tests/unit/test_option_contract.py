@@ -212,3 +212,22 @@ def test_a_kind_of_recompute_that_is_implied_is_refused_as_if_it_were_named(name
     elif implied not in found_engine(name).recompute:
         with pytest.raises(InputError, match=f"recompute.{part}"):
             resolve({**TRAIN, "engine": name, f"recompute.{part}": value}, model(), None)
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
+def test_what_a_release_cannot_move_to_the_host_is_refused_with_its_reason_and_what_does_it_instead(name: str) -> None:
+    engine = found_engine(name)
+    assert engine is not None
+    assert not set(engine.never_offloads) & set(engine.offload)
+    with pytest.raises(InputError) as refused:
+        memsheet.train("llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=name, offload="activations", fix=False)
+    (problem,) = refused.value.problems
+    assert problem.field == "offload.activations"
+    assert problem.reason == engine.never_offloads["activations"]
+    assert problem.hint is not None
+    assert "fsdp2" in problem.hint
+    assert memsheet.train("llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=name, recompute="full", fix=False).sheets
+    for other in ("fsdp2", "deepspeed"):
+        assert memsheet.train(
+            "llama-2-7b", gpus="8xA100-80GB", seq_len=2048, engine=other, recompute="full", offload="activations", fix=False
+        )

@@ -44,6 +44,10 @@ ENGINE = Engine(
     scatters_for_experts=True,  # moe/moe_layer.py:315-320 raises otherwise
     selective=("core_attn",),
     workspaces=("transformer_engine",),
+    never_offloads={  # training/arguments.py of 23e00ed; d98e8a6 has both
+        "activations": "is no option of pretrain_gpt.py in core 0.14, which is modelled: --cpu-offloading-num-layers and "
+        "--fine-grained-activation-offloading came later",
+    },
     evidence={
         "activations": Cited(MEGATRON, "transformer/attention.py, mlp.py, moe; TransformerEngine's modules"),
         "context_parallel": Cited(MEGATRON, "extensions/transformer_engine.py:810: point to point unless given"),

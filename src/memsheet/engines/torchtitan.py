@@ -118,6 +118,9 @@ ENGINE = Engine(
     schedules=(Schedule.ONE_F_ONE_B, Schedule.GPIPE),
     optimizers=(OptimizerName.ADAMW,),
     default_implementation=Implementation.FUSED,
+    never_offloads={  # distributed/fsdp.py:231 moves parameters and states; experiments/graph_trainer/cpu_offload.py is another program
+        "activations": "is nothing that torchtitan's trainer does: it moves parameters and states alone, and its experiment graph_trainer is another program",
+    },
     evidence={
         "activations": _code("models/llama/model.py", 172, END_2024),
         "recompute": _code("parallelisms/parallelize_llama.py", 214, END_2024),

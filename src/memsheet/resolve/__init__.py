@@ -180,10 +180,16 @@ def _engine_there(names: tuple[str, ...], task: str) -> str | None:
     return next((name for name in names if (engine := find_engine(name)) and task in engine.tasks), None)
 
 
+_INSTEAD = {"activations": "--recompute full drops them; or engine fsdp2 or deepspeed"}
+
+
 def _offload(gaps: Gaps, engine: Engine) -> Offload:
     wanted = {key: gaps.request.get(f"offload.{key}") for key in ("optimizer", "parameters", "activations")}
     for key, value in wanted.items():
         if value and key not in engine.offload:
+            if reason := engine.never_offloads.get(key):
+                gaps.wrong(f"offload.{key}", value, reason, _INSTEAD.get(key, "leave it out"))
+                continue
             has = f"it offloads {', '.join(engine.offload)}" if engine.offload else "engine deepspeed offloads optimizer and parameters"
             gaps.wrong(f"offload.{key}", value, f"is not modelled for {engine.name} yet", has)
     return Offload(

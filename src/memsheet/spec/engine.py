@@ -94,6 +94,7 @@ class Engine:
     targets: frozenset[str] = frozenset()  # of LoRA, that its own model code has whatever a model calls its layers
     adapter_dtype: str = "fp32"  # that adapters are trained in; peft raises them unless the engine casts the whole model
     offload: tuple[str, ...] = ()
+    never_offloads: Mapping[str, str] = field(default_factory=dict)  # what the release that was read cannot move to the host, and why
     processor: bool = False  # computes on a CPU, whose kernels are others; set by account, not by an engine's file
     whole_roles: frozenset[Role] = frozenset()  # tensors every tensor-parallel rank keeps whole
     whole_latent: bool = False  # latent attention is not split
