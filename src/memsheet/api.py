@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -41,6 +42,7 @@ from memsheet.spec.options import InferOptions, Method, Model, Seconds, TrainOpt
 from memsheet.spec.overriding import without_overridden
 from memsheet.spec.plan import Plan
 from memsheet.spec.together import SEQUENCES
+from memsheet.spec.values import option_problems
 from memsheet.spec.words import ACCUMULATION, Asked, accumulated, in_our_words, refuse_counts
 from memsheet.units import format_bytes, parse_bytes
 
@@ -86,7 +88,8 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
     except ModuleNotFoundError as error:
         raise (missing_package(error) or error) from error
 
-    if method is not None and method not in METHODS:
+    require(option_problems({"top": top}))
+    if method is not None and (not isinstance(method, str) or method not in METHODS):
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
         raise refuse("parameters", options["parameters"], "has no activations, so no plan can be searched", "name a model")
@@ -205,8 +208,9 @@ def question(
     does it, by every command. ``searched``: the counts that a search varies, in words; ``varied``: groups of keys of which it tries every value, a
     library's own among them; ``settled``: keys that are spoken of elsewhere.
     """
+    require(option_problems(options))
     where = {key: options.pop(key, None) for key in ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan", "parameters", "fix")}
-    document = _document(where["plan"])
+    document = flatten(plan_document_of(where["plan"]))
     asked = in_our_words(options, task, document)
     request = {**without_overridden(document, asked.request), **asked.request, "task": task}
     where["wanted"] = next((asked.request[key] for key in SEQUENCES if asked.request.get(key)), None) if task == "infer" else None
@@ -422,15 +426,15 @@ def catalogued(name: str) -> Mapping[str, Any] | None:
     return find_model(name)
 
 
-def _document(plan: Any) -> dict[str, Any]:
-    """A plan file, its text on a pipe, or a dict, as a request."""
+def plan_document_of(plan: Any) -> Mapping[str, Any]:
+    """The object that a plan file or a dict holds; an empty one where there is no plan."""
+    if isinstance(plan, str | PathLike):
+        plan = _read_plan(Path(plan))
     if plan is None:
         return {}
-    if isinstance(plan, str | Path):
-        plan = _read_plan(Path(plan))
-    if not isinstance(plan, Mapping):
+    if not isinstance(plan, Mapping) or not all(isinstance(key, str) for key in plan):
         raise refuse("plan", plan, "is not an object of memsheet/plan/1")
-    return flatten(plan)
+    return plan
 
 
 def _read_plan(path: Path) -> Any:

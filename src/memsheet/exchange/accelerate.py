@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.spec.exchange import Format, Key, Values, precision_word
+from memsheet.spec.exchange import Format, Key, Values, plan_word, precision_word
 
 VERSION = "accelerate 1.15.0"
 F, D, M = "fsdp_config", "deepspeed_config", "parallelism_config"
@@ -111,7 +111,7 @@ def _degree(axis: str) -> Key:
 
 def _device(name: str, plan: str, line: int) -> Key:
     def back(value: Any, _: Values) -> Mapping[str, Any]:
-        return {plan: {"cpu": 1, "nvme": 1, "none": 0}.get(value, value)}
+        return {plan: plan_word({"cpu": 1, "nvme": 1, "none": 0}, value)}
 
     return Key(
         at=f"{D}.{name}", out=_of_deepspeed(plan, device=True), back=back, holds=("cpu", "none"), instead="host memory: disks are not modelled",

@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.engines.deepspeed import BUCKETS
 from memsheet.errors import Problem
-from memsheet.spec.exchange import AUTO, Format, Key, Moved, Values
+from memsheet.spec.exchange import AUTO, Format, Key, Moved, Values, plan_word
 
 VERSION = "DeepSpeed 0.19.8"  # every line below is of its commit edaa7221, under deepspeed/runtime
 _FIELDS = ("parameters", "compute", "gradients", "reduce", "master_weights", "moments")
@@ -43,7 +43,7 @@ def _read_precision(_: Any, values: Values) -> Mapping[str, Any]:
 
 def _offload_share(value: Any, values: Values) -> Mapping[str, Any]:
     known = {"cpu": values.get(f"{HOST}.ratio") or 1, "nvme": 1, "none": 0}
-    return {"offload.optimizer": known.get(value, value)}
+    return {"offload.optimizer": plan_word(known, value)}
 
 
 def _buckets(asked: Values) -> Mapping[str, Any]:
@@ -116,7 +116,7 @@ KEYS = (
     ),
     Key(
         at=f"{P}.device", out=lambda a: "cpu" if a.get("offload.parameters") == 1 else None,
-        back=lambda v, _: {"offload.parameters": {"cpu": 1, "nvme": 1, "none": 0}.get(v, v)}, **ON_HOST, source="zero/offload_config.py:24",
+        back=lambda v, _: {"offload.parameters": plan_word({"cpu": 1, "nvme": 1, "none": 0}, v)}, **ON_HOST, source="zero/offload_config.py:24",
     ),
     Key(
         at="bf16.enabled", out=lambda a: {"bf16": True, "fp32": False}.get(str(a.get("precision.parameters"))), back=_read_precision, usual=False,

@@ -78,7 +78,8 @@ def _nodes(values: Values) -> Any:
         values.get(f"{MASTER}.replicas", 1 if any(at.startswith(MASTER) for at in values) else 0),
         values.get(f"{WORKER}.replicas", 0),
     ]
-    return next((count for count in counts if not isinstance(count, int) or isinstance(count, bool)), None) or sum(counts)
+    strange = [count for count in counts if not isinstance(count, int) or isinstance(count, bool)]
+    return strange[0] if strange else sum(counts)
 
 
 def _per_pod(value: Any, values: Values) -> Mapping[str, Any]:

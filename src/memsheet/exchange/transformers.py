@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from memsheet.spec.exchange import Format, Key, Moved, Values, is_key, precision_word
+from memsheet.spec.exchange import Format, Key, Moved, Values, is_key, plan_word, precision_word
 from memsheet.spec.library_defaults import own_default
 from memsheet.spec.trainer_script import BITS, LORA, SCRIPT, SFT_OWN, UNSAID, arguments_of
 from memsheet.spec.trainers import with_master
@@ -155,7 +155,7 @@ KEYS = (
     Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=loaded, source="modeling_utils.py, from_pretrained: dtype"),
     Key(
         at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
-        back=lambda v, _: {"attention": {"flash_attention_2": "flash", "flash_attention_3": "flash"}.get(v, v)},
+        back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
     ),
     Key(
         at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from memsheet import api
 from memsheet.budget import Answer, Result
-from memsheet.errors import InputError, refuse, require
+from memsheet.errors import InputError, Problem, refuse, require
 from memsheet.exchange import MOST_SCRIPT, as_released, as_stored
 from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, least_of, left_open, stand_in, stored_as
 from memsheet.exchange.lint import Case, Found, Rule, lint
@@ -27,6 +27,7 @@ from memsheet.spec.model import ModelSpec
 from memsheet.spec.of_the_script import absent_files
 from memsheet.spec.options import InferOptions
 from memsheet.spec.trainer_script import UNSAID
+from memsheet.spec.values import option_problems
 from memsheet.spec.words import accumulated, in_our_words
 
 MAX_FILES = 64
@@ -45,8 +46,11 @@ def check(*files: str | PathLike[str], model: str | None = None, **options: Unpa
     ``files``: those of one job, or the folder that holds them; ``model``: the one that is trained or served, where no file names it.
     Keywords as for ``memsheet.train``, ``gpus`` among them, say what the files leave open. Raises InputError for what cannot be read.
     """
+    require(option_problems(options))
     asked = {**dict.fromkeys(MACHINES), **options}
     question = {key: asked.pop(key) for key in MACHINES}
+    question["plan"] = api.plan_document_of(question["plan"]) or None
+    require(Problem(field="file", value=file, reason="is no name of a file") for file in files if not isinstance(file, str | PathLike))
     checked = checking(tuple(map(str, files)), model, question, read_flags(asked, question["gpus"]))
     return replace(checked, answer=public_answer(checked.answer)) if checked.answer else checked
 
@@ -83,8 +87,8 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     name = model or document.get("model") or _named(reads)
     reads = {read_name: _stored(read, name) for read_name, read in reads.items()}
     gpus = question["gpus"] or _cards(document.get("gpus"), reads)
+    require(problem for read in reads.values() for problem in read.problems)
     whole = together(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
-    require(whole.problems)
     ask = {**where, "gpus": gpus, "model": name}
     strange = _strange(reads, {**request, **flags})
     answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)

@@ -43,4 +43,6 @@ def instant_named(name: str) -> Instant:
 def _document(source: SheetSource, side: str) -> Document:
     if isinstance(source, budget.Answer):
         return sheets_within(sheet_document(source), side)
+    if not isinstance(source, str | PathLike | Mapping):
+        raise refuse(side, source, "is neither an answer, an object of memsheet/sheet/1 nor a file of one")
     return sheets_within(source, side) if isinstance(source, Mapping) else read_sheets(str(source))

@@ -36,6 +36,8 @@ def explain(name: str) -> Term:
 
     Case, dashes and spaces do not matter. Raises InputError with the nearest names.
     """
+    if not isinstance(name, str):
+        raise refuse("term", name, "is not text", "`memsheet explain` lists the terms")
     key = _term_key(name)
     found = _named(_catalogued()).get(key) or _words().get(key) or _formulas().get(key)
     if found is not None:

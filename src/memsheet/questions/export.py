@@ -13,7 +13,6 @@ from memsheet.budget import Answer
 from memsheet.errors import Problem, refuse, require
 from memsheet.exchange import Files, find_format, of_version, told, write
 from memsheet.exchange.together import asked_of
-from memsheet.guard import read_json
 from memsheet.report.files import check_folder, write_all
 from memsheet.report.json import dumps, plan_document, sheet_document
 from memsheet.report.plan_words import seconds
@@ -46,11 +45,17 @@ def export(
     ``plan``: an answer, or an object or a file of memsheet/plan/1, plans/1 or sheet/1; ``to``: formats ("deepspeed,accelerate");
     ``pick``: which plan of several; ``force``: write over files that are there. Raises InputError for what a format cannot say.
     """
-    names = to.split(",") if isinstance(to, str) else to
-    exported = exported_files(_document(plan), [name.strip() for name in names if name.strip()], pick)
+    exported = exported_files(_document(plan), _format_names(to), pick)
     if out is not None:
         write_files(exported.files, Path(out), force=force)
     return dict(exported.files)
+
+
+def _format_names(to: Any) -> list[str]:
+    names = to.split(",") if isinstance(to, str) else to
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise refuse("to", to, "is no list of names of formats", 'for example "deepspeed,accelerate"')
+    return [name.strip() for name in names if name.strip()]
 
 
 def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int | None = None) -> Exported:
@@ -77,10 +82,9 @@ def exported_files(document: Mapping[str, Any], names: Sequence[str], pick: int 
 def _document(plan: Any) -> Mapping[str, Any]:
     if isinstance(plan, budget.Answer):
         return sheet_document(plan)
-    found = read_json(Path(plan)) if isinstance(plan, str | PathLike) else plan
-    if not isinstance(found, Mapping):
-        raise refuse("plan", plan, "is not an object of memsheet/plan/1")
-    return found
+    if plan is None:
+        raise refuse("plan", None, "is missing", "a file of memsheet/plan/1")
+    return api.plan_document_of(plan)
 
 
 def _asked(answer: Answer, written: Mapping[str, Any]) -> dict[str, Any]:

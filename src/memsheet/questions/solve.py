@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
-from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from memsheet import api
 from memsheet.budget import Beside
 from memsheet.catalog import find_device, model_names
-from memsheet.errors import refuse
-from memsheet.guard import read_json
+from memsheet.errors import refuse, require
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config, read_model
 from memsheet.spec.device import parse_gpus
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.options import InferOptions, Model
+from memsheet.spec.values import option_problems
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +46,7 @@ def solve(what: str, model: Model | None = None, *, most: int | None = None, **o
     tokens, sequences or GPUs. ``model`` and keywords as for ``memsheet.train``; of "gpus" a card without a count, of "parameters" the
     model names the family that is scaled. Raises InputError with every problem of the question.
     """
+    require(option_problems({**options, "most": most}))
     return solved(target_named(what), {"model": model, **dict.fromkeys(MACHINES), **options}, most=most).solution
 
 
@@ -56,7 +55,7 @@ def target_named(what: str) -> Target:
     from memsheet.search.solve import Target
 
     try:
-        return Target(what.replace("_", "-"))
+        return Target(str(what).replace("_", "-"))
     except ValueError:
         raise refuse("solve", what, "is nothing that is solved for", f"one of {', '.join(target.value for target in Target)}") from None
 
@@ -110,7 +109,7 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
 
     if asked["nodes"] is not None:
         raise refuse("nodes", asked["nodes"], "is what is solved for", "leave it out; --per-node says how many GPUs a node has")
-    plan = _plan_document(asked["plan"])
+    plan = api.plan_document_of(asked["plan"])
     asked["plan"] = {key: value for key, value in plan.items() if key != "gpus"} or None
     machines, most = _machines({key: asked.pop(key) for key in ("gpus", "per_node", "host_memory", "cluster")}, plan.get("gpus"), most)
     name, request, _, where = api.question("train", asked.pop("model"), asked, searched="the number of GPUs")
@@ -119,10 +118,6 @@ def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
         most=most, say=say, beside=api.beside_of(where["library"]),
     )  # fmt: skip
     return _assuming(Solved(solution), where).solution
-
-
-def _plan_document(plan: Any) -> dict[str, Any]:
-    return read_json(Path(plan)) if isinstance(plan, str | PathLike) else dict(plan or {})
 
 
 def _machines(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple[ClusterFile, int | None]:

@@ -50,6 +50,8 @@ def find_config(text: str | Path | Mapping[str, Any], *, catalog: Catalog, names
     """
     if isinstance(text, Mapping):
         return Config(text, _name(text), Source(kind="dict"))
+    if not isinstance(text, str | Path):
+        raise refuse("model", text, "is neither a name, a path nor a configuration", "`memsheet models` lists the bundled names")
     if isinstance(text, Path) or _is_path(text):
         return _from_path(Path(text).expanduser() if _has_home(text) else Path(text))
     entry = catalog(text)

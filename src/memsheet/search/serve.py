@@ -9,7 +9,7 @@ from typing import Any
 from memsheet.account import account
 from memsheet.budget import Result, judge_on, started, worst
 from memsheet.engines import engine_of
-from memsheet.errors import InputError, refuse, require
+from memsheet.errors import InputError, printable, refuse, require
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving.servers import server_of
 from memsheet.formulas.serving_time import End, Seconds, Timer, token_time
@@ -85,7 +85,7 @@ def deploy(spec: ModelSpec, cluster: Cluster, request: Mapping[str, Any], load: 
             except InputError as error:
                 first = first or error
                 problem = error.problems[0]
-                refused.setdefault(f"{mesh}", Cut(mesh=mesh, words=f"{problem.field} {problem.value} {problem.reason}"))
+                refused.setdefault(f"{mesh}", Cut(mesh=mesh, words=f"{problem.field} {printable(problem.value)} {problem.reason}"))
     if not plans:
         raise first or _no_cut(cluster, request)
     ranked = tuple(sorted(plans, key=lambda one: rank_key(one, load)))

@@ -12,6 +12,7 @@ from memsheet.resolve.serving import pages
 from memsheet.search.serve import Deployment, Way, deploy
 from memsheet.search.serve_load import Load, latency
 from memsheet.search.serve_space import formats
+from memsheet.spec.check import check_request
 from memsheet.spec.device import MAX_DEVICES, Cluster
 from memsheet.spec.model import ModelSpec
 
@@ -34,6 +35,7 @@ def asked_serving(
     engine = str(request.get("engine") or ("vllm" if pages(spec) else "transformers"))
     if engine not in ENGINES:
         raise refuse("engine", engine, "is not planned for", f"one of {', '.join(ENGINES)}; `memsheet infer` accounts it")
+    require(check_request(request))
     load, notes = _load(spec, request, wanted)
     key, length = "context" if wanted["context"] else "serving.max_model_len", max(load.context, request.get("serving.max_model_len") or 0)
     require(too_long(engine, request.get("engine_version"), spec, key, length))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memsheet.errors import MOST_SHOWN, Problem, nearest
+from memsheet.errors import MOST_SHOWN, Problem, nearest, printable
 from memsheet.frozen import dataclass
 from memsheet.spec.dtypes import dtype_named
 
@@ -119,7 +119,7 @@ def _check(key: str, value: Any, near: Sequence[str]) -> Iterator[Problem]:
 
 
 def _nearest(value: Any, choices: tuple[str, ...]) -> str:
-    near = nearest(str(value), choices, n=1, cutoff=0.7)  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
+    near = nearest(printable(value), choices, n=1, cutoff=0.7)  # trtllm is not vllm, and fp32-autocast is near to fp16-autocast
     return f"did you mean {near[0]}?" if near else ""
 
 

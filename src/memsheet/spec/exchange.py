@@ -166,6 +166,11 @@ class Together:
     meant: tuple[Disagreement, ...] = ()  # of a plan and the file that was written of it, where the format is known to differ
 
 
+def plan_word(names: Mapping[Any, Any], value: Any) -> Any:
+    """A file's word as a plan has it, or as it stands there: a list or an object is no word, and is told where plans are checked."""
+    return value if isinstance(value, list | dict) else names.get(value, value)
+
+
 def read(form: Format, values: Values) -> Read:
     """A file's values as a request, each key accounted for: used, ignored, unknown or not modelled."""
     require(

@@ -34,8 +34,8 @@ OFFLOADABLE = {"optimizer": 1, "parameters": 1, "activations": True}
 
 def offloaded(value: Any) -> dict[str, int | bool] | Problem:
     """Keys of what is offloaded, of a list or a text with commas between, or what of it cannot be."""
-    wanted = value.split(",") if isinstance(value, str) else list(value)
-    strange = [name for name in wanted if name not in OFFLOADABLE]
+    wanted = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, list | tuple | set | frozenset) else [value]
+    strange = [name for name in wanted if not isinstance(name, str) or name not in OFFLOADABLE]
     if strange:
         return Problem(
             field="offload", value=", ".join(map(str, strange)), reason="cannot be offloaded", hint=f"choose from {', '.join(OFFLOADABLE)}"

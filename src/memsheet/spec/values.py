@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from os import PathLike
 from typing import Any
 
+from memsheet.errors import Problem
+from memsheet.guard import MAX_INT, MAX_VALUES
 from memsheet.spec.check import RULES
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
@@ -14,6 +19,42 @@ TOKENS = frozenset({
     "serving.shared_prefix_tokens",
 })  # fmt: skip
 """Keys whose value may be said in thousands as lengths of contexts are: 128k is 131,072 tokens."""
+
+
+def option_problems(options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Keywords of Python that cannot be looked at: numbers no arithmetic goes on with, more values than a plan has (what no file may hold, no
+    keyword may either), and of the words that are none of a plan those of another type.
+    """
+    for name, value in options.items():
+        kinds, words = KINDS.get(name, ((), ""))
+        wrong = kinds and value is not None and (isinstance(value, bool) or not isinstance(value, kinds))
+        if reason := words if wrong else _out_of_bounds(value):
+            yield Problem(field=name, value=value, reason=reason)
+
+
+def _out_of_bounds(value: Any) -> str:
+    waiting, seen = [value], 0
+    while waiting:
+        held, seen = waiting.pop(), seen + 1
+        if seen > MAX_VALUES:
+            return f"holds more than {MAX_VALUES} values"
+        if isinstance(held, Mapping):
+            waiting += [*held, *held.values()]
+        elif isinstance(held, list | tuple):
+            waiting += held
+        elif isinstance(held, int) and abs(held) > MAX_INT:
+            return "is outside ±2^63"
+        elif isinstance(held, float) and not isfinite(held):
+            return "is not a finite number"
+    return ""
+
+
+_DOCUMENT = (str, PathLike, Mapping), "is neither a file nor an object"
+_WHOLE_NUMBER = (int,), "is not a whole number"
+KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "plan": _DOCUMENT, "cluster": _DOCUMENT, "nodes": _WHOLE_NUMBER, "per_node": _WHOLE_NUMBER, "most": _WHOLE_NUMBER, "top": _WHOLE_NUMBER,
+}  # fmt: skip
+"""Of words that are no keys of a plan: the types that they may be of, and what is said of others."""
 
 
 def value_of(key: str, text: Any) -> Any:

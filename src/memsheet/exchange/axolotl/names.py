@@ -56,8 +56,11 @@ def _groups(values: Values) -> Iterator[str]:
 
 def _strange(value: Any) -> Any:
     """Plugins that may hold anything, None where there is none."""
-    named = value if isinstance(value, list) else []
-    return [one for one in named if not any(f"integrations.{known}." in str(one) for known in PLUGINS)] or None
+    return [one for one in _plugins(value) if not any(f"integrations.{known}." in str(one) for known in PLUGINS)] or None
+
+
+def _plugins(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _first_fsdp(values: Values) -> bool:
@@ -73,7 +76,7 @@ def absent(values: Values) -> dict[str, Any]:
     found["plugins"] = _strange(values.get("plugins"))
     if values.get("gradient_checkpointing") in ("offload", "offload_disk"):
         found["activation_offloading"] = values["gradient_checkpointing"]
-    if any("CutCrossEntropy" in str(one) for one in values.get("plugins") or ()) and values.get("cut_cross_entropy") is None:
+    if any("CutCrossEntropy" in str(one) for one in _plugins(values.get("plugins"))) and values.get("cut_cross_entropy") is None:
         found["cut_cross_entropy"] = True  # integrations/cut_cross_entropy/args.py:33
     if raised({**values, **{at: held for at, held in found.items() if at == "cut_cross_entropy"}}):
         found[WIDE] = True

@@ -8,7 +8,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.exchange.llamafactory.names import LIGER, TRANSFORMERS
-from memsheet.spec.exchange import Key, Values
+from memsheet.spec.exchange import Key, Values, plan_word
 from memsheet.spec.library_defaults import own_default
 from memsheet.spec.trainers import ALL_LINEAR, dtypes, inside, inside_rows, plain_recompute, row_of, truth, with_master, words
 
@@ -106,7 +106,7 @@ def _length(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _attention(value: Any, _: Values) -> Mapping[str, Any]:
     """Left to transformers it is sdpa (model/model_utils/attention.py:65)."""
-    return {"attention": {"auto": "sdpa", "disabled": "eager", "fa2": "flash", "fa3": "flash"}.get(value, value)}
+    return {"attention": plan_word({"auto": "sdpa", "disabled": "eager", "fa2": "flash", "fa3": "flash"}, value)}
 
 
 def _method(value: Any, values: Values) -> Mapping[str, Any]:
@@ -141,7 +141,7 @@ def _quantized(value: Any, values: Values) -> Mapping[str, Any]:
         return {}
     double = values.get("double_quantization", True)
     four = {"quantization.weights": values.get("quantization_type", "nf4"), "quantization.double_quant": truth(double)}
-    return four if value == 4 else {"quantization.weights": {8: "int8"}.get(value, str(value))}
+    return four if value == 4 else {"quantization.weights": str(plan_word({8: "int8"}, value))}
 
 
 def _bits(asked: Values) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.megatron.flags import ALLOCATOR, LAUNCHER, PROGRAM, SWITCHES, VALUED, flags_of
 from memsheet.exchange.megatron.stages import STAGES, unlike
-from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.exchange import Format, Key, Values, plan_word
 
 VERSION = "Megatron-LM core 0.14"  # every line below is of 23e00ed0963c35382dfe8a5a94fb3cda4d21e133, under megatron
 ARGS = "training/arguments.py"
@@ -120,7 +120,7 @@ def _copies(value: Any, values: Values) -> Mapping[str, Any]:
 
 def _sharing(value: Any, _: Values) -> Mapping[str, Any]:
     kinds = {"p2p": "ring", "all_gather": "all_gather", "allgather": "all_gather", "a2a": "all_to_all"}
-    return {"context_parallel_comm": kinds.get(value, str(value))}
+    return {"context_parallel_comm": plan_word(kinds, value)}
 
 
 def _cannot(asked: Values) -> Iterator[Problem]:

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from itertools import islice
+from math import isfinite, nan
 from typing import Any
 
 from memsheet.guard.budget import CHARACTERS, Budget
@@ -219,6 +220,7 @@ def _value(word: str) -> Any:
     if word.isdecimal() and len(word) < 12:
         return int(word)
     try:
-        return float(word) if len(word) < 24 and word[:1] in "-.0123456789" else word
+        number = float(word) if len(word) < 24 and word[:1] in "-.0123456789" else nan
     except ValueError:
         return word
+    return number if isfinite(number) else word

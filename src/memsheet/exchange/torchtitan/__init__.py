@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.engines.torchtitan import layers_of_stages
 from memsheet.errors import Problem
 from memsheet.exchange.torchtitan.both import MIXED, STEPS, above, mixed, zero
-from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.exchange import Format, Key, Values, plan_word
 from memsheet.spec.script import BASE, CLASS, CONFIG, flattened, read_module, returned
 
 COMMIT = "b5bcd76"  # every line below is of b5bcd76c66d0acb1a08b176d9639425bc55e0b2a, under torchtitan
@@ -99,7 +99,7 @@ def _loss(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _recompute(value: Any, _: Values) -> Mapping[str, Any]:
-    mode = {"SelectiveAC.Config": "selective", "FullAC.Config": "full", NONE: "none"}.get(value, str(value))
+    mode = plan_word({"SelectiveAC.Config": "selective", "FullAC.Config": "full", NONE: "none"}, value)
     return {"recompute.mode": mode, **({"recompute.modules": ["op"]} if mode == "selective" else {})}
 
 

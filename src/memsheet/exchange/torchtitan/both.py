@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memsheet.spec.exchange import Values
+from memsheet.spec.exchange import Values, plan_word
 
 MIXED = {"bfloat16": "bf16", "float32": "fp32"}
 STEPS = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
@@ -20,10 +20,10 @@ def above(value: Any, least: int) -> bool:
 def mixed(value: Any, _: Values) -> Mapping[str, Any]:
     """The dtype that is computed in; everything else is fp32."""
     kept = {f"precision.{name}": "fp32" for name in ("parameters", "gradients", "reduce", "moments")}
-    return {"precision.compute": MIXED.get(value, value), **kept}
+    return {"precision.compute": plan_word(MIXED, value), **kept}
 
 
 def zero(value: Any, values: Values) -> Mapping[str, Any]:
     """Parameters are freed after forward unless there are stages, where nobody says."""
     usual = 2 if above(values.get(PP, 1), 1) else 3
-    return {"zero": {"always": 3, "never": 2, "default": usual}.get(value, value)}
+    return {"zero": plan_word({"always": 3, "never": 2, "default": usual}, value)}

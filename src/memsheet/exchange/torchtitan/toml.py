@@ -11,7 +11,7 @@ from typing import Any
 from memsheet.errors import Problem
 from memsheet.exchange.torchtitan.both import MIXED, STEPS, above, mixed, zero
 from memsheet.guard.toml import parse_toml
-from memsheet.spec.exchange import Format, Key, Values
+from memsheet.spec.exchange import Format, Key, Values, plan_word
 
 COMMIT = "820504e"  # every line below is of 820504e20d1149fbf0b98c567af24c4b0433b22d torchtitan/config_manager.py
 VERSION = f"torchtitan {COMMIT}"
@@ -48,12 +48,12 @@ def _loss(value: Any, values: Values) -> Mapping[str, Any]:
 
 
 def _schedule(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"schedule": {"1F1B": "1f1b", "GPipe": "gpipe"}.get(value, value)} if above(values.get(PP, 1), 1) else {}
+    return {"schedule": plan_word({"1F1B": "1f1b", "GPipe": "gpipe"}, value)} if above(values.get(PP, 1), 1) else {}
 
 
 def _rotation(value: Any, values: Values) -> Mapping[str, Any]:
     known = {"allgather": "all_gather", "alltoall": "ring"}
-    return {"context_parallel_comm": known.get(value, value)} if above(values.get(f"{P}.context_parallel_degree", 1), 1) else {}
+    return {"context_parallel_comm": plan_word(known, value)} if above(values.get(f"{P}.context_parallel_degree", 1), 1) else {}
 
 
 def _recompute(value: Any, values: Values) -> Mapping[str, Any]:
