@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from memsheet.cli import main, screen
 from memsheet.cli.trouble import explain_input
 from memsheet.errors import MOST_SHOWN, InputError, Problem
 from memsheet.readers.calibration import read_calibrations
-from memsheet.report.files import alone_with, write_all
+from memsheet.report.files import alone_with, check_file, check_folder, write_all, write_whole
 
 MEMSHEET = str(Path(sys.executable).parent / "memsheet")
 ESCAPES = ("\x1b]0;owned\x07", "\x1b[2J", "\x07", "\u202e", "\r", "\x9b31m", "\x00", "\n\x1b[8m")
@@ -92,6 +93,18 @@ def test_files_are_written_all_or_none(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
     write_all({tmp_path / "a": b"1", tmp_path / "c": b"2"})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".svg", "a\0b", "\ud800", "f/g", "f/g/h"])
+@pytest.mark.parametrize(
+    "writes",
+    [lambda p: check_file(p, "record"), lambda p: check_folder(p / "a", "records"), lambda p: write_all({p: b"1"}), lambda p: write_whole(p, b"1", "events")],
+)  # fmt: skip
+def test_a_name_that_no_file_can_have_is_refused(name: str, writes: Callable[[Path], None], tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("x")
+    with pytest.raises(InputError, match="cannot be|is in a folder|is not a folder"):
+        writes(tmp_path / name)
+    assert [held.name for held in tmp_path.iterdir()] == ["f"]
 
 
 @pytest.mark.parametrize("there", [True, False])

@@ -30,8 +30,7 @@ def write_whole(path: Path, data: bytes, field: str = "file") -> None:
     except InputError:
         raise
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL in it
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is not a file name"
-        raise refuse(field, str(path), f"cannot be written: {reason}") from None
+        raise refuse(field, str(path), f"cannot be written: {_why(error)}") from None
 
 
 def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
@@ -49,8 +48,10 @@ def write_all(files: Mapping[Path, bytes], field: str = "file") -> None:
             ready[path] = _beside(path, data, mode)
         for path in [*ready]:
             ready.pop(path).replace(path)
-    except OSError as error:
-        raise refuse(field, str(path), f"cannot be written: {error.strerror}") from None
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise refuse(field, str(path), f"cannot be written: {_why(error)}") from None
     finally:
         for left in ready.values():
             left.unlink(missing_ok=True)
@@ -79,17 +80,28 @@ def write_events(timeline: Timeline, path: Path, field: str = "events") -> None:
 
 def check_file(path: Path, field: str) -> None:
     """That a file could be written, before anything is run for it. Raises InputError where it could not."""
-    target = Path(os.path.realpath(path))
-    _check(path, target, _mode(target), field)
+    try:
+        target = Path(os.path.realpath(path))
+        mode = _mode(target)
+    except (OSError, ValueError) as error:  # too long, with a NUL, under a file
+        raise refuse(field, str(path), f"cannot be written: {_why(error)}") from None
+    _check(path, target, mode, field)
 
 
 def check_folder(path: Path, field: str) -> None:
     """That files could be written into a folder, there or still to be made. Raises InputError where they could not."""
-    found = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists() or not each.name)
+    try:
+        found = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists() or not each.name)
+    except (OSError, ValueError) as error:
+        raise refuse(field, str(path), f"cannot be made: {_why(error)}") from None
     if not found.is_dir():
         raise refuse(field, str(path), "is not a folder" if found == path.absolute() else f"cannot be made: {found.name} is not a folder")
     if not os.access(found, os.W_OK | os.X_OK):
         raise refuse(field, str(path), "cannot be written")
+
+
+def _why(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or "it is not a file name"
 
 
 def _mode(path: Path) -> int | None:
