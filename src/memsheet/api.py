@@ -27,7 +27,7 @@ from memsheet.budget import (
 from memsheet.catalog import find_device, find_model, model_names
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, Problem, missing_package, refuse, require
-from memsheet.guard import MAX_JSON_BYTES, parse_json, read_bytes
+from memsheet.guard import MAX_JSON_BYTES, is_file, parse_json, read_bytes
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
 from memsheet.resolve.length import length_notes
@@ -438,7 +438,7 @@ def plan_document_of(plan: Any) -> Mapping[str, Any]:
 
 
 def _read_plan(path: Path) -> Any:
-    if not path.is_file():
+    if not is_file(path):
         raise refuse("plan", str(path), "is not a file")
     return parse_json(read_bytes(path, MAX_JSON_BYTES), str(path))
 

@@ -102,7 +102,7 @@ def test_files_are_written_all_or_none(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_name_that_no_file_can_have_is_refused(name: str, writes: Callable[[Path], None], tmp_path: Path) -> None:
     (tmp_path / "f").write_text("x")
-    with pytest.raises(InputError, match="cannot be|is in a folder|is not a folder"):
+    with pytest.raises(InputError, match=r"cannot be|is in a folder|is not a folder"):
         writes(tmp_path / name)
     assert [held.name for held in tmp_path.iterdir()] == ["f"]
 

@@ -11,7 +11,7 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import refuse
-from memsheet.report.files import write_events
+from memsheet.report.files import check_file, write_events
 from memsheet.report.picture import check, draw
 from memsheet.report.sparkline import sparkline
 from memsheet.report.viewer import write_snapshot
@@ -36,11 +36,8 @@ def _check(flags: Given) -> None:
     if flags.picture:
         check(Path(flags.picture))
     for field in ("picture", "events", "snapshot"):
-        name = getattr(flags, field)
-        if name and not Path(name).parent.is_dir():
-            raise refuse(field, name, "is in a folder that does not exist", "make the folder first")
-        if name and Path(name).is_dir():
-            raise refuse(field, name, "is a folder", "name a file in it")
+        if name := getattr(flags, field):
+            check_file(Path(name), field)
 
 
 def _answered(flags: Given, how: Options) -> Any:

@@ -91,6 +91,8 @@ def check_file(path: Path, field: str) -> None:
 def check_folder(path: Path, field: str) -> None:
     """That files could be written into a folder, there or still to be made. Raises InputError where they could not."""
     try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()
         found = next(each for each in (path.absolute(), *path.absolute().parents) if each.exists() or not each.name)
     except (OSError, ValueError) as error:
         raise refuse(field, str(path), f"cannot be made: {_why(error)}") from None
