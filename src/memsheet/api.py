@@ -88,7 +88,7 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
     except ModuleNotFoundError as error:
         raise (missing_package(error) or error) from error
 
-    require(option_problems({"top": top}))
+    require(option_problems({"top": 0.5 if top is None else top}))
     if method is not None and (not isinstance(method, str) or method not in METHODS):
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:

@@ -100,3 +100,9 @@ def test_arguments_of_another_type_are_refused(value: Any) -> None:
     _ask("train", value, seq_len=64)
     _ask("plan", "llama-tiny", gpus="1xL4", method=value)
     _ask("plan_serving", "llama-tiny", gpus="1xL4", context=64, users=1, prompt_tokens=str(value) if isinstance(value, bytes) else [value])
+
+
+@pytest.mark.parametrize("what", ["seq_len", "microbatch", "sequences", "gpus"])
+@pytest.mark.parametrize("most", [0, -1, 2**26 + 1, 10**18 - 1, 2**63 - 1])
+def test_no_search_looks_further_than_any_plan_goes(what: str, most: int) -> None:
+    _ask("solve", what, "llama-tiny", gpus="L4" if what == "gpus" else "1xL4", engine="vllm" if what == "sequences" else "fsdp2", most=most)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 USUAL_LENGTH = 4096
 """Tokens of a sequence where the largest model is asked for and no length is given: what Llama 2 was trained on (arXiv:2307.09288)."""
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan")
+MOST_LOOKED = 2**26
+"""As far as a search looks, in tokens, sequences or GPUs: the longest sequence of a plan (``spec.check.RULES``)."""
 Say = Callable[[int | None], None]
 
 
@@ -93,6 +95,8 @@ def _check_question(target: Target, asked: Mapping[str, Any], most: int | None) 
         raise refuse("parameters", asked["parameters"], "has no activations, so nothing can be solved for it", "name a model")
     if all(asked[where] is None for where in ("gpus", "cluster", "plan")):
         raise refuse("gpus", None, "is missing", "--gpus H100-80GB" if target.short == "gpus" else "for example --gpus 8xH100-80GB")
+    if most is not None and not 1 <= most <= MOST_LOOKED:
+        raise refuse("most", most, f"is outside 1 to {MOST_LOOKED:,}", "no sequence, batch or cluster is near this")
     if target.short == "parameters" and most is not None:
         raise refuse("most", most, "has no meaning for parameters, which end with the family", "leave it out")
 
