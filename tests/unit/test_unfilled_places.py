@@ -33,6 +33,13 @@ def test_a_directive_that_is_to_be_filled_in_is_not_known(place, directive, betw
     assert found["starts"]
 
 
+@pytest.mark.parametrize("place", ["your_own_num_nodes", "N", "two", "2-4"])
+def test_nodes_that_are_a_word_or_from_one_number_to_another_are_not_known(place, tmp_path, capsys):
+    code, found, _ = checked(tmp_path / "job.sh", f"#!/bin/bash\n#SBATCH --nodes={place}\nsrun torchrun train.py\n", capsys)
+    assert code in (0, 10, 11)
+    assert any("#nodes" in line for line in found["assumed"])
+
+
 @pytest.mark.parametrize("place", [place for place in PLACES if " " not in place and ":-" not in place])
 @pytest.mark.parametrize("flag", ["nnodes", "nproc-per-node"])
 def test_a_launch_that_is_to_be_filled_in_is_not_known(place, flag, tmp_path, capsys):
@@ -41,7 +48,7 @@ def test_a_launch_that_is_to_be_filled_in_is_not_known(place, flag, tmp_path, ca
     assert any(f"--{flag}" in line for line in found["assumed"])
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "two", "1.5", "<", "N>"])
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "2x", "99999999999"])
 def test_what_is_no_place_and_no_number_is_refused(value, tmp_path, capsys):
     code, found, _ = checked(tmp_path / "job.sh", f"#!/bin/bash\n#SBATCH --nodes={value}\nsrun torchrun train.py\n", capsys)
     assert code == 2

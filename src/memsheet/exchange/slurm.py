@@ -17,6 +17,7 @@ RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
 _DIRECTIVE = re.compile(r"#SBATCH\s++--([a-z-]++)(?:[=\s]++(\S.*+)?)?")  # nothing is gone back to: lines may be long
 _PLACE = re.compile(r"<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}")
+_RANGE = re.compile(r"\d{1,7}-\d{1,7}")
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
 
@@ -41,12 +42,18 @@ def _parse(text: str) -> Mapping[str, Any]:
     for line in text.splitlines():
         if told := _DIRECTIVE.fullmatch(line):
             value = _first_word(told[2]) if told[2] else None
-            found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else UNSET if unset(value) else value
+            found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else UNSET if _open(told[1], value) else value
         elif line.startswith((f"export {ALLOCATOR}=", f"export {OLDER}=")):
             found[ALLOCATOR] = line.partition("=")[2]
         elif line.startswith("srun "):
             found[RUNS] = next((script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN)
     return found
+
+
+def _open(name: str, value: str | None) -> bool:
+    """Whether a number is left open: by a place to fill in, by a word, or as from one number of nodes to another (sbatch(1))."""
+    words = name == "nodes" and value is not None and (_RANGE.fullmatch(value) is not None or not any(map(str.isdigit, value)))
+    return unset(value) or words
 
 
 def _first_word(text: str) -> str:
