@@ -35,6 +35,10 @@ class Case:
         return ((name, read.values) for name, read in self.of(*formats))
 
 
+TRAINERS = ("transformers", "trl")
+"""Formats of transformers' arguments: TRL's are these and its own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's; ``beyond``: the bytes that the cure

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from memsheet.exchange.lint.case import Case, Found, Rule
+from memsheet.exchange.lint.case import TRAINERS, Case, Found, Rule
 from memsheet.spec.exchange import Read
 from memsheet.spec.releases import keys_known, misspelt
 
@@ -176,7 +176,7 @@ _TRAPS = (
 
 
 def _yaml_traps(case: Case) -> Iterator[Found]:
-    for name, read in case.of("accelerate", "transformers"):
+    for name, read in case.of("accelerate", *TRAINERS):
         for number, line in enumerate(case.texts[name].splitlines(), start=1):
             told = _YAML_WORDS.match(line)
             if told is not None:
@@ -242,7 +242,7 @@ def _two_meanings(case: Case) -> Iterator[Found]:
 
 
 def _recompute_gathers(case: Case) -> Iterator[Found]:
-    for name, values in case.values("transformers"):
+    for name, values in case.values(*TRAINERS):
         if values.get("gradient_checkpointing") is True and values.get("fsdp") and not values.get("deepspeed"):
             yield Found(
                 where=f"{name}: gradient_checkpointing", says="with FSDP it gathers parameters once more in backward",

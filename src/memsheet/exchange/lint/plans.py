@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.budget import Answer
 from memsheet.errors import InputError
-from memsheet.exchange.lint.case import Case, Found, Rule, fits
+from memsheet.exchange.lint.case import TRAINERS, Case, Found, Rule, fits
 from memsheet.sheet import Component
 from memsheet.spec.model import Attention
 
@@ -80,7 +80,7 @@ def _eager(case: Case) -> Iterator[Found]:
 
 
 def _kept_whole(case: Case) -> Iterator[Found]:
-    for name, read in case.of("accelerate", "transformers", "torchtitan", "torchtitan-toml"):
+    for name, read in case.of("accelerate", *TRAINERS, "torchtitan", "torchtitan-toml"):
         kept = (
             case.request.get("engine") in ("fsdp2", "torchtitan")
             and case.request.get("zero") == 2
@@ -89,7 +89,7 @@ def _kept_whole(case: Case) -> Iterator[Found]:
         if kept and case.answer is not None and not fits(case.answer):
             yield Found(
                 where=f"{name}: reshard_after_forward", says="gathered parameters stay whole from forward to backward",
-                cure="reshard_after_forward: true" if read.form.name in ("accelerate", "transformers") else "fsdp_reshard_after_forward: always", changes={"zero": 3, "reshard_after_forward": True},
+                cure="reshard_after_forward: true" if read.form.name in ("accelerate", *TRAINERS) else "fsdp_reshard_after_forward: always", changes={"zero": 3, "reshard_after_forward": True},
             )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ def _fragments(case: Case) -> Iterator[Found]:
 
 
 def _full_width(case: Case) -> Iterator[Found]:
-    for name, read in case.of("deepspeed", "transformers", "accelerate"):
+    for name, read in case.of("deepspeed", *TRAINERS, "accelerate"):
         if case.request.get("precision.compute", case.request.get("precision.name")) == "fp32":
             better = {"deepspeed": "bf16-master", "fsdp2": "fsdp2-mixed", "fsdp1": "fsdp2-mixed"}.get(
                 str(case.request.get("engine")), "bf16-autocast"

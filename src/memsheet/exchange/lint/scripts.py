@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from memsheet.exchange.lint.case import Case, Found, Rule
+from memsheet.exchange.lint.case import TRAINERS, Case, Found, Rule
 from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, calls, read_module
 from memsheet.units import format_bytes
 
@@ -73,7 +73,7 @@ def _early_optimizer(case: Case) -> Iterator[Found]:
 
 
 def _recomputes_twice(case: Case) -> Iterator[Found]:
-    for name, values in case.values("transformers"):
+    for name, values in case.values(*TRAINERS):
         if (
             values.get("gradient_checkpointing") is True
             and values.get("fsdp_config.activation_checkpointing") is True

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.budget import worst
-from memsheet.exchange.lint.case import Case, Found, Rule
+from memsheet.exchange.lint.case import TRAINERS, Case, Found, Rule
 from memsheet.sheet import Component
 from memsheet.units import format_bytes
 
@@ -46,9 +46,9 @@ def _activations(case: Case) -> int:
 
 
 def _large_evaluation(case: Case) -> Iterator[Found]:
-    for name, values in case.values(_ARGUMENTS):
+    for name, values in case.values(*TRAINERS):
         batch, micro = _eval_batch(values), values.get("per_device_train_batch_size", 8)
-        fused = values.get("use_liger_kernel") is True
+        fused = values.get("use_liger_kernel") is True or case.request.get("loss") in ("fused", "chunked")  # which TRL's own is
         more = _logits_bytes(case, batch) - _activations(case)
         if _evaluates(values) and not fused and isinstance(micro, int) and batch > micro and case.answer is not None and more > 0:
             told = "8 by default" if "per_device_eval_batch_size" not in values else str(batch)
@@ -73,7 +73,7 @@ def _predictions_stay(case: Case) -> Iterator[Found]:
 
 
 def _empties(case: Case) -> Iterator[Found]:
-    for name, values in case.values(_ARGUMENTS):
+    for name, values in case.values(*TRAINERS):
         every = values.get("torch_empty_cache_steps")
         if isinstance(every, int) and not isinstance(every, bool) and every < 10:
             yield Found(
@@ -83,7 +83,7 @@ def _empties(case: Case) -> Iterator[Found]:
 
 
 def _finds_batch(case: Case) -> Iterator[Found]:
-    for name, values in case.values(_ARGUMENTS):
+    for name, values in case.values(*TRAINERS):
         if values.get("auto_find_batch_size") is True:
             third = case.request.get("engine") == "deepspeed" and case.request.get("zero") == 3
             says = (
@@ -95,7 +95,7 @@ def _finds_batch(case: Case) -> Iterator[Found]:
 
 
 def _mean_of_ranks(case: Case) -> Iterator[Found]:
-    for name, values in case.values(_ARGUMENTS):
+    for name, values in case.values(*TRAINERS):
         if values.get("average_tokens_across_devices") is False and (case.together.gpus or 2) > 1:
             yield Found(
                 where=f"{name}: average_tokens_across_devices", says="each rank divides its loss by its own tokens: ranks of short texts weigh more",
@@ -124,7 +124,7 @@ def _caches(case: Case) -> Iterator[Found]:
 
 
 def _reenters(case: Case) -> Iterator[Found]:
-    for name, values in case.values(_ARGUMENTS):
+    for name, values in case.values(*TRAINERS):
         if any(values.get(f"{at}.use_reentrant") is True for at in _HOW):
             lora = case.request.get("adapter.rank") or case.request.get("adapter.kind")
             says = "runs backward inside backward: hooks of FSDP and DDP see a layer twice" + (
@@ -145,12 +145,12 @@ def _unsynchronised(case: Case) -> Iterator[Found]:
 
 
 def _loads_everywhere(case: Case) -> Iterator[Found]:
-    for name, read in case.of("accelerate", _ARGUMENTS):
+    for name, read in case.of("accelerate", *TRAINERS):
         values = read.values
         at, sharded = f"{F}.fsdp_cpu_ram_efficient_loading", values.get("distributed_type") == "FSDP"
-        if read.form.name == _ARGUMENTS:
+        if read.form.name in TRAINERS:
             at, sharded = f"{F}.cpu_ram_efficient_loading", bool(values.get("fsdp")) and not values.get("deepspeed")
-        off = values.get(at, read.form.name != _ARGUMENTS)
+        off = values.get(at, read.form.name not in TRAINERS)
         if sharded and str(off).lower() == "false":
             yield Found(
                 where=f"{name}: {at.removeprefix(f'{F}.')}", says=f"each rank of a node loads the whole model into host memory{_of_node(case)}",
@@ -187,7 +187,7 @@ def _saves_whole(case: Case) -> Iterator[Found]:
 
 
 def _one_by_one(case: Case) -> Iterator[Found]:
-    for name, values in case.values(_ARGUMENTS):
+    for name, values in case.values(*TRAINERS):
         if values.get("optim") in ("adamw_torch", "adamw_hf") and not values.get("deepspeed"):
             yield Found(
                 where=f"{name}: optim", says="steps through lists of tensors, with temporaries as large as the parameters",
