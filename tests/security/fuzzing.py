@@ -353,7 +353,7 @@ READ_BY: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("record.json", ("calibrate", "--from", "record.json")),
     ("cluster.toml", ("train", "llama-tiny", "--seq-len", "512", "--cluster", "cluster.toml")),
     ("cluster.toml", ("plan", "infer", "llama-tiny", "--context", "512", "--cluster", "cluster.toml")),
-    ("lengths.txt", ("infer", "llama-tiny", "--gpus", "1xL4", "--engine", "vllm", "--max-model-len", "512", "--lengths", "lengths.txt")),
+    ("lengths.txt", ("infer", "llama-tiny", "--gpus", "1xL4", "--engine", "vllm", "--max-model-len", "2048", "--lengths", "lengths.txt")),
 )  # fmt: skip
 
 

@@ -109,9 +109,11 @@ def _command(name: str, words: list[str]) -> int:
 
         return _written(command_help(command, every="--help-all" in flags))
     from memsheet.cli.line import given
+    from memsheet.guard.spending import of_one_command
 
     asked = given(command, words)
-    code: int = getattr(import_module(f"memsheet.cli.{name}"), name)(asked)
+    with of_one_command():
+        code: int = getattr(import_module(f"memsheet.cli.{name}"), name)(asked)
     return code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from memsheet.cli import screen
 from memsheet.cli.flags import values
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, refuse, require
-from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json
+from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json, read_stdin
 from memsheet.spec.values import whole
 from memsheet.units import parse_bytes
 
@@ -77,8 +76,7 @@ def read_plan(name: str) -> Mapping[str, Any]:
     """The plan in a file, or on stdin for ``-``."""
     if name != "-":
         return read_json(Path(name))
-    data = sys.stdin.buffer.read(MAX_JSON_BYTES + 1)
-    found = parse_json(data, "plan")
+    found = parse_json(read_stdin("plan", MAX_JSON_BYTES), "plan")
     if not isinstance(found, dict):
         raise refuse("plan", found, "holds no object of keys and values at its top level")
     return found

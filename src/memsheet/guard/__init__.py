@@ -11,6 +11,7 @@ import math
 import os
 import re
 import stat
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from memsheet.errors import printable, refuse
+from memsheet.guard.spending import spend_bytes, spend_values
 
 MAX_JSON_BYTES = 8 * 2**20  # no released config.json is above a few hundred KiB
 MAX_YAML_BYTES = 128 * 2**10  # engine configurations are a few KiB, and YAML parses a hundred times slower than JSON
@@ -138,8 +140,16 @@ def read_bytes(path: Path, max_bytes: int) -> bytes:
         return exactly(file, size, path)
 
 
+def read_stdin(field: str, max_bytes: int) -> bytes:
+    """What stands on stdin, one byte more than ``max_bytes`` at most, so that whoever reads it sees that it is too long."""
+    data = sys.stdin.buffer.read(max_bytes + 1)
+    spend_bytes(f"stdin ({field})", len(data))
+    return data
+
+
 def exactly(file: BinaryIO, size: int, path: Path) -> bytes:
     """The next ``size`` bytes; a file that ends earlier (it is being written?) is refused."""
+    spend_bytes(str(path), file.tell() + size)
     parts: list[bytes] = []
     missing = size
     while missing:
@@ -187,8 +197,10 @@ def _check_shape(raw: bytes, field: str, max_values: int, max_depth: int) -> Non
     if raw.count(b'"') - raw.count(b'\\"') > 2 * max_values + 2:  # before the strings are gone through one by one
         raise crowded
     bare = _STRING.sub(b"", raw)
-    if bare.count(b",") + bare.count(b"[") + bare.count(b"{") + bare.count(b":") > max_values:
+    count = bare.count(b",") + bare.count(b"[") + bare.count(b"{") + bare.count(b":")
+    if count > max_values:
         raise crowded
+    spend_values(field, count)
     steps = bare.translate(_STEPS, _NOT_BRACKETS)
     if max(accumulate(memoryview(steps).cast("b")), default=0) > max_depth:
         raise refuse(field, None, f"is nested deeper than {max_depth} levels")
@@ -243,6 +255,7 @@ def _check_events(text: str, field: str) -> None:
             raise refuse(field, where, f"is nested deeper than {MAX_DEPTH} levels")
         if values > MAX_YAML_VALUES:
             raise refuse(field, where, f"holds more than {MAX_YAML_VALUES} values")
+    spend_values(field, values)
 
 
 def _yaml_base() -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from memsheet.errors import printable, refuse
 from memsheet.guard import MAX_DEPTH, MAX_INT, read_bytes
+from memsheet.guard.spending import spend_values
 
 MAX_TOML_BYTES = 16 * 2**10  # what is read as TOML has a few hundred bytes
 MAX_DOTS = 256  # of a line: the parser takes n^2 steps for a key of n parts
@@ -40,9 +41,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def _check(found: Any, field: str) -> None:
     """Refuse depth, and values that arithmetic would stumble over; without recursion, which depth could exhaust."""
-    waiting = [(found, 0)]
+    waiting, count = [(found, 0)], 0
     while waiting:
         value, depth = waiting.pop()
+        count += 1
         if depth > MAX_DEPTH:
             raise refuse(field, None, f"is nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, dict):
@@ -51,6 +53,7 @@ def _check(found: Any, field: str) -> None:
             waiting += [(each, depth + 1) for each in value]
         else:
             _check_plain(value, field)
+    spend_values(field, count)
 
 
 def _check_plain(value: Any, field: str) -> None:

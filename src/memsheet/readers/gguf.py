@@ -19,6 +19,7 @@ from typing import BinaryIO
 from memsheet.arith import round_up
 from memsheet.errors import InputError, refuse
 from memsheet.guard import exactly, open_regular
+from memsheet.guard.spending import spend_values
 from memsheet.spec.dtypes import GGUF, DType
 
 FORMAT = "ggml docs/gguf.md (file structure, value types, alignment); ggml/include/gguf.h"
@@ -122,6 +123,7 @@ def read_header(path: Path) -> Header:
             version=version, alignment=alignment, values=MappingProxyType(values), tensors=tensors,
             data_start=int(round_up(stream.position, alignment)), file_bytes=size,
         )  # fmt: skip
+    spend_values(str(path), stream.steps + len(header.values) + len(header.tensors))
     _check_layout(header, path)
     return header
 

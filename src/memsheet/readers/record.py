@@ -13,6 +13,7 @@ from typing import Any
 
 from memsheet.errors import printable, refuse
 from memsheet.guard import MAX_JSON_BYTES, MAX_VALUES, parse_json, read_bytes
+from memsheet.guard.spending import spend_bytes
 
 RECORD_SCHEMA = "memsheet/record/1"
 GZIP = b"\x1f\x8b"
@@ -75,4 +76,5 @@ def parse_packed(data: bytes, field: str, *, max_bytes: int = MAX_JSON_BYTES, ma
         raise refuse(field, None, "is not compressed as its first bytes say") from None
     if len(text) <= max_bytes and not unpack.eof:
         raise refuse(field, None, "ends early", "was it copied completely?")
+    spend_bytes(f"{field} (unpacked)", len(text))
     return parse_json(text, field, max_bytes=max_bytes, max_values=max_values)

@@ -6,7 +6,6 @@ refused, because a comparison of its rows would explain nothing.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memsheet.errors import Problem, printable, refuse, require
-from memsheet.guard import MAX_JSON_BYTES, parse_json, read_bytes
+from memsheet.guard import MAX_JSON_BYTES, parse_json, read_bytes, read_stdin
 from memsheet.readers.fields import Fields
 from memsheet.readers.record import parse_packed, sheet_within
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
@@ -63,7 +62,7 @@ def sheets_within(document: Mapping[str, Any], shown: str) -> Document:
 
 
 def _stdin() -> dict[str, Any]:
-    return _object(parse_json(sys.stdin.buffer.read(MAX_JSON_BYTES + 1), "stdin"), "stdin")
+    return _object(parse_json(read_stdin("sheet", MAX_JSON_BYTES), "stdin"), "stdin")
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -18,6 +18,8 @@ PIECES = "vllm"
 def prompts_that_fit(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> Mapping[str, Any]:
     """Facts about a load whose prompts nobody described. ``prompt_tokens_that_fit``: the longest prompt with which the whole range fits when
     a batch's prompts are read at once (None where none is sure to); ``in_pieces``: a server with which the same load fits, where it does.
+
+    A bracket of lengths is halved: of what serves no step is replayed, slack is a share of what is allocated, and a longer prompt needs more.
     """
     longest = int(request.get("serving.max_model_len") or 0)
     trials = Trials(values=range(1, longest + 1), asks=lambda tokens: _of(model, {**request, "serving.prompt_tokens": tokens}, cluster))

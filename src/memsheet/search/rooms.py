@@ -169,7 +169,10 @@ def _longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, pla
 
 
 def _last(most: int, holds: Callable[[int], bool]) -> int | None:
-    """The last multiple of STEP up to ``most`` of them that holds, where shorter ones do; None where none does."""
+    """The last multiple of STEP up to ``most`` of them that holds, where shorter ones do; None where none does.
+
+    A bracket is halved: of what serves no step is replayed, slack is a share of what is allocated, and a longer sequence needs more.
+    """
     if not holds(1):
         return None
     low, high = 1, most + 1

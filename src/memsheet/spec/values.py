@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any
 
 from memsheet.errors import Problem
-from memsheet.guard import MAX_INT, MAX_VALUES
+from memsheet.guard import MAX_INT
 from memsheet.spec.check import RULES
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
@@ -36,8 +36,8 @@ def _out_of_bounds(value: Any) -> str:
     waiting, seen = [value], 0
     while waiting:
         held, seen = waiting.pop(), seen + 1
-        if seen > MAX_VALUES:
-            return f"holds more than {MAX_VALUES} values"
+        if seen > MOST_HELD:
+            return f"holds more than {MOST_HELD:,} values"
         if isinstance(held, Mapping):
             waiting += [*held, *held.values()]
         elif isinstance(held, list | tuple):
@@ -49,6 +49,8 @@ def _out_of_bounds(value: Any) -> str:
     return ""
 
 
+MOST_HELD = 100_000
+"""Of one option, a whole plan among them: of 10,000 layers there is a handful of values each."""
 _DOCUMENT = (str, PathLike, Mapping), "is neither a file nor an object"
 _WHOLE_NUMBER = (int,), "is not a whole number"
 KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
