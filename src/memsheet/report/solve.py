@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Result, Verdict
@@ -138,7 +139,23 @@ def _tried_values(solution: Solution) -> str:
     replayed = [tried.value for tried in solution.tried if tried.replayed]
     if solution.target is Target.PARAMETERS or len(replayed) != len(solution.tried) or not replayed:
         return many
-    return f"{many}, between {min(replayed):,} and {max(replayed):,} (--full lists them)"
+    listed = f"{many}, between {min(replayed):,} and {max(replayed):,} (--full lists them)"
+    start, apart = _widest_gap(solution)
+    if not apart:
+        return listed
+    return f"{listed}; every one tried up to the answer fits; from {start:,} on they are up to {apart:,} apart, and what lies between was not tried"
+
+
+def _widest_gap(solution: Solution) -> tuple[int, int]:
+    """Where the band begins in which slack decides, and the widest step between two values tried there up to the answer; 0 where none was left
+    out.
+    """
+    found, beyond = solution.found, solution.beyond
+    if found is None or beyond is None:
+        return 0, 0
+    values = [tried.value for tried in solution.tried if tried.value <= found.value][1:]
+    widest = max((after - before for before, after in pairwise(values)), default=0)
+    return (values[0], widest) if widest > beyond.value - found.value > 0 else (0, 0)
 
 
 def _table(solution: Solution, look: Look) -> RenderableType:
