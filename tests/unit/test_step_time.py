@@ -401,3 +401,31 @@ def test_hours_of_a_token_budget() -> None:
         (low, value, high)
     )
     assert gpu_hours(3600.0, (1.0, 2.0, 4.0), 8) == (2.0, 4.0, 8.0)
+
+
+@pytest.mark.parametrize("card", ["A100-80GB", "A100-80GB-PCIe", "H100-80GB", "H200", "B200"])
+@pytest.mark.parametrize(("arithmetic", "key"), [("bf16", "bf16"), ("fp16", "bf16"), ("fp8", "fp8")])
+def test_the_fast_end_has_no_product_faster_than_the_fastest_found_on_the_card(card, arithmetic, key):
+    fastest = rates()["device"][card]["measured"].get(f"mamf_{key}_tflops")
+    if fastest is None:
+        pytest.skip("nobody searched")
+    base = rates_of(cluster_of(find_device(card), 1))
+    free, capped = (base.with_efficiency(Efficiency(compute=1 / 0.88, capped=capped)) for capped in (False, True))
+    for rows in (128, 1024, 4096, 32768):
+        for depth in (128, 4096, 16384):
+            assert capped.product_flops(arithmetic, rows, depth) <= fastest * 1e12
+            assert capped.product_flops(arithmetic, rows, depth) <= free.product_flops(arithmetic, rows, depth)
+    assert capped.product_flops(arithmetic, 128, 128) == free.product_flops(arithmetic, 128, 128)
+
+
+def test_an_a100s_fast_end_is_slower_than_its_tables_allow_and_no_later_than_the_value():
+    import memsheet
+    from memsheet.formulas.step_time import whole
+
+    answer = memsheet.train("llama-2-7b", gpus="8xA100-80GB", engine="fsdp2", seq_len=2048, microbatch=4, fix=False)
+    found = whole.step_time(answer.model, answer.plan, answer.cluster)
+    uncapped = whole.one_step(
+        answer.model, answer.plan, whole.engine_of(answer.plan),
+        whole.rates_of(answer.cluster).with_efficiency(replace(whole._times(whole.Efficiency(), whole.UNCALIBRATED.fast))), whole.Overlap.ALL,
+    )  # fmt: skip
+    assert uncapped.seconds < found.low <= found.value <= found.high

@@ -66,4 +66,5 @@ def efficiency_of(device: str, engine: str) -> Efficiency | None:
         return None
     records = entry.get("records")
     source = ", ".join(str(name) for name in records) if isinstance(records, list) else "a measured step"
-    return Efficiency(**{key: float(entry[key]) for key in SCALARS}, source=source)
+    compute, attention, communication = (float(entry[key]) for key in SCALARS)
+    return Efficiency(compute=compute, attention=attention, communication=communication, source=source)

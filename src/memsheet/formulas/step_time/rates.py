@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memsheet.catalog import rates
 from memsheet.errors import refuse
-from memsheet.formulas.step_time.numbers import Curve, Real
+from memsheet.formulas.step_time.numbers import Curve, Real, smaller
 from memsheet.spec.device import Cluster, Device
 
 MEASURED_ALIKE = {"8.0": "A100-80GB", "8.6": "L40S", "8.9": "L40S", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200", "12.0": "L40S"}
@@ -62,12 +62,15 @@ class Fit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Efficiency:
-    """What a measured step says of the rates: 1 is what kernels reached in bursts. ``source`` names the record."""
+    """What a measured step says of the rates: 1 is what kernels reached in bursts. ``source`` names the record. ``capped``: no product is
+    faster than the fastest that a search over shapes found on the card.
+    """
 
     compute: float = 1.0
     attention: float = 1.0
     communication: float = 1.0
     source: str | None = None
+    capped: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,7 @@ class Rates:
     near: int  # devices that share the fast link
     network: float | None
     host: float | None
+    fastest: Mapping[str, float] = field(default_factory=dict)  # product of the card, by arithmetic, where one was searched for
     efficiency: Efficiency = Efficiency()
 
     def flops(self, arithmetic: str) -> float:
@@ -98,7 +102,9 @@ class Rates:
 
     def product_flops(self, arithmetic: str, rows: Real, depth: Real) -> Real:
         """``rows``: of the output; ``depth``: terms of each sum."""
-        return self.flops(arithmetic) * self.curve(arithmetic).at(rows) * self.depth.at(depth) * self.efficiency.compute
+        found = self.flops(arithmetic) * self.curve(arithmetic).at(rows) * self.depth.at(depth) * self.efficiency.compute
+        fastest = self.fastest.get(KEYS.get(arithmetic, "bf16"))
+        return smaller(found, fastest) if self.efficiency.capped and fastest else found
 
     def start_s(self, arithmetic: str) -> float:
         return self.launch_s.get(CURVES.get(arithmetic, "bf16"), self.launch_s["bf16"])
@@ -139,8 +145,17 @@ def rates_of(cluster: Cluster) -> Rates:
         attention_dense=dense.get("bf16") or dense["fp16"],
         collectives=_collectives(cluster, table["collectives_inside_node"]["params"]),
         near=max(cluster.per_node, table["domains"].get(device.name, 0)), network=cluster.links.scale_out or device.links.scale_out,
-        host=cluster.links.host or device.links.host,
+        host=cluster.links.host or device.links.host, fastest=_fastest(row),
     )  # fmt: skip
+
+
+def _fastest(row: Mapping[str, Any]) -> Mapping[str, float]:
+    """Flops a second of the fastest product that a search found, which a card's power limit holds under its dense rate: random numbers are
+    multiplied at 257 TFLOPS under an A100's 400 W and zeros at 295 (thonking.ai, strangely-matrix-multiplications), of 312.
+    """
+    measured = row.get("measured", {})
+    found = {key: measured[f"mamf_{key}_tflops"] * 1e12 for key in ("bf16", "fp8") if f"mamf_{key}_tflops" in measured}
+    return {**found, **({"fp16": found["bf16"]} if "bf16" in found else {})}
 
 
 def _own(table: Mapping[str, Any], device: Device) -> Any:

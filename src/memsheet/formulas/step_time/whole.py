@@ -59,7 +59,8 @@ def step_time(spec: ModelSpec, plan: Plan, cluster: Cluster, *, efficiency: Effi
     engine, base, found = engine_of(plan), _rates(cluster), efficiency or Efficiency()
     band = CALIBRATED if efficiency is not None else UNCALIBRATED
     value = one_step(spec, plan, engine, base.with_efficiency(found), Overlap.ENGINE, told=True)
-    low = one_step(spec, plan, engine, base.with_efficiency(_times(found, band.fast)), Overlap.ALL)
+    fast = replace(_times(found, band.fast), capped=efficiency is None)
+    low = one_step(spec, plan, engine, base.with_efficiency(fast), Overlap.ALL)
     high = one_step(spec, plan, engine, base.with_efficiency(_times(found, band.slow)), Overlap.NONE)
     return StepTime(
         low=smaller(low.seconds, value.seconds), value=value.seconds, high=larger(high.seconds, value.seconds), parts=value.parts,
