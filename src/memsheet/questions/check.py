@@ -144,8 +144,9 @@ def _beside(files: tuple[str, ...], texts: Mapping[str, str], reads: Mapping[str
     found: dict[str, str] = {}
     for name in absent_files(reads):
         for path in (held for folder in folders for held in (folder / name, folder / Path(name).name)):
-            inside = any(path.resolve().is_relative_to(folder.resolve()) for folder in folders)
-            if inside and is_file(path) and str(path) not in texts:
+            if not is_file(path) or str(path) in texts:  # a name that no file can have has no place either
+                continue
+            if any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
                 found[str(path)] = read_bytes(path, MOST_BYTES).decode(errors="replace")
                 break
     return found
