@@ -117,10 +117,10 @@ def test_a_servers_question_goes_to_the_server_and_names_the_other_engine(asked)
 
 def test_a_plan_without_a_batch_looks_at_several_and_names_each():
     advice = memsheet.plan("llama-tiny", gpus="2xRTX4090", engine="fsdp2", top=1)
-    assert [batch for batch, _ in advice.batches] == [2, 8, 32]
+    assert [batch for batch, *_ in advice.batches] == [2, 8, 32]
     assert any("global_batch = 8" in note for note in advice.ranking.notes)
     assert any("seq_len = " in note for note in advice.ranking.notes)
     asked = memsheet.plan("llama-tiny", gpus="2xRTX4090", engine="fsdp2", top=1, global_batch=32)
-    swept = dict(advice.batches)[32]
+    swept = {batch: best for batch, best, _ in advice.batches}[32]
     assert not asked.batches
     assert swept.request == asked.ranking.plans[0].request
