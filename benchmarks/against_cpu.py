@@ -74,7 +74,7 @@ TECHNIQUES: tuple[Mapping[str, Any], ...] = (
 
 _FOREACH, _LOOP, _FUSED = ({"optimizer_implementation": name} for name in ("foreach", "loop", "fused"))
 _STEPS = (_FOREACH, _LOOP, _FUSED, {"optimizer": "sgd"}, {"optimizer": "sgd_momentum"})
-_BASE = {"seq_len": 256, "microbatch": 2}
+_BASE = {"seq_len": 128, "microbatch": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

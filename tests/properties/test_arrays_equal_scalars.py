@@ -114,7 +114,7 @@ def test_fused_loss() -> None:
 
 
 @pytest.mark.slow
-@law(400)
+@law(200)
 @given(st.sampled_from(TRAINED), st.lists(st.tuples(microbatches, lengths, ranks), min_size=8, max_size=8))
 def test_training_at_length(name: str, rows: list[tuple[int, int, int]]) -> None:
     counts = dict(zip(("microbatch", "seq_len", "dp_shard"), ([*column] for column in zip(*rows, strict=True)), strict=True))
