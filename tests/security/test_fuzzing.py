@@ -78,7 +78,7 @@ def test_what_is_usual_has_no_problem() -> None:
     assert list(option_problems({"lora_targets": cycle}))
 
 
-@pytest.mark.parametrize("value", [True, b"x", 1.5, object(), [1], print], ids=repr)
+@pytest.mark.parametrize("value", [True, b"x", 1.5, object(), [1], print], ids=range(6))
 def test_words_that_are_no_keys_of_a_plan_are_of_their_types(value: Any) -> None:
     for name in KINDS:
         assert list(option_problems({name: value}))
