@@ -66,6 +66,22 @@ def test_a_stacks_first_layer_makes_its_biases_again(heads: int, layers: int, pr
 
 
 @pytest.mark.parametrize(
+    ("vocabulary", "attention", "tokens", "backward"),
+    [
+        (4000, "eager", 64, 255_720_808), (4000, "sdpa", 128, 256_248_168), (32128, "eager", 256, 415_073_128),
+        (32128, "sdpa", 512, 503_813_480),
+    ],
+)  # fmt: skip
+def test_short_sequences_peak_where_the_table_gets_its_gradients(vocabulary: int, attention: str, tokens: int, backward: int) -> None:
+    """The decoder's look-ups and the encoder's, by when what the decoder's layers shared is gone."""
+    model = read_hf_config({**T5, "vocab_size": vocabulary})
+    request = {"seq_len": tokens, "microbatch": SEQUENCES, "attention": attention, "precision.name": "bf16-pure", "recompute.mode": "full"}
+    found = account(model, resolve({"engine": "transformers", "optimizer.implementation": "fused", **request}, model).plan)
+    assert found.at(Instant.BACKWARD).value == pytest.approx(backward, abs=16)
+    assert all(size.value >= 0 for item in found.items for size in item.at.values())
+
+
+@pytest.mark.parametrize(
     ("attention", "recompute", "forward", "backward"),
     [("eager", "none", 368_737_476, 373_783_748), ("sdpa", "none", 320_896_388, 325_942_660), ("sdpa", "full", 112_024_772, 137_919_716)],
 )

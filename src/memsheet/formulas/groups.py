@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from memsheet.arith import Count, agreed, is_array, not_alike
 from memsheet.formulas.activations import block_part, end_parts, numerics
 from memsheet.formulas.model_code import model_code
+from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.states.held import Held, held
 from memsheet.formulas.states.params import JOIN, START, stack_prefix
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Part, Release, merge
@@ -46,7 +47,7 @@ class Layers:
 @dataclass(frozen=True, slots=True, eq=False)
 class Walk:
     """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the first run of layers that words
-    pass through; those before it are a tower's.
+    pass through; those before it are a tower's. ``end``: masks that are there when backward comes to the embeddings.
     """
 
     embeddings: Group | None
@@ -55,6 +56,7 @@ class Walk:
     loss: Part | None
     tied: bool
     entry: int = 0
+    end: Bag = EMPTY
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -119,6 +121,7 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     made = _made(plan, engine)
     layers, entry = list[Layers](), 0
     frozen = ends.embeddings is not None and enters_frozen(spec, plan) and plan.recompute.mode is RecomputeMode.NONE
+    let_go = model_code(engine.code).let_go(spec, plan, numerics(plan, engine))
     for each in spec.stacks:
         own, seen = list[Layers](), entry == 0 and any(stack.role == JOIN for stack in spec.stacks)
         for pattern, count in _cut_at_recompute(each, plan):
@@ -130,7 +133,7 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
                     )
             own.append(Layers(tuple(made[each.path, block, recomputed, release] for block, recomputed in pattern), count))
         if each.role == BRIDGE:
-            own[-1] = _passed(own[-1], model_code(engine.code).let_go(spec, plan, numerics(plan, engine)))
+            own[-1] = _passed(own[-1], let_go, counted=not release)
         elif own and (gone := model_code(engine.code).made_again(spec, plan, numerics(plan, engine))) is not EMPTY:
             own[0] = _made_again(own[0], gone)
         elif own and frozen and not seen:
@@ -140,21 +143,27 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     start = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
-    return Walk(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied, entry=entry)
+    return Walk(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied, entry=entry, end=let_go.end)
 
 
-def _passed(bridge: Layers, gone: Bag) -> Layers:
-    """What lies between two stacks, with what is ``gone`` when its backward is over."""
+def _passed(bridge: Layers, gone: LetGo, *, counted: bool) -> Layers:
+    """What lies between two stacks, with what is gone when backward comes to it and when its backward is over. ``counted``: gradients are."""
     (group,) = bridge.pattern
-    return Layers((replace(group, gradients=merge([(1, group.gradients), (-1, gone)])),), 1)
+    before = merge([(1, gone.masks), (1, gone.gradients)]) if counted else gone.masks
+    gradients = merge([(1, group.gradients), (-1, gone.masks), (-1, gone.gradients), (-1, gone.after)])
+    return Layers((replace(group, gradients=gradients, part=_backward_without(group.part, before)),), 1)
 
 
 def _made_again(first: Layers, gone: Bag) -> Layers:
     """A stack's first layers, which are run again without what is ``gone`` when backward has come to them."""
     group, *others = first.pattern
-    part = group.part
+    return Layers((replace(group, part=_backward_without(group.part, gone)), *others), first.count)
+
+
+def _backward_without(part: Part, gone: Bag) -> Part:
+    """A part whose backward begins when what is ``gone`` is no longer there."""
     backward, again, behind = (merge([(1, bag), (-1, gone)]) for bag in (part.backward, part.again, part.behind))
-    return Layers((replace(group, part=replace(part, backward=backward, again=again, behind=behind)), *others), first.count)
+    return replace(part, backward=backward, again=again, behind=behind)
 
 
 BRIDGE = "bridge"

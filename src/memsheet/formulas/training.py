@@ -173,7 +173,7 @@ def _everything_left(step: Step) -> Moment:
     if step.lets_go:
         return _head_left(step) if step.walk.tied else []
     layers = [(run.count, step.around.leaves(group)) for run in step.walk.layers for group in run.pattern]
-    return [*layers, *_head_left(step)]
+    return [*layers, *_head_left(step), (1, step.walk.end)]
 
 
 # ---- what earlier layers keep, what later layers left ----------------------------------------------------------------------

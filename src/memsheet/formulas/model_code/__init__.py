@@ -11,6 +11,7 @@ from importlib import import_module
 
 from memsheet.arith import Count
 from memsheet.errors import Problem
+from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside
 from memsheet.formulas.tapes.graph import Joined, Tensor
@@ -44,8 +45,8 @@ class ModelCode:
     depends on the plan alone; ``block_numerics``: on a block's shapes too. ``axes``, ``end_axes``: values of the axes that shapes are named by.
     ``forward``: a block; ``embed``: the embeddings, and what their caller still names; ``head``: from the last hidden states to what the
     loss takes, whose shape and dtype ``loss_input`` gives; ``loss``: from there to a number. ``shared``: what all layers keep together;
-    ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward has passed what lies between
-    two stacks, ``made_again``: when it has come to a stack's first layer, which is run again. ``stream``: what blocks hand on.
+    ``masks``: what lives through the model's forward, and ``keeps_masks``: through its backward too. ``let_go``: what is gone when backward comes to what lies
+    between two stacks and has passed it; ``made_again``: when it has come to a stack's first layer, which is run again. ``stream``: what blocks hand on.
     ``named``: what the training loop names from the loss to the end of the step. ``at_ends``: how embeddings and head run, of how the layers do.
     ``beside``: what the model's forward names of a tower that pictures pass through.
     ``notes``: what a reader should know of the model's kernels.
@@ -66,7 +67,7 @@ class ModelCode:
     shared: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     plan_numerics: Callable[[Plan, Numerics], Numerics] = lambda _, how: how
     masks: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
-    let_go: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    let_go: Callable[[ModelSpec, Plan, Numerics], LetGo] = lambda *_: LetGo()
     made_again: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
     named: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared

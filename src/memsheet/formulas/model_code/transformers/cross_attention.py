@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.arith import Count
+from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.model_code.transformers.norms import normalise
 from memsheet.formulas.numerics import AttentionKernel, Numerics, project
@@ -217,22 +218,18 @@ def _between(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     memory = r.dropout(normalise(r, x, block.norms[0], how), "/memory_dropout", active=how.dropout)
     table: Shape = ("f", "h")
     node = Node(0, "", (), [], [], lambda _: []) if how.trains else None
-
-    def backward(_: Grad) -> list[Grad | None]:
-        return [_joined(r, table, how) if node else None, Grad(None, STREAM, memory_dtype)]
-
-    memory_dtype = memory.dtype
-    looked_up = r.tensor("/look_up", STREAM, how.parameters)
-    y = r.apply(looked_up, (Tensor(None, table, how.parameters, node), memory), (memory,), backward)
-    return r.dropout(y, "/embeddings_dropout", active=how.dropout)
+    weight = Tensor(None, table, how.parameters, node)
+    if how.trains and r.compute is None:  # the head's gradient is a transposed view there: the sum of the two is a third tensor
+        weight = r.apply(Tensor(None, table, how.parameters), (weight,), (), lambda _: [r.grad(table, how.parameters, "shared")])
+    found = r.tensor("/look_up", STREAM, how.parameters)
+    y = r.apply(found, (weight,), (), lambda _: [r.grad(table, how.parameters, "shared") if node else None])
+    return r.dropout(_beside(r, y, memory), "/embeddings_dropout", active=how.dropout)
 
 
-def _joined(r: Recorder, table: Shape, how: Numerics) -> Grad:
-    """The gradient of the look-ups, added to the head's: anew where that is a transposed view."""
-    made = r.grad(table, how.parameters, "shared")
-    total = r.grad(table, how.parameters, "shared") if r.compute is None else None
-    del total
-    return made
+def _beside(r: Recorder, y: Tensor, memory: Tensor) -> Tensor:
+    """``y``, which goes on with the encoder's ``memory``: the decoder's layers take both, and hold on to that until backward has passed them."""
+    dtype = memory.dtype
+    return r.apply(Tensor(y.storage, y.shape, y.dtype), (y, memory), (memory,), lambda g: [g, Grad(None, STREAM, dtype)])
 
 
 def named_biases(spec: ModelSpec, plan: Plan, how: Numerics, *, kept: bool) -> list[Count]:
@@ -261,27 +258,27 @@ def _bias_sizes(spec: ModelSpec, plan: Plan, how: Numerics) -> tuple[Count, Coun
     return how.parameters.nbytes(elements), (how.autocast or how.parameters).nbytes(elements)
 
 
-def let_go(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
-    """What a decoder's layers have shared, and is gone when backward reaches the encoder: gradients, and what checkpoints held on to. Zeros that were asked
-    for a gradient, and that gradient, stay as long as the graph whose leaf they are.
+def let_go(spec: ModelSpec, plan: Plan, how: Numerics) -> LetGo:
+    """What a decoder's layers have shared: gradients, and what checkpoints held on to. Zeros that were asked for a gradient, and that gradient,
+    stay as long as the graph whose leaf they are.
     """
     if len(spec.stacks) < TWO:
-        return EMPTY
+        return LetGo()
     decoder = spec.stacks[-1]
     at = decoder.runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
-    own, _ = _bias_sizes(spec, plan, how)
+    own, zeros = _bias_sizes(spec, plan, how)
     tokens = plan.microbatch * plan.seq_len
     again = plan.recompute.mode is RecomputeMode.FULL
     kept, shared, place = Component.SAVED_ACTIVATIONS, Component.GRADIENTS, f"{decoder.path}.*"
-    pairs = [((shared, f"{place}.encoder/memory"), how.stream.nbytes(tokens * spec.hidden))]
-    if how.trains:
-        pairs.append(((shared, f"{place}.{at.path}/position_bias"), own))
-    if again:
-        pairs.append(((kept, "position_bias"), own))
-        masked = plan.attention is AttentionKind.EAGER
-        pairs.extend([((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.seq_len))] if masked else [])
-    return Bag.of(pairs)
+    held = [((kept, "position_bias"), own)] if again else []
+    if again and plan.attention is AttentionKind.EAGER:
+        held.append(((kept, "model/causal_mask"), how.stream.nbytes(tokens * plan.seq_len)))
+    biases = [((shared, f"{place}.{at.path}/position_bias"), own)] if how.trains else []
+    memory = ((shared, f"{place}.encoder/memory"), how.stream.nbytes(tokens * spec.hidden))
+    looked_up = [((shared, f"{spec.stacks[0].path}.*.{at.path}/position_bias"), -own)] if how.trains else []  # by the encoder's first layer
+    end = [*held, *([((kept, "position_bias"), zeros)] if again and how.trains else []), *looked_up]
+    return LetGo(masks=Bag.of(held), gradients=Bag.of(biases), after=Bag.of([memory]), end=Bag.of(end))
 
 
 def looked_up_again(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:

@@ -1,0 +1,18 @@
+"""What a decoder's layers share, and when backward lets go of it."""
+
+from __future__ import annotations
+
+from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.frozen import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """What is gone when backward comes to what lies between two stacks (``masks``, ``gradients``), and when it has passed that (``after``).
+    ``end``: masks that are there beside the embeddings, where none is counted, with those that were let go.
+    """
+
+    masks: Bag = EMPTY
+    gradients: Bag = EMPTY
+    after: Bag = EMPTY
+    end: Bag = EMPTY
