@@ -32,21 +32,18 @@ def check(found):
     assert {row["plan"]: row["item"] for row in found if abs(row["item"]["share"]) > ITEM} == {}
 
 
-def test_formulas_and_trace_agree_on_one_gpu_sharded_and_cut():
-    found = rows("--model", "llama-3.1-8b", "--place", "1 gpu", "fsdp2 1", "fsdp2 8", "fsdp2 64 tp 8")
-    assert len(found) == 12 + 4 + 8 + 8
-    check(found)
+SLOW = pytest.mark.slow
+SWEPT = [
+    ("llama-3.1-8b", "1 gpu", "cuda", 12), ("llama-3.1-8b", "fsdp2 64 tp 8", "cuda", 8), ("qwen3-30b-a3b", "fsdp2 8", "cuda", 8),
+    ("llama-3.1-8b", "fsdp2 8", "cpu", 8), pytest.param("qwen3-30b-a3b", "1 gpu", "cuda", 12, marks=SLOW),
+    pytest.param("gemma-3-1b", "1 gpu", "cpu", 12, marks=SLOW),
+]  # fmt: skip
 
 
-def test_formulas_and_trace_agree_on_routed_experts():
-    found = rows("--model", "qwen3-30b-a3b", "--place", "1 gpu", "fsdp2 8")
-    assert len(found) == 12 + 8
-    check(found)
-
-
-@pytest.mark.parametrize(("model", "place", "count"), [("gemma-3-1b", "1 gpu", 12), ("llama-3.1-8b", "fsdp2 8", 8)])
-def test_formulas_and_trace_agree_on_a_processor(model, place, count):
-    found = rows("--model", model, "--place", place, "--device", "cpu")
+@pytest.mark.parametrize(("model", "place", "device", "count"), SWEPT)
+def test_formulas_and_trace_agree(model, place, device, count):
+    """Dense and routed layers, on one GPU, sharded, cut and on a processor: every precision, attention and recomputation of the place."""
+    found = rows("--model", model, "--place", place, "--device", device)
     assert len(found) == count
     check(found)
 
