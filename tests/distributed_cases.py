@@ -1,7 +1,4 @@
-"""Run by test_trace_distributed.py in a process of its own, because tracing patches torch: prints what it finds as JSON.
-
-With the argument "slow" the cases that only a full run looks at.
-"""
+"""Run by test_trace_distributed.py in a process of its own, because tracing patches torch: prints what it finds as JSON."""
 
 import json
 import sys
@@ -242,7 +239,6 @@ REAL = {
     "replica": lambda: beside_real(TINY, None, **DDP),
     "shared moments": lambda: beside_real(TINY, None, 1, zero=1, **DDP),
 }
-QUICK = ("fsdp", "context", "stage")
 CASES = {
     "fsdp": sharded,
     "zero 2": lambda: sharded(zero=2),
@@ -281,16 +277,5 @@ CASES = {
     "large tracker": lambda: tracker(LLAMA_8B, 2048),
     "large plain tracker": lambda: tracker(LLAMA_8B, 2048, layers_and_rest),
 }
-SLOW = (
-    "pure", "tied and cut", "uneven first", "uneven last", "zero 1 rank 0", "zero 1 rank 1", "interleaved 0", "pipeline of replicas",
-    "tied pipeline 1", "large", "large tracker", "large plain tracker", "zero 1 third 0", "zero 1 third 1", "zero 1 third 2", "third 0", "third 1", "third 2",
-    "context 7", *(f"folded {name}" for name in FOLDED if name not in QUICK),
-    *(f"beside real {name}" for name in REAL),
-)  # fmt: skip
-
-BESIDE_SLOW = ("replicas", "context", "1f1b 0", "1f1b 1")
-"""What slow cases are held beside: asked again, so that a slow run need not make all the quick ones."""
-
 if __name__ == "__main__":
-    wanted = SLOW + BESIDE_SLOW if sys.argv[1:] == ["slow"] else [name for name in CASES if name not in SLOW]
-    json.dump({name: CASES[name]() for name in wanted}, sys.stdout)
+    json.dump({name: make() for name, make in CASES.items()}, sys.stdout)

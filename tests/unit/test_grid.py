@@ -180,6 +180,7 @@ def test_uneven_pipelines_of_unlike_layers_are_accounted_together() -> None:
     sample(found, 12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 1])
 def test_plans_told_by_fewer(zero: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What divides the states, worked out by itself."""

@@ -29,7 +29,7 @@ def saved(sheet, end="value", name=""):
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize("precision", ["bf16-pure", "bf16-autocast", "fp32"])
+@pytest.mark.parametrize("precision", ["bf16-pure", *(pytest.param(other, marks=pytest.mark.slow) for other in ("bf16-autocast", "fp32"))])
 def test_formulas_and_trace_agree_at_every_instant(precision, recompute):
     pytest.importorskip("peft")
     how = {**INT8, "precision": precision, "recompute": recompute}

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow  # agreement and measured ranks are the quick ones
 
 RUNS = Path(__file__).parent.parent / "rank_runs.py"
 LAUNCH = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

@@ -75,6 +75,7 @@ def test_no_gradient_is_there_at_the_optimizers_turn():
         )
 
 
+@pytest.mark.slow
 def test_fake_tensors_say_the_same_as_real_ones():
     how = {"optimizer_in_backward": True, "optimizer_implementation": "loop"}
     assert at(recorded(**how)) == at(recorded(**how, fake=True))

@@ -78,6 +78,7 @@ def test_what_it_saves_is_what_is_predicted(loss, precision):
     assert abs(saved - promised) <= NEAR[loss] * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_fake_tensors_say_the_same_as_real_ones(loss):
     how = {**SHAPE, "config": WIDE, "loss": loss, "precision": "bf16-autocast"}

@@ -94,6 +94,7 @@ def test_the_scaler_is_in_the_sheet():
         assert items["grad_scaler"] == 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp16-autocast", "bf16-master"])
 def test_fake_tensors_say_the_same_as_real_ones(precision):
     for implementation in ("fused", "loop"):

@@ -75,6 +75,7 @@ def test_what_it_saves_is_what_is_predicted(way):
     assert saved > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [{"recompute_every": 3}, {"recompute_segments": 4, "precision": "bf16-autocast"}], ids=str)
 def test_fake_tensors_say_the_same_as_real_ones(way):
     assert at(recorded(**LONG, **way)) == at(recorded(**LONG, **way, fake=True))

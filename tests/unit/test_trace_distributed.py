@@ -9,8 +9,9 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
 from memsheet.cli import main
+
+pytestmark = pytest.mark.slow  # agreement and measured ranks are the quick ones
 
 CASES = Path(__file__).parent.parent / "distributed_cases.py"
 HIDDEN, WIDE, VOCAB, LAYERS = 64, 192, 512, 3
@@ -22,19 +23,14 @@ IDS, FREQUENCIES = 2 * 8 * 64, 2 * 4 * 8  # tokens and labels; the rotary buffer
 GIB = 2**30
 
 
-def run(*arguments):
-    done = subprocess.run([sys.executable, "-W", "ignore", str(CASES), *arguments], capture_output=True, text=True, check=True)
+def run():
+    done = subprocess.run([sys.executable, "-W", "ignore", str(CASES)], capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def cases():
     return run()
-
-
-@pytest.fixture(scope="module")
-def others():
-    return run("slow")
 
 
 def states(case, instant="optimizer_step"):
@@ -130,48 +126,42 @@ def test_fake_tensors_make_the_events_of_real_ones(cases):
     assert len(cases["real"]["events"]) > 500
 
 
-@pytest.mark.slow
-def test_fake_tensors_make_the_events_of_real_ones_in_every_sharding(others):
+def test_fake_tensors_make_the_events_of_real_ones_in_every_sharding(cases):
     """Through collectives that send nothing: replicas, cut layers, shared experts, a stage."""
-    found = {name: case for name, case in others.items() if name.startswith("beside real")}
+    found = {name: case for name, case in cases.items() if name.startswith("beside real")}
     assert {name: case["same"] for name, case in found.items()} == dict.fromkeys(found, True)
     assert all(case["events"] > 500 for case in found.values())
 
 
-@pytest.mark.slow
-def test_a_rank_with_less_than_a_whole_chunk_has_fewer_moments_and_padded_parameters(others):
-    first, last = others["uneven first"]["of"]["load"], others["uneven last"]["of"]["load"]
+def test_a_rank_with_less_than_a_whole_chunk_has_fewer_moments_and_padded_parameters(cases):
+    first, last = cases["uneven first"]["of"]["load"], cases["uneven last"]["of"]["load"]
     assert first["parameters"] == last["parameters"]
     assert first["optimizer_states"] > last["optimizer_states"]
-    assert others["uneven first"]["at"] == pytest.approx(others["uneven first"]["predicted"], abs=640)
+    assert cases["uneven first"]["at"] == pytest.approx(cases["uneven first"]["predicted"], abs=640)
 
 
-@pytest.mark.slow
-def test_the_moments_of_all_ranks_are_those_of_the_whole_model(others):
+def test_the_moments_of_all_ranks_are_those_of_the_whole_model(cases):
     """However unevenly rows divide: parameters are padded on the last rank, moments are not."""
-    ranks = [others[f"third {rank}"]["of"]["load"]["optimizer_states"] for rank in range(3)]
+    ranks = [cases[f"third {rank}"]["of"]["load"]["optimizer_states"] for rank in range(3)]
     assert sum(ranks) == 8 * PARAMETERS + 3 * STEPS
 
 
-@pytest.mark.slow
-def test_a_pure_shard_is_computed_with_as_it_is_kept(others):
-    assert others["pure"]["of"]["load"]["parameters"] == 2 * PARAMETERS // 8
-    assert others["pure"]["at"] == pytest.approx(others["pure"]["predicted"], abs=640)
+def test_a_pure_shard_is_computed_with_as_it_is_kept(cases):
+    assert cases["pure"]["of"]["load"]["parameters"] == 2 * PARAMETERS // 8
+    assert cases["pure"]["at"] == pytest.approx(cases["pure"]["predicted"], abs=640)
 
 
-@pytest.mark.slow
-def test_eight_billion_parameters_on_eight_ranks(others):
-    large = others["large"]
+def test_eight_billion_parameters_on_eight_ranks(cases):
+    large = cases["large"]
     assert round(large["of"]["load"]["parameters"] / GIB, 3) == 3.739
     assert round(large["at"]["load"] / GIB, 3) == 11.218
     assert round(max(large["peaks"].values()) / GIB, 3) == 27.943
-    assert others["large tracker"]["ours"] == others["large tracker"]["torch"]
+    assert cases["large tracker"]["ours"] == cases["large tracker"]["torch"]
 
 
-@pytest.mark.slow
-def test_the_plainest_grouping_of_eight_billion_parameters(others):
+def test_the_plainest_grouping_of_eight_billion_parameters(cases):
     """Each layer and the rest: embeddings and head stay gathered, where accelerate's groups let the embeddings go."""
-    plain = others["large plain tracker"]
+    plain = cases["large plain tracker"]
     assert [round(plain[name] / GIB, 3) for name in ("before", "after", "ours", "torch")] == [3.739, 11.218, 28.839, 28.839]
     assert plain["ours"] == plain["torch"]
 
@@ -197,9 +187,8 @@ def test_forward_of_cut_layers_agrees_with_the_formulas(cases):
     assert cases["cut"]["at"]["loss"] > cases["cut"]["predicted"]["loss"]
 
 
-@pytest.mark.slow
-def test_a_tied_table_stays_tied_when_it_is_cut(others):
-    assert others["tied and cut"]["of"]["load"]["parameters"] == 4 * (PARAMETERS - LAYERS * 2 * HIDDEN - HIDDEN - VOCAB * HIDDEN) // 8 + (
+def test_a_tied_table_stays_tied_when_it_is_cut(cases):
+    assert cases["tied and cut"]["of"]["load"]["parameters"] == 4 * (PARAMETERS - LAYERS * 2 * HIDDEN - HIDDEN - VOCAB * HIDDEN) // 8 + (
         4 * (LAYERS * 2 * HIDDEN + HIDDEN) // 4
     )
 
@@ -214,17 +203,15 @@ def test_replicas_keep_buckets_beside_the_gradients(cases):
     assert max(cases["replicas"]["peaks"].values()) == pytest.approx(cases["replicas"]["predicted"], abs=640)
 
 
-@pytest.mark.slow
-def test_every_rank_of_three_shares_out_the_moments(others):
-    ranks = [others[f"zero 1 third {rank}"]["of"]["load"]["optimizer_states"] for rank in range(3)]
-    assert sum(ranks) == others["replicas"]["of"]["load"]["optimizer_states"]
+def test_every_rank_of_three_shares_out_the_moments(cases):
+    ranks = [cases[f"zero 1 third {rank}"]["of"]["load"]["optimizer_states"] for rank in range(3)]
+    assert sum(ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
     assert len(set(ranks)) > 1  # whole tensors: the shares are not even
 
 
-@pytest.mark.slow
-def test_stage_one_shares_out_the_moments_and_nothing_else(others):
-    ranks = [others[f"zero 1 rank {rank}"]["of"]["load"] for rank in range(2)]
-    assert sum(rank["optimizer_states"] for rank in ranks) == others["replicas"]["of"]["load"]["optimizer_states"]
+def test_stage_one_shares_out_the_moments_and_nothing_else(cases):
+    ranks = [cases[f"zero 1 rank {rank}"]["of"]["load"] for rank in range(2)]
+    assert sum(rank["optimizer_states"] for rank in ranks) == cases["replicas"]["of"]["load"]["optimizer_states"]
     assert all(rank["parameters"] == 4 * PARAMETERS for rank in ranks)
 
 
@@ -244,12 +231,11 @@ def test_keys_and_values_of_the_whole_sequence_are_gathered(cases):
     assert gathered == [keys_and_values] * 2 * LAYERS  # forward and backward
 
 
-@pytest.mark.slow
-def test_a_rank_that_corrects_a_half_keeps_its_output_twice(others):
+def test_a_rank_that_corrects_a_half_keeps_its_output_twice(cases):
     """The first rank adds later keys to the second half of its queries and puts the halves together, in another order of dimensions
     than the output projection wants; the last rank adds to all of them.
     """
-    first, last = (case["of"]["loss"]["saved_activations"] for case in (others["context"], others["context 7"]))
+    first, last = (case["of"]["loss"]["saved_activations"] for case in (cases["context"], cases["context 7"]))
     assert first - last == LAYERS * 64 // 2 * HIDDEN * 2
 
 
@@ -268,7 +254,7 @@ def test_as_many_tokens_come_to_each_rank_as_leave_it(cases):
     assert rows == [2 * 64 * HIDDEN * 2] * 4 * LAYERS
 
 
-# ---- layers that stand for others ----------------------------------------------------------------------------------------
+# ---- layers that stand for cases ----------------------------------------------------------------------------------------
 
 
 def check_folded(found):
@@ -281,9 +267,8 @@ def test_a_layer_stands_for_its_like_event_by_event(cases):
     check_folded({name: case for name, case in cases.items() if name.startswith("folded")})
 
 
-@pytest.mark.slow
-def test_a_layer_stands_for_its_like_in_every_sharding(others):
-    check_folded({name: case for name, case in others.items() if name.startswith("folded")})
+def test_a_layer_stands_for_its_like_in_every_sharding(cases):
+    check_folded({name: case for name, case in cases.items() if name.startswith("folded")})
 
 
 # ---- pipelines --------------------------------------------------------------------------------------------------------------
@@ -323,21 +308,18 @@ def test_a_neighbour_sends_into_a_buffer_for_each_micro_batch(cases):
     assert cases["1f1b 1"]["paths"]["communication"] == {"pipeline/receive": hidden}
 
 
-@pytest.mark.slow
-def test_several_stages_on_a_rank_keep_more_than_one(others):
-    assert others["interleaved 0"]["kept"] > others["1f1b 0"]["kept"]
-    assert others["interleaved 0"]["of"]["load"]["parameters"] == others["1f1b 0"]["of"]["load"]["parameters"]
+def test_several_stages_on_a_rank_keep_more_than_one(cases):
+    assert cases["interleaved 0"]["kept"] > cases["1f1b 0"]["kept"]
+    assert cases["interleaved 0"]["of"]["load"]["parameters"] == cases["1f1b 0"]["of"]["load"]["parameters"]
 
 
-@pytest.mark.slow
-def test_replicas_of_a_stage_have_buckets_of_its_own_parameters(others):
-    stage = others["pipeline of replicas"]
-    assert stage["paths"]["communication"]["ddp/buckets"] == others["1f1b 0"]["of"]["load"]["parameters"]
+def test_replicas_of_a_stage_have_buckets_of_its_own_parameters(cases):
+    stage = cases["pipeline of replicas"]
+    assert stage["paths"]["communication"]["ddp/buckets"] == cases["1f1b 0"]["of"]["load"]["parameters"]
 
 
-@pytest.mark.slow
-def test_the_last_stage_has_its_own_copy_of_a_tied_table(others):
-    assert others["tied pipeline 1"]["paths"]["parameters"] == others["1f1b 1"]["paths"]["parameters"]
+def test_the_last_stage_has_its_own_copy_of_a_tied_table(cases):
+    assert cases["tied pipeline 1"]["paths"]["parameters"] == cases["1f1b 1"]["paths"]["parameters"]
 
 
 # ---- around ----------------------------------------------------------------------------------------------------------------
@@ -369,7 +351,6 @@ def test_the_command_traces_one_rank_of_each_stage(capsys):
     assert "model.embed_tokens" in held[0] - held[1]
 
 
-@pytest.mark.slow
 def test_the_command_traces_the_rank_that_is_asked_for(capsys):
     """The third rank of four is the first of the second stage."""
     (asked,) = traced(capsys, "--schedule", "gpipe", "--rank", "2")
@@ -382,7 +363,6 @@ def test_a_rank_that_is_not_there_is_refused(capsys):
     assert "rank = 4" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
