@@ -228,8 +228,25 @@ def test_a_job_agrees_with_the_schema_of_its_kind(nodes: int, switched: bool | N
 def test_another_kind_of_object_is_not_taken_for_a_job() -> None:
     with pytest.raises(InputError, match="no server's command"):
         reading("apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: a\n")
-    found = reading("apiVersion: kubeflow.org/v1\nkind: MPIJob\nmetadata:\n  name: a\n")
-    assert dict(found.unmodelled) == {"kind": "MPIJob"}
+
+
+FOREIGN = (
+    ("serving.kserve.io/v1beta1", "InferenceService"), ("kubeflow.org/v1", "MPIJob"), ("ray.io/v1", "RayService"),
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"), ("batch.volcano.sh/v1alpha1", "Job2"), ("v1", "Service"), ("v1", "ConfigMap"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("version", "kind"), FOREIGN)
+def test_an_object_of_a_kind_that_is_not_read_is_named_and_of_no_other_format(version: str, kind: str) -> None:
+    """Neither a job of PyTorch nor the server whose command stands somewhere in it: which of its containers runs is its operator's to say."""
+    inside = "spec:\n  predictor:\n    containers:\n    - args:\n      - vllm serve m --tensor-parallel-size 2\n"
+    for spec in ("", "spec: {model: {args: [--model_id=m]}}\n", inside):
+        text = f"apiVersion: {version}\nkind: {kind}\nmetadata: {{name: a}}\n{spec}"
+        for whole in (text, f"apiVersion: v1\nkind: Service\n---\n{text}"):
+            with pytest.raises(InputError, match=f"{kind} of {version}, a kind that is not read"):
+                reading(whole)
+    with pytest.raises(InputError, match="is not recognised"):
+        reading("apiVersion: v2\nname: a-chart\nversion: 1.0.0\n")
 
 
 @pytest.mark.parametrize("name", ["slurm", "skypilot", "torchrun"])

@@ -108,18 +108,15 @@ FORMAT = Format(
         Key(at="spec.nprocPerNode", out=lambda a: str(a["@per_node"]), back=_per_pod, source="kubeflow/trainer pull request 1840"),
     ),
     fixed=lambda _: {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob"},
-    marks=frozenset({"apiVersion"}), beside=frozenset({"*"}),
+    marks=frozenset({"apiVersion"}), needs={"kind": "PyTorchJob"}, beside=frozenset({"*"}),
     known=frozenset({
-        "apiVersion", "metadata.*", "status.*", "spec.runPolicy.schedulingPolicy.*", *(f"spec.runPolicy.{name}" for name in (
+        "apiVersion", "kind", "metadata.*", "status.*", "spec.runPolicy.schedulingPolicy.*", *(f"spec.runPolicy.{name}" for name in (
             "activeDeadlineSeconds", "backoffLimit", "cleanPodPolicy", "managedBy", "suspend", "ttlSecondsAfterFinished",
         )), *(f"{at}.template.*" for at in (MASTER, WORKER)),
         "spec.elasticPolicy.rdzvBackend", "spec.elasticPolicy.maxRestarts", "spec.elasticPolicy.rdzvPort", "spec.elasticPolicy.rdzvHost",
         "spec.elasticPolicy.rdzvId", "spec.elasticPolicy.rdzvConf", "spec.elasticPolicy.standalone", "spec.elasticPolicy.metrics",
     }),
-    unmodelled={
-        "kind": ("PyTorchJob",),  # others start processes in their own ways
-        **{f"spec.elasticPolicy.{name}": () for name in ("minReplicas", "maxReplicas", "nProcPerNode")},  # ranks that come and go
-    },
+    unmodelled={f"spec.elasticPolicy.{name}": () for name in ("minReplicas", "maxReplicas", "nProcPerNode")},  # ranks that come and go
     strict=("", "spec", "spec.elasticPolicy", "spec.runPolicy", SPECS, MASTER, WORKER),  # kubectl apply: --validate=strict is its default
-    said={"task": "train"}, program_known=lambda values: values.get("kind") == "PyTorchJob",
+    said={"task": "train"},
 )  # fmt: skip

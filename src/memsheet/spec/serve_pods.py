@@ -14,31 +14,45 @@ from memsheet.spec.serve_script import ALONE, IMAGES, LAUNCHES, lines, named_ima
 
 KINDS = frozenset({"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod", "Job", "CronJob"})
 """Kinds whose containers are of the core pod template (kubernetes.io/docs/concepts/workloads)."""
+JOBS = frozenset({"PyTorchJob", "TrainJob"})
+"""Kinds that have formats of their own."""
 GPU = "nvidia.com/gpu"
-MOST = 16
+MOST, MOST_NAMED = 16, 120
 _BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _VALUE = re.compile(r"(\$\(\w+\))")
 
 
 def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
-    """The script that a pod's server is, and the GPUs of its container; None for texts of other kinds.
+    """The script that a pod's server is, and the GPUs of its container; None for texts that are no objects of Kubernetes, or jobs.
 
-    Raises InputError for pods without one.
+    Raises InputError for pods without one, and for objects of kinds that are not read.
     """
     if "apiVersion" not in text or "kind" not in text:
         return None
-    seen: list[str] = []
+    seen, foreign, jobs = list[str](), list[str](), False
     for one in _BREAK.split(text)[:MOST]:
         tree = _tree(parse, name, one)
-        if tree is None or str(tree.get("kind")) not in KINDS:
+        if tree is None or "apiVersion" not in tree or "kind" not in tree:
             continue
-        seen.append(str(tree["kind"]))
+        kind = str(tree["kind"])
+        jobs = jobs or kind in JOBS
+        if kind not in KINDS:
+            foreign += [] if kind in JOBS else [f"{kind} of {tree['apiVersion']}"[:MOST_NAMED]]
+            continue
+        seen.append(kind)
         found = [(line, _gpus(held)) for held in _containers(tree) if (line := _line(held)) and _serves(line)]
         if found:
             return "\n".join(line for line, _ in found), found[0][1]
     if seen:
         raise refuse("file", name, f"is a {seen[0]} in which no server's command stands", "the script that its container runs")
+    if foreign and not jobs:
+        known = f"the script that it runs; kinds that are read: {', '.join(sorted(KINDS | JOBS))}"
+        raise refuse("file", name, f"is {_article(foreign[-1])} {foreign[-1]}, a kind that is not read", known)
     return None
+
+
+def _article(word: str) -> str:
+    return "an" if word[:1] in tuple("AEIOU") else "a"
 
 
 def _tree(parse: Callable[[str, str], Any], name: str, text: str) -> Mapping[str, Any] | None:
