@@ -283,3 +283,30 @@ def test_an_evaluation_that_may_not_fit_leaves_no_sure_verdict(tmp_path: Path) -
     assert unsure.result is not None
     assert (sure.result.value, unsure.result.value) == ("fits", "uncertain")
     assert "per_device_eval_batch_size" in unsure.doubt
+
+
+RECOMPUTED = {
+    "ds": {
+        **ds({"stage": 3}, activation_checkpointing={}),
+        "args.yaml": args(gradient_checkpointing=True, per_device_train_batch_size=2)["args.yaml"],
+    },
+    "megatron": flags(recompute_granularity="full", recompute_method="uniform", recompute_num_layers=1, seq_length=None),
+    "titan": titan(training__local_batch_size=2),
+    "fsdp": {**fsdp(fsdp_activation_checkpointing=True), "args.yaml": args(per_device_train_batch_size=2)["args.yaml"]},
+}
+
+
+@pytest.mark.parametrize("job", RECOMPUTED)
+def test_mistakes_without_a_length_are_those_at_the_sheets_own(job: str, tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in RECOMPUTED[job]]
+    for path in paths:
+        path.write_text(RECOMPUTED[job][path.name])
+    question = {**WHERE, "gpus": "8xA100-80GB"}
+
+    def told(**length: int) -> tuple[int, list[tuple[str, int | None]]]:
+        checked = checking(tuple(map(str, paths)), "llama-3.1-8b", dict(question), length)
+        assert checked.answer is not None
+        return int(checked.answer.plan.seq_len or 0), [(rule.id, found.saves_bytes) for rule, found in checked.mistakes]
+
+    taken, mistakes = told()
+    assert mistakes == told(seq_len=taken)[1]

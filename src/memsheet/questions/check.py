@@ -94,8 +94,8 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)
     spec = answer.model if answer else _model(name)
     case = Case(
-        reads=reads, texts=texts, together=whole, answer=answer, model=spec, ask=_once(lambda changes: _changed(ask, whole.request, changes)),
-        bundled=_bundled_name,
+        reads=reads, texts=texts, together=whole, answer=answer, model=spec, bundled=_bundled_name,
+        ask=_once(lambda changes: _changed(ask, {**whole.request, **_length_taken(answer)}, changes)),
     )  # fmt: skip
     mistakes = lint(case)
     moved = (*_moved(reads, answer), *_beyond(mistakes))
@@ -261,6 +261,11 @@ def _changed(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mappin
         return _train(ask, {**request, **changes}, fix=False)
     except InputError:
         return None
+
+
+def _length_taken(answer: Answer | None) -> dict[str, int]:
+    """The length that the sheet took of several where nobody said one: what a change frees is told at the same."""
+    return {"seq_len": int(answer.plan.seq_len)} if answer and answer.ladder and answer.plan.seq_len else {}
 
 
 def _once(ask: Callable[[Mapping[str, Any]], Answer | None]) -> Callable[[Mapping[str, Any]], Answer | None]:
