@@ -11,6 +11,7 @@ from memsheet.errors import InputError
 from memsheet.exchange import NAMES, find_format, nested, read_text, told, write
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.spec.check import RULES
+from memsheet.spec.exchange import _word, read
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 ASKED: dict[str, Any] = {
@@ -223,3 +224,28 @@ def test_too_many_keys_are_refused() -> None:
 
 def test_places_nest_and_flatten() -> None:
     assert nested({"a.b.c": 1, "a.d": 2, "e": 3}) == {"a": {"b": {"c": 1}, "d": 2}, "e": 3}
+
+
+SAID = (True, 2, 0.5, "full", "selective", "bf16")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_default_that_another_key_replaces_is_not_assumed(name: str) -> None:
+    form = find_format(name)
+    for row in form.keys:
+        for word in SAID:
+            try:
+                found = read(form, {row.at: word})
+            except (InputError, TypeError, ValueError):
+                continue
+            for other in form.keys:
+                if f"{other.at} = {_word(other.usual)} ({form.tested}'s default)" not in found.assumed:
+                    continue
+                said = {key: held for key, held in other.read(other.usual, found.values).items() if held is not None}
+                assert said.items() <= found.request.items(), (row.at, word, other.at)
+
+
+def test_a_shorthand_for_recomputing_is_said_and_its_default_is_not() -> None:
+    found = reading("pretrain.sh", "torchrun pretrain_gpt.py --seq-length 4096 --micro-batch-size 1 --recompute-activations\n")
+    assert found.request["recompute.mode"] == "selective"
+    assert not any("--recompute-granularity" in line for line in found.assumed)

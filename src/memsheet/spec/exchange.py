@@ -183,6 +183,7 @@ def read(form: Format, values: Values) -> Read:
     values = {form.rename(at) if form.rename else at: held for at, held in values.items() if held != {} or at in rows or at in form.removed}
     request: dict[str, Any] = dict(form.said)
     assumed: list[str] = []
+    by_default: dict[str, Mapping[str, Any]] = {}
     problems: list[Problem] = []
     firm: set[str] = set()
     for at, row in rows.items():
@@ -201,10 +202,15 @@ def read(form: Format, values: Values) -> Read:
             taken = False
         if value is not None:
             said = {key: held for key, held in row.read(value, values).items() if held is not None}
-            assumed += [f"{at} = {_word(value)} ({form.tested}'s default)"] if taken and said else []
+            if taken and said:
+                assumed.append(line := f"{at} = {_word(value)} ({form.tested}'s default)")
+                by_default[line] = said
             problems += _miscounted(at, said)
             request.update(said)
             firm |= set() if taken else said.keys()
+    assumed = [
+        line for line in assumed if by_default.get(line, {}).items() <= request.items()
+    ]  # another key may say it in the default's place
     other = [at for at in values if at not in rows]
     said_or_taken = {**{at: values[at] for at in other}, **form.absent(values)}
     unmodelled = [
