@@ -65,6 +65,25 @@ def test_what_is_not_accounted_is_told(line: str, at: str) -> None:
     assert at in dict(reading(f"{line}\n{ARGS}").unmodelled)
 
 
+@pytest.mark.parametrize(
+    "bits", ["load_in_8bit=True", "load_in_4bit=True", "load_in_4bit=True, bnb_4bit_quant_type='nf4'", "load_in_4bit=flag"]
+)
+@pytest.mark.parametrize("more", ["", "torch_dtype=torch.bfloat16, ", "load_in_8bit=False, "])
+def test_bits_as_keywords_are_read_as_a_configuration_of_them(bits: str, more: str) -> None:
+    if "load_in_8bit" in more and "load_in_8bit" in bits:
+        more = "load_in_4bit=False, "
+    keywords = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b', {more}{bits})\n{ARGS}")
+    named = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b', {more}quantization_config=BitsAndBytesConfig({bits}))\n{ARGS}")
+    assert (keywords.request, keywords.unmodelled, keywords.unknown) == (named.request, named.unmodelled, named.unknown)
+    assert "quantization.weights" in keywords.request or keywords.unmodelled
+
+
+def test_bits_that_are_off_quantize_nothing() -> None:
+    plain = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b')\n{ARGS}")
+    off = reading(f"m = AutoModelForCausalLM.from_pretrained('a/b', load_in_8bit=False, load_in_4bit=None)\n{ARGS}")
+    assert (off.request, off.unmodelled) == (plain.request, plain.unmodelled)
+
+
 def test_a_value_that_is_not_in_the_text_is_not_sure() -> None:
     found = reading(ARGS.replace("bf16=True", "bf16=is_supported()").replace("optim=", "**more, optim="))
     assert dict(found.unmodelled) == {"bf16": UNSET, "**": UNSET}
@@ -114,6 +133,10 @@ ORDER = {
     "recomputes-twice": (
         ARGS.replace("bf16=", "fsdp=True, gradient_checkpointing=True, fsdp_config={'activation_checkpointing': True}, bf16="),
         ARGS.replace("bf16=", "fsdp=True, fsdp_config={'activation_checkpointing': True}, bf16="),
+    ),
+    "bits-as-keywords": (
+        f"m = AutoModelForCausalLM.from_pretrained('a/b', load_in_8bit=True)\n{ARGS}",
+        f"m = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig(load_in_8bit=True))\n{ARGS}",
     ),
 }  # fmt: skip
 

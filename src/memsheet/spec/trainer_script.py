@@ -32,12 +32,13 @@ LIGER = (
 OWN_LOSS = "fused_linear_cross_entropy"
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
+WIDTHS = ("load_in_4bit", "load_in_8bit")
 WITHOUT_BYTES = ("lora_alpha", "bias", "task_type", "inference_mode", "use_rslora", "init_lora_weights", "bnb_4bit_compute_dtype")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
-_MODEL = re.compile(r"(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
+LOADS = re.compile(r"(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
 """Classes of models, as transformers calls them; tokenizers, processors and configurations are called otherwise."""
 
 
@@ -72,7 +73,7 @@ def arguments_of(text: str) -> Mapping[str, Any]:
 
 def _model(module: Module, own: dict[str, Any]) -> dict[str, Any]:
     """Which model is loaded, and how: by the script, or by TRL's trainer where it is given a name (trl/trainer/utils.py, create_model_from_path)."""
-    found = next((held for held in calls(module, ("from_pretrained",), local=True) if _MODEL.search(held[WHOLE])), None)
+    found = next((held for held in calls(module, ("from_pretrained",), local=True) if LOADS.search(held[WHOLE])), None)
     if found is not None:
         return {"dtype": UNSAID, **_named(found.get("0", found.get("pretrained_model_name_or_path"))), **_loaded(found)}
     given = next((name for held in calls(module, TRAINERS, local=True) if isinstance(name := held.get("model", held.get("0")), str)), UNSET)
@@ -109,7 +110,7 @@ def _adapter(held: Mapping[str, Any]) -> dict[str, Any]:
 def _bits(held: Mapping[str, Any]) -> dict[str, Any]:
     """A model that is loaded in four or eight bits (transformers utils/quantization_config.py); the rest by name."""
     four, eight = held.get("load_in_4bit") is True, held.get("load_in_8bit") is True
-    own = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
+    own = (*WIDTHS, "bnb_4bit_quant_type", "bnb_4bit_use_double_quant")
     rest = [name for name in held if name not in (*OURS, *own, *WITHOUT_BYTES)]
     weights = held.get("bnb_4bit_quant_type", "fp4") if four else "int8" if eight else None
     made = {"quantized": weights, **({"double_quant": held.get("bnb_4bit_use_double_quant", False)} if four else {})}
@@ -117,8 +118,20 @@ def _bits(held: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loaded(held: Mapping[str, Any]) -> dict[str, Any]:
-    """How a model is loaded: the dtype and the attention that the call names."""
+    """How a model is loaded: the dtype and the attention that the call names, and four or eight bits as its own keywords, which transformers 4 makes a
+    ``BitsAndBytesConfig`` of (v4.57 modeling_utils.py, from_pretrained).
+    """
     dtype, attention = held.get("dtype", held.get("torch_dtype")), held.get("attn_implementation")
     return {
         **({"dtype": str(dtype).removeprefix("torch.")} if dtype is not None else {}), **({"attention": attention} if attention is not None else {}),
+        **_bits_of_keywords(held),
     }  # fmt: skip
+
+
+def bit_keywords(held: Mapping[str, Any]) -> list[str]:
+    """Keywords of a loading call that ask for fewer bits."""
+    return [name for name in WIDTHS if held.get(name, False) not in (False, None)]
+
+
+def _bits_of_keywords(held: Mapping[str, Any]) -> dict[str, Any]:
+    return _bits({name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))}) if bit_keywords(held) else {}

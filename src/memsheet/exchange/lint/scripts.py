@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from memsheet.exchange.lint.case import TRAINERS, Case, Found, Rule
-from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, calls, read_module
+from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, Tree, calls, read_module
+from memsheet.spec.trainer_script import LOADS, bit_keywords
 from memsheet.units import format_bytes
 
 RECOMPUTES = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "apply_activation_checkpointing", "checkpoint_wrapper")
@@ -85,9 +86,29 @@ def _recomputes_twice(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
+def _bits_as_keywords(case: Case) -> Iterator[Found]:
+    for name, _ in case.of("transformers"):
+        for held in _loads(case.texts[name]) if name.endswith(".py") else ():
+            for word in bit_keywords(held):
+                yield Found(
+                    where=f"{name}:{held[LINE]}: {word}",
+                    says="is no keyword that from_pretrained of transformers 5 takes, which raises TypeError; the sheet is of the BitsAndBytesConfig that 4 makes of it",
+                    cure=f"quantization_config=BitsAndBytesConfig({word}=True)",
+                )
+
+
+def _loads(text: str) -> list[Tree]:
+    """Calls that load a model of transformers; none of a text that is no Python."""
+    try:
+        return [held for held in calls(read_module(text, {}), ("from_pretrained",)) if LOADS.search(held[WHOLE])]
+    except ValueError:
+        return []
+
+
 _ORDER = "pytorch/torchtitan b5bcd76 torchtitan/models/llama3/parallelize.py:43-78"
 SCRIPTS = (
     Rule(id="late-recompute", source=f"{_ORDER}: recompute, then compile, then fully_shard", looks=_late_recompute),
     Rule(id="optimizer-before-sharding", source="pytorch/torchtitan b5bcd76 torchtitan/trainer.py:479, 537: the optimizer is built of the divided model", looks=_early_optimizer),
     Rule(id="recomputes-twice", source="transformers 5.23.0 trainer.py:879-884", looks=_recomputes_twice),
+    Rule(id="bits-as-keywords", source="transformers 5.23.0 modeling_utils.py:4279-4382: what is no key of the configuration goes to the model", looks=_bits_as_keywords),
 )  # fmt: skip
