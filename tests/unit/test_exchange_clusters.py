@@ -10,6 +10,7 @@ import yaml
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.questions.recognised_files import recognised
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NAMES = ("skypilot", "kubernetes")
@@ -245,6 +246,10 @@ def test_an_object_of_a_kind_that_is_not_read_is_named_and_of_no_other_format(ve
         for whole in (text, f"apiVersion: v1\nkind: Service\n---\n{text}"):
             with pytest.raises(InputError, match=f"{kind} of {version}, a kind that is not read"):
                 reading(whole)
+        name, text = "a.yaml", f"apiVersion: {version}\nkind: {kind}\n{spec}"
+        reads, left = recognised({name: text, "b.sh": "vllm serve m\n"}, {name})
+        assert list(reads) == ["b.sh"]
+        assert left == (f"{name}: is a{'n' * (kind[0] in 'AEIOU')} {kind} of {version}, a kind that is not read",)
     with pytest.raises(InputError, match="is not recognised"):
         reading("apiVersion: v2\nname: a-chart\nversion: 1.0.0\n")
 

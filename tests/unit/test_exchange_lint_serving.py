@@ -60,6 +60,32 @@ def test_a_rule_finds_its_mistake(rule: str, tmp_path: Path) -> None:
     assert f"[{rule}]" in render_checked(found, Look(width=100))
 
 
+OF_EITHER = (
+    "--kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8_e5m2", "--quantization fp8", "--dtype bfloat16", "--tp 8", "--context-length 262144",
+    "--max-model-len 262144", "--max-running-requests 2048 --context-length 32768", "--max-num-seqs 2048 --max-model-len 32768",
+    "--mem-fraction-static 0.999", "--gpu-memory-utilization 0.998", "--disable-cuda-graph", "--enforce-eager", "--nonsense 1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("gpus", ["1xT4", "1xA100-80GB", "8xL4"])
+@pytest.mark.parametrize(("start", "other"), [(V, "SGLang"), (S, "vLLM")])
+def test_a_finding_says_something_and_its_source_is_of_the_engine_that_runs(start: str, other: str, gpus: str, tmp_path: Path) -> None:
+    seen = 0
+    for flags in OF_EITHER:
+        for one in checked_document(checked(tmp_path, f"{start} {flags}", gpus=gpus))["mistakes"]:
+            assert all(one[key] for key in ("says", "cure", "where", "source")), one
+            assert other not in one["source"], one
+            seen += 1
+    assert seen > 3
+
+
+@pytest.mark.parametrize("start", [V, S])
+def test_five_bits_of_exponent_are_no_mistake_on_an_older_card(start: str, tmp_path: Path) -> None:
+    """Triton has that format on every card; what is left out would take twice the bytes."""
+    found = checked(tmp_path, f"{start} --kv-cache-dtype fp8_e5m2", gpus="1xA100-80GB")
+    assert "fp8-without-units" not in rules(found)
+
+
 @pytest.mark.parametrize("command", [f"{V} {SMALL}", f"{S} --context-length 8192 --max-running-requests 64"])
 def test_a_sound_command_has_no_mistakes(command: str, tmp_path: Path) -> None:
     found = checked(tmp_path, command)

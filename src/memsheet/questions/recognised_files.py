@@ -11,6 +11,7 @@ from memsheet.exchange.launched import launched_reads
 from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.spec.exchange import Read
+from memsheet.spec.serve_pods import FOREIGN
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 UNKNOWN = "is not recognised as a configuration"
@@ -31,10 +32,10 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
         left += unread
         if error is not None and not further:
             problem = error.problems[0]
-            if name not in in_folder or problem.reason != UNKNOWN:
+            if name not in in_folder or not problem.reason.endswith((UNKNOWN, FOREIGN)):
                 raise error
-            why = problem.hint.partition("; ")[2]
-            left.append(f"{name}: {UNKNOWN}" + f" ({why})" * bool(why))
+            why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
+            left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
     if left and not reads:
         raise refuse("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
     return _one_script(reads, in_folder, left), tuple(left)

@@ -8,6 +8,7 @@ from typing import Any
 from memsheet.budget import Answer, Result
 from memsheet.errors import MOST_SHOWN, more_than_shown
 from memsheet.exchange.lint import Found, Rule
+from memsheet.exchange.lint.case import source_for
 from memsheet.frozen import dataclass
 from memsheet.report.bars import Look
 from memsheet.report.json import sheet_document
@@ -45,6 +46,11 @@ class Checked:
         return any(found.stops for _, found in self.mistakes)
 
 
+def _engine(checked: Checked, found: Found) -> str:
+    """The engine of the file that a finding is about; nothing where it is of none."""
+    return str(next((read.request.get("engine") for name, read in checked.reads.items() if found.where.startswith(f"{name}:")), ""))
+
+
 def checked_document(checked: Checked) -> dict[str, Any]:
     """All of it as one object of plain values."""
     return {
@@ -53,7 +59,7 @@ def checked_document(checked: Checked) -> dict[str, Any]:
         "mistakes": [
             {
                 "rule": rule.id, "where": found.where, "says": found.says, "cure": found.cure, "changes": dict(found.changes) or None,
-                "saves_bytes": found.saves_bytes, "gains_bytes": found.gains_bytes, "stops": found.stops, "source": rule.source,
+                "saves_bytes": found.saves_bytes, "gains_bytes": found.gains_bytes, "stops": found.stops, "source": source_for(rule, _engine(checked, found)),
             }
             for rule, found in checked.mistakes
         ],

@@ -68,6 +68,16 @@ class Rule:
     only_if_whole: bool = False
 
 
+SERVERS = {"vllm": "vLLM ", "sglang": "SGLang "}
+"""How sources of a server's code begin."""
+
+
+def source_for(rule: Rule, engine: str) -> str:
+    """A rule's source, without those of other servers than the one whose file it is about."""
+    others = tuple(begins for name, begins in SERVERS.items() if engine in SERVERS and name != engine)
+    return "; ".join(part for part in rule.source.split("; ") if not part.startswith(others or ("\0",)))
+
+
 def device_bytes(answer: Answer) -> int:
     return max(int(sheet.device.value) for sheet in answer.sheets)
 

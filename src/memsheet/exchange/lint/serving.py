@@ -241,10 +241,10 @@ def _eight_bits_without_units(case: Case) -> Iterator[Found]:
         return
     card = case.answer.cluster.device.name
     for name, values, flags in _of(case):
-        if case.request.get("serving.kv_dtype") in ("fp8", "fp8_e5m2"):
+        if says := eight_bit_cache(case.answer.plan, case.answer.cluster.device, case.model):
             yield Found(
-                where=f"{name}: {flags['cache']}", cure="leave it out, or a card from Ada and Hopper on", changes={"serving.kv_dtype": None},
-                says=eight_bit_cache(case.answer.plan, case.answer.cluster.device, case.model),
+                where=f"{name}: {flags['cache']}", says=says,
+                cure="a card from Ada and Hopper on, or leave it out: a token then takes twice the bytes",
             )  # fmt: skip
         if values.get("--quantization") in ("fp8", "fp8_per_tensor"):
             yield Found(
@@ -310,7 +310,7 @@ def _idle_memory(case: Case) -> Iterator[Found]:
 
 def _old_card(case: Case) -> Iterator[Found]:
     """Sixteen bits that a card does not compute in; such a plan is refused before it is accounted, so it is asked about without them."""
-    for name, values, _ in _of(case):
+    for name, values in case.values("vllm"):  # SGLang takes fp16 by itself there
         if values.get("--dtype") not in ("bfloat16", "bf16"):
             continue
         if _older(case.answer or case.ask({key: None for key in case.request if key.startswith("precision.")}), BF16_UNITS):
@@ -343,9 +343,9 @@ SERVING = (
     Rule(id="length-without-room", source=f"{_V}/v1/core/kv_cache_planning.py:80; {_S}/managers/tp_worker.py:425", looks=_length_that_has_no_room),
     Rule(id="length-beyond-model", source=f"{_V}/config/model.py:2664; {_S}/configs/model_config.py:1296", looks=_beyond_the_model),
     Rule(id="copied-cache", source="Ainslie et al. 2023, GQA, section 2.2; DeepSeek-V2, arXiv:2405.04434, section 2.1.2", looks=_copied_cache),
-    Rule(id="preempted-sequences", source=f"{_V}/v1/core/sched/scheduler.py:931; Kwon et al. 2023, PagedAttention, section 4.5", looks=_more_than_the_pool_holds),
+    Rule(id="preempted-sequences", source=f"{_V}/v1/core/sched/scheduler.py:931; {_S}/managers/schedule_batch.py, retract_decode; Kwon et al. 2023, PagedAttention, section 4.5", looks=_more_than_the_pool_holds),
     Rule(id="no-graphs", source=f"{_V}/config/model.py:276; {_S}/server_args.py:410", looks=_eager),
-    Rule(id="fp8-without-units", source=f"{_V}/v1/attention/backends/triton_attn.py:515", looks=_eight_bits_without_units),
+    Rule(id="fp8-without-units", source=f"{_V}/v1/attention/backends/triton_attn.py:515; Triton third_party/nvidia/backend/compiler.py, supported_fp8_dtypes", looks=_eight_bits_without_units),
     Rule(id="batch-below-length", source=f"{_V}/config/scheduler.py:318", looks=_batch_below_length),
     Rule(id="batch-below-sequences", source=f"{_V}/config/scheduler.py:331", looks=_batch_below_sequences),
     Rule(id="chunk-of-broken-pages", source=f"{_S}/arg_groups/validation_hook.py:244", looks=_chunk_of_broken_pages),
