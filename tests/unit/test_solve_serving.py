@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 
 import memsheet
 from memsheet.api import question
+from memsheet.budget import Result
 from memsheet.catalog import find_model, model_names
 from memsheet.readers.model import read_model
 from memsheet.search.solve import Solution, longest, most_sequences
@@ -48,3 +50,28 @@ def test_sequences_that_are_pinned_are_all_held() -> None:
     assert many is not None
     assert 16 * many.value < 1.1 * 450_000
     assert many.value < one.value
+
+
+def _lengths(rng: random.Random) -> dict[str, int]:
+    """Of prompts and answers, or of none; now and then what all prompts begin with."""
+    prompt, output = rng.choice((300, 1000, 5000)), rng.choice((100, 200, 1000))
+    asked = {"max_model_len": rng.choice((prompt + output, 8192))}
+    asked |= {"prompt_tokens": prompt} if rng.random() < 0.8 else {}
+    asked |= {"output_tokens": output} if "prompt_tokens" in asked and rng.random() < 0.8 else {}
+    return asked | ({"shared_prefix_tokens": prompt * 4 // 5} if rng.random() < 0.5 else {})
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("seed", range(4))
+def test_sequences_of_the_lengths_asked_are_held_and_one_more_is_not(engine: str, seed: int) -> None:
+    rng = random.Random(seed)
+    model, gpus = rng.choice((("llama-3.1-8b", "1xH100-80GB"), ("qwen2.5-7b", "1xA100-80GB"), ("mixtral-8x7b", "4xH100-80GB")))
+    lengths = _lengths(rng)
+    found = solved(most_sequences, model, gpus, engine=engine, **lengths).found
+    assert found is not None, lengths
+    for count, held in ((found.value, True), (found.value + 1, False)):
+        answer = memsheet.infer(model, gpus=gpus, engine=engine, sequences=count, fix=False, **lengths)
+        assert answer.serving is not None
+        assert answer.verdict is not None
+        surely = answer.verdict.result is Result.FITS and answer.serving["asked"]["held_low"] >= count
+        assert surely is held, (count, lengths)

@@ -11,7 +11,7 @@ from memsheet.errors import InputError, require
 from memsheet.formulas.serving.servers import server_of
 from memsheet.frozen import dataclass
 from memsheet.resolve import resolve
-from memsheet.search.pooled import POOLED
+from memsheet.search.pooled import POOLED, tokens_asked
 from memsheet.sheet import Bytes
 from memsheet.spec.device import Cluster
 from memsheet.spec.hardware import FP8_UNITS, below, unsupported
@@ -45,19 +45,13 @@ def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int)
     if plan.engine not in POOLED or plan.phase == "load":
         return None
     each = -(-wanted // int(plan.mesh.attn_dp)) if plan.engine == "sglang" else wanted  # whose limit is of all groups
-    tokens = _tokens(plan)
+    tokens = tokens_asked(plan)
     server: Any = server_of(engine_of(plan))
     room = server.room(model, plan, cluster)(tokens)
     held = Bytes(*(min(each, count) for count in (room.low, room.value, room.high)))
     facts = server.facts(model, plan, cluster, ())
     a_token = int(facts.get("kv_bytes_per_token_per_rank") or 0)
     return AskedSequences(wanted=each, tokens=tokens, held=held, missing_bytes=(each - held.value) * tokens * a_token)
-
-
-def _tokens(plan: Plan) -> int:
-    """Of a sequence at its longest."""
-    full = int(plan.max_model_len or 1)
-    return min(full, int(plan.prompt_tokens + plan.output_tokens)) if plan.prompt_tokens is not None and plan.output_tokens else full
 
 
 def holds_instead(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences) -> list[Mapping[str, Any]]:

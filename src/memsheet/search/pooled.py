@@ -18,8 +18,8 @@ POOLED = ("vllm", "sglang")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """``lacks``: bytes of a rank that are missing for what is asked, negative where there are more; ``sequences``: of max_model_len that it holds, at
-    least, as expected and at most.
+    """``lacks``: bytes of a rank that are missing for what is asked, negative where there are more; ``sequences``: of the length asked about that
+    it holds, at least, as expected and at most.
     """
 
     lacks: Bytes
@@ -27,18 +27,26 @@ class Pool:
 
 
 def pool_of(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...], wanted: int) -> Pool | None:
-    """The pool of a replica against ``wanted`` sequences of max_model_len; None for engines without one, and where only weights are asked about."""
+    """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines without one, and where only weights are asked about."""
     if plan.task != "infer" or plan.engine not in POOLED or plan.phase == "load":
         return None
     if plan.engine == "sglang":  # whose limit is of all groups that attend by themselves
         wanted = -(-wanted // int(plan.mesh.attn_dp))
     facts = server_of(engine_of(plan)).facts(model, plan, cluster, sheets)
-    held = room_of(model, plan, cluster, facts, int(plan.max_model_len or 0))
-    each = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp))
-    short: Bytes = facts["short_bytes"] if "short_bytes" in facts else Bytes(-each, -each, -each)
+    tokens, full = tokens_asked(plan), int(plan.max_model_len or 1)
+    held = room_of(model, plan, cluster, facts, tokens)
+    longest = max(1, int(facts.get("kv_bytes_per_sequence") or 0) // int(plan.mesh.attention_tp * plan.mesh.pp))
+    each = max(1, longest * tokens // full)
+    short: Bytes = facts["short_bytes"] if "short_bytes" in facts else Bytes(-longest, -longest, -longest)
     lacks = Bytes(*(max((wanted - count) * each, int(least)) if wanted > 1 else int(least) for count, least in
                     zip((held.high, held.value, held.low), (short.low, short.value, short.high), strict=True)))  # fmt: skip
     return Pool(lacks=lacks, sequences=held)
+
+
+def tokens_asked(plan: Plan) -> int:
+    """Of a sequence at its longest: its prompt and answer where both are told, else all that the server takes."""
+    full = int(plan.max_model_len or 1)
+    return min(full, int(plan.prompt_tokens + plan.output_tokens)) if plan.prompt_tokens is not None and plan.output_tokens else full
 
 
 def room_of(model: ModelSpec, plan: Plan, cluster: Cluster, facts: Mapping[str, Any], length: int) -> Bytes:

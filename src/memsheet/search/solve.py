@@ -18,7 +18,7 @@ from memsheet.fixes import cheapest_fix
 from memsheet.resolve import resolve
 from memsheet.search.family import MOST_LAYERS
 from memsheet.search.fitting_edges import fitting_edges
-from memsheet.search.pooled import POOLED
+from memsheet.search.pooled import POOLED, tokens_asked
 from memsheet.search.trials import Question, Trials, Tried
 from memsheet.search.ways_to_fit import ways_to_fit
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links
@@ -139,10 +139,13 @@ def longest(
 
 def _prompts(target: Target, request: Mapping[str, Any], solution: Solution) -> tuple[str, ...]:
     """Why the range of what is served is wide."""
+    plan = solution.shown.plan
+    if target.task != "train" and plan.engine in POOLED:
+        tokens = tokens_asked(plan)
+        length = "max_model_len" if tokens == plan.max_model_len else f"{tokens:,} tokens, prompt and answer"
+        return (f"at once are all sequences at {length}: a server starts more and computes some again when its pool is full",)
     if target.task == "train" or request.get("serving.prompt_tokens") is not None:
         return ()
-    if solution.shown.plan.engine in POOLED:
-        return ("at once are all sequences at max_model_len: a server starts more and computes some again when its pool is full",)
     return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
 
 
