@@ -314,3 +314,29 @@ def test_groups_of_one_server_are_not_had_one_by_one():
         needed = one.gpus_for(500)
         assert needed is not None
         assert needed % int(one.plan.mesh.tp * one.plan.mesh.pp) == 0
+
+
+CROWDS = (
+    ("mixtral-8x7b", "4xH100-80GB", "vllm", 500),
+    ("mixtral-8x7b", "4xH100-80GB", "vllm", 100),
+    ("mixtral-8x7b", "16xH100-80GB", "vllm", 1500),
+    ("llama-3.1-8b", "4xH100-80GB", "sglang", 900),
+    ("llama-3.1-8b", "2xA100-80GB", "sglang", 40),
+    ("llama-3.1-8b", "2xH100-80GB", "transformers", 400),
+)
+
+
+@pytest.mark.parametrize(("model", "gpus", "engine", "users"), CROWDS)
+def test_a_line_to_run_asks_for_the_users_and_is_answered_as_the_plan_is(
+    model: str, gpus: str, engine: str, users: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every plan's line carries the users of one replica; what surely does not hold them does not fit, and what surely does fits."""
+    found = plan_serving(model=model, gpus=gpus, engine=engine, context=8192, users=users)
+    codes = {Holds.YES: (0,), Holds.PERHAPS: (0, 10, 11), Holds.NO: (10, 11)}
+    for one in found.plans[:3]:
+        words = shlex.split(command(found, one))
+        share = int(words[words.index("--sequences") + 1])
+        servers = int(one.plan.mesh.dp_replicate * (1 if engine == "sglang" else one.plan.mesh.attn_dp))
+        assert share * servers >= users > (share - 1) * servers
+        assert main([*words[1:], "--json"]) in codes[one.holds], words
+    capsys.readouterr()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.formulas.serving_time import Seconds
 from memsheet.report.machines import machine_flags
 from memsheet.report.words import flags_for
-from memsheet.search.serve import Deployment
+from memsheet.search.serve import Deployment, users_of_replica
 from memsheet.search.serve_load import Served, milliseconds
 from memsheet.spec.names import SHORT
 from memsheet.spec.plan import Plan
@@ -53,9 +53,12 @@ def short(time: Seconds | None) -> str:
 
 
 def command(found: Deployment, one: Served) -> str:
-    """The command that shows a plan's sheet."""
-    flags = set(SHORT.values())
-    values = {key: value for key, value in one.request.items() if key in flags and key not in DROPPED and value not in (None, False)}
+    """The command that asks a plan the same: with the users of one replica, where users are asked for."""
+    flags, users = set(SHORT.values()), found.load.users
+    asked = {"serving.max_sequences": users_of_replica(one.plan, users)} if users is not None else {}
+    values = asked | {
+        key: value for key, value in one.request.items() if key in flags and key not in DROPPED and value not in (None, False)
+    }
     apart = found.engine == "vllm" and values.get("mesh.dp_replicate", 1) > 1  # servers, not ranks of one that share experts
     kept = {
         key: value for key, value in values.items() if not (key.startswith("mesh.") and value == 1) or (key == "mesh.attn_dp" and apart)

@@ -142,12 +142,17 @@ def _for_users(search: Search, request: Mapping[str, Any]) -> Served:
     key = "serving.max_sequences"
     if load.users is None or request.get(key) is not None or usual.holds is Holds.YES or usual.plan.engine not in POOLED:
         return usual
-    groups = int(usual.plan.mesh.dp_replicate * (1 if usual.plan.engine == "sglang" else usual.plan.mesh.attn_dp))
-    share = -(-load.users // groups)
+    share = users_of_replica(usual.plan, load.users)
     if share >= int(usual.plan.max_sequences or 0):
         return usual
     fewer = _served(search, {**request, key: share})
     return fewer if (fewer.holds, -fewer.in_all) < (usual.holds, -min(usual.in_all, load.users)) else usual
+
+
+def users_of_replica(plan: Plan, users: int) -> int:
+    """What ``--sequences`` says where replicas share users: of one replica, or of one group that attends by itself, but SGLang's counts all groups."""
+    groups = int(plan.mesh.dp_replicate * (1 if plan.engine == "sglang" else plan.mesh.attn_dp))
+    return -(-users // groups)
 
 
 def _served(search: Search, request: Mapping[str, Any]) -> Served:
