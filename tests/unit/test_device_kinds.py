@@ -68,3 +68,10 @@ def test_a_word_or_a_flag_shows_the_rest(capsys, monkeypatch, words):
 def test_json_has_all_devices_and_their_kind(capsys, monkeypatch):
     found = json.loads(shown(capsys, monkeypatch, "--json"))["gpus"]
     assert {one["name"]: one["kind"] for one in found} == {device.name: device_kind(device) for device in catalog.devices()}
+
+
+def test_a_size_shows_every_card_that_is_sold_with_it(capsys, monkeypatch):
+    """All of those that ``--gpus 24GB`` takes the least of are on the list that the same word asks for."""
+    found = json.loads(shown(capsys, monkeypatch, "24GB", "--json"))["gpus"]
+    assert {one["name"] for one in found} >= {device.name for device in catalog.devices() if device.datasheet_bytes == 24 * 10**9}
+    assert not {one["name"] for one in found} & {"A100-40GB", "L40S"}

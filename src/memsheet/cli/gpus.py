@@ -33,10 +33,10 @@ LINKS = (
 
 def gpus(asked: Given) -> int:
     """The devices memsheet knows and what a framework gets of each: the usual ones of each kind, all of them (--full), or those whose name or kind
-    contains FILTER, with their links.
+    contains FILTER or that are sold with that much memory (24GB), with their links.
     """
     wanted = (asked.filter or "").lower()
-    found = [device for device in catalog.devices() if wanted in _names(device)]
+    found = [device for device in catalog.devices() if wanted in _names(device) or wanted == _sold_as(device)]
     if not found:
         raise refuse("filter", asked.filter, "is in the name of no device", "`memsheet gpus` lists all")
     if asked.json:
@@ -52,6 +52,10 @@ def gpus(asked: Given) -> int:
 def _names(device: Device) -> str:
     """What a filter is looked for in."""
     return f"{device.name} {device.full_name} {device.arch} {device_kind(device)}".lower()
+
+
+def _sold_as(device: Device) -> str:
+    return f"{device.datasheet_bytes / 10**9:g}gb"
 
 
 def _has_links(device: Device) -> bool:
