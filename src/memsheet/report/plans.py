@@ -82,7 +82,7 @@ def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
 
 def _headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
     look = closing(best.verdict, ranking.cluster, look)
-    needs = f"needs {look.need(best.verdict.device.value, look.digits)} of {capacity(ranking.cluster.device, look)} per GPU"
+    needs = f"needs {look.need(best.verdict.device.value, look.digits)} of {capacity(ranking.cluster.device, best.verdict, look)} per GPU"
     said = needs, spread(best.verdict.device, look).strip(" ()"), headroom(best.verdict, look)
     if not ranking.plans:
         short = best.verdict.host_short_bytes

@@ -30,10 +30,16 @@ def closing(verdict: Verdict | None, cluster: Cluster | None, look: Look) -> Loo
     return replace(look, digits=MOST_DIGITS)
 
 
-def capacity(device: Device, look: Look) -> str:
-    """What a framework gets of a card, as a range where nobody has seen it printed."""
+def capacity(device: Device, verdict: Verdict, look: Look) -> str:
+    """What a framework gets of a card: the size of which ``headroom`` is what is left, as a range where nobody has seen it printed. Where some were
+    seen with less, that is told when it decides.
+    """
     low, high = look.room(device.framework_low_bytes, look.digits), look.room(device.framework_high_bytes, look.digits)
-    return low if low == high or device.basis is Basis.REPORTED else span(low, high)
+    if device.basis is not Basis.REPORTED:
+        return low if low == high else span(low, high)
+    given = look.room(device.framework_bytes, look.digits)
+    decides = device.framework_low_bytes < verdict.device.high <= device.framework_bytes and low != given
+    return f"{given} ({low} on some)" if decides else given
 
 
 def headroom(verdict: Verdict, look: Look) -> str:

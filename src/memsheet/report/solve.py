@@ -85,7 +85,7 @@ def _number(solution: Solution, tried: Tried) -> str:
 
 def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
-    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(shown.cluster.device, look)} per GPU"
+    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(shown.cluster.device, verdict, look)} per GPU"
     said = needs, spread(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
     if solution.result is Result.DOES_NOT_FIT:
         return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {needs}", *said[1:]), look)

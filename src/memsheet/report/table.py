@@ -96,7 +96,7 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
         word, style = f"{word}, {alone} ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
-    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(cluster.device, look)} per GPU"
+    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(cluster.device, verdict, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
     left = pool_lacks(answer, look) or headroom(verdict, look)
     if deciding_notes(answer):
