@@ -127,3 +127,21 @@ def test_weights_as_released_are_better_than_a_format_that_takes_more() -> None:
     told = screen(answer)
     assert "no --quantize" in told
     assert "--quantize fp8" not in told
+
+
+ADAPTERS = {"gpus": "1xA10", "engine": "vllm", "lora_rank": 16, "max_loras": 8}
+
+
+@pytest.mark.parametrize("asked", [4096, 16384, 20000, 24000, 65536])
+def test_a_cure_is_not_what_is_asked_and_the_longest_expected_is_that_of_any_length(asked: int) -> None:
+    """A length that is expected to start needs no shorter one, and how long one may be does not depend on what is asked."""
+    answer = memsheet.infer("llama-3.1-8b", **ADAPTERS, max_model_len=asked)
+    assert answer.serving is not None
+    least = int(answer.serving["short_bytes"].value)
+    longest = answer.serving["longest_expected"]
+    ends = [memsheet.infer("llama-3.1-8b", **ADAPTERS, max_model_len=length, fix=False).serving or {} for length in (longest, longest + 64)]
+    assert int(ends[0]["short_bytes"].value) <= 0 < int(ends[1]["short_bytes"].value)
+    assert (asked <= longest) == (least <= 0)
+    shown = screen(answer, 120)
+    assert (f"As asked it is expected to start, and so it is up to --max-model-len {longest}." in shown) == (least <= 0)
+    assert (f"--max-model-len {longest} " in shown and "the longest that is expected to start" in shown) == (least > 0)

@@ -59,6 +59,7 @@ def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
     yield flow(_why(answer, short, look), look.width, between=" ")
     if not _surely(answer, short):
         yield flow(_spread(short, look), look.width, between=" ")
+        yield from _as_asked(serving, short, _tokens(answer))
     yield from _cures(serving, short, look)
 
 
@@ -102,13 +103,20 @@ def _spread(short: Bytes, look: Look) -> Iterator[str]:
     yield f"at best {best}, at worst {look.need(int(short.high))} missing."
 
 
+def _as_asked(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator[str]:
+    """That no shorter sequence is needed for it to be expected to start, and how long one may be."""
+    longest = serving.get("longest_expected") or 0
+    if short.value <= 0:
+        yield "As asked it is expected to start" + (f", and so it is up to --max-model-len {longest}." if longest > tokens else ".")
+
+
 def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str]:
     """Changes that were accounted again, those that suffice first."""
     if "makes_room" not in serving:  # nobody asked for changes
         return
     worth = max(1, int(WORTH * short.value))
     told = [one for one in serving.get("makes_room", ()) if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value][:MOST]
-    rows = list(_lengths(serving))
+    rows = list(_lengths(serving, short))
     rows += [(_flags(one["changes"]), _gives(one, look)) for one in told]
     together = serving.get("makes_room_together")
     if not rows and not together:
@@ -123,11 +131,12 @@ def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str
         yield f"  {_flags(together['changes'])}\n      together {_gives(together, look)}"
 
 
-def _lengths(serving: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _lengths(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[str, str]]:
+    """A shorter sequence with which it starts: where what is asked is expected to, one with which it is expected to is no cure."""
     sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
     if sure:
         yield f"--max-model-len {sure}", "the longest with which it is sure to start"
-    elif expected:
+    elif expected and short.value > 0:
         yield f"--max-model-len {expected}", "the longest that is expected to start"
 
 

@@ -12,6 +12,7 @@ from memsheet.errors import InputError, require
 from memsheet.formulas.serving.servers import server_of
 from memsheet.frozen import dataclass
 from memsheet.resolve import resolve
+from memsheet.resolve.length import longest
 from memsheet.search.asked import asked_sequences
 from memsheet.sheet import Bytes
 from memsheet.spec.device import MAX_DEVICES, Cluster, cluster_of, parse_gpus
@@ -47,7 +48,7 @@ class Found:
 def makes_room(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, lacks: Bytes) -> Mapping[str, Any]:
     """Facts about a server that may not start. ``makes_room``: changes that save anything, those that suffice first, each as
     {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that suffice where none does alone; ``longest_that_fits``: tokens
-    of the longest sequence with which it is sure to start, ``longest_expected``: with which it is expected to (None where no length is).
+    of the longest sequence with which it is sure to start, ``longest_expected``: with which it is expected to, more than is asked too (None where no length is).
     """
     before = _tried(model, request, cluster, {})
     if before is None:
@@ -155,7 +156,7 @@ def _longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, pla
     if plan.engine != "vllm":
         return {"longest_that_fits": None, "longest_expected": None}
     asked = {key: value for key, value in request.items() if key not in LENGTHS}
-    most = int(plan.max_model_len or STEP) // STEP
+    most = max(int(plan.max_model_len or STEP), longest(model) or 0) // STEP  # what is asked may be expected to start
 
     def at(steps: int) -> Found | None:
         return _tried(model, asked, cluster, {"serving.max_model_len": steps * STEP})
