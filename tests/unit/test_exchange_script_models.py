@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
-from memsheet.exchange import as_released, as_stored, read_text
+from memsheet.api import catalogued
+from memsheet.budget import Result
+from memsheet.catalog import model_names
+from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import checking
+from memsheet.readers.model import read_model
 from memsheet.report.checked import Checked
 from memsheet.spec.exchange import Read
 
@@ -87,11 +91,45 @@ def test_what_is_loaded_unasked_is_of_the_release(release: str | None, dtype: st
 
 @pytest.mark.parametrize("stored", ["float32", "float16", "torch.bfloat16", None])
 def test_the_checkpoints_own_dtype_is_taken(stored: str | None) -> None:
-    width = {"float32": "fp32", "float16": "fp16"}.get(str(stored), "bf16")
+    width = {"float32": "fp32", "float16": "fp16", "None": "fp32"}.get(str(stored), "bf16")
     for text in (script("a literal"), script("a literal", ", dtype='auto'")):
         assert as_stored(reading(text), stored).request["precision.parameters"] == width
     older = as_released(reading(script("a literal")), "4.40.0")
     assert as_stored(older, stored).request["precision.parameters"] == "fp32"
+
+
+NAMELESS = [
+    name
+    for name in model_names()
+    if (model := read_model(name, catalog=catalogued, names=model_names())).dtype is None and not model.quantization
+]
+
+
+def test_old_checkpoints_name_no_dtype() -> None:
+    assert {"gpt2-xl", "t5-large", "bert-large", "gpt-j-6b"} <= set(NAMELESS)
+
+
+@pytest.mark.parametrize("name", NAMELESS)
+def test_weights_of_unknown_dtype_are_fp32_at_their_most(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script("a literal").replace(NAME, name))
+    asked = {**WHERE, "gpus": None}
+    found = checking((str(tmp_path / "train.py"),), name, asked, {"seq_len": 128, "microbatch": 1})
+    assert found.reads[next(iter(found.reads))].request["precision.parameters"] == "fp32"
+    assert any(DTYPE_UNKNOWN in one for one in found.assumed)
+    assert found.answer is None or found.answer.plan.precision.parameters.name == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "result"), [("1xT4", Result.UNCERTAIN), ("1xRTX-3060", Result.DOES_NOT_FIT), ("1xA100-40GB", Result.FITS)]
+)
+def test_what_fits_with_fp32_fits_and_what_does_not_in_sixteen_bits_does_not(gpus: str, result: Result, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(script("a literal").replace(NAME, "gpt2-xl").replace("bf16", "gradient_checkpointing=True, fp16"))
+    lengths = {"seq_len": 1024, "microbatch": 1 if gpus != "1xRTX-3060" else 8}
+    found = checking((str(tmp_path / "train.py"),), "gpt2-xl", {**WHERE, "gpus": gpus}, lengths)
+    assert found.result is result
+    assert found.answer is not None
+    assert found.answer.verdict is not None
+    assert (DTYPE_UNKNOWN in found.doubt) == (result is not Result.FITS)
 
 
 def test_a_name_or_dtype_that_is_not_in_the_text_is_not_guessed(tmp_path: Path) -> None:

@@ -207,23 +207,37 @@ def as_released(found: Read, version: Any) -> Read:
     return replace(again, assumed=(*again.assumed, *beside), release=str(version))
 
 
+DTYPE_UNKNOWN = "the model's config names no dtype, and transformers 5 takes the weights' own: fp32, at its most"
+
+
 def as_stored(found: Read, dtype: str | None) -> Read:
     """A file read with the dtype that a model is loaded in where none is named, or the checkpoint's own is: transformers 5 takes that by itself,
-    and 4 fp32 (modeling_utils.py, from_pretrained: dtype). ``dtype``: what the checkpoint is stored in.
+    and 4 fp32 (modeling_utils.py, from_pretrained: dtype). ``dtype``: what the model's configuration says; where it says none, 5 takes the
+    weights' own (_get_dtype, get_state_dict_dtype), which is fp32 at most.
     """
     said = found.values.get(found.form.stored)
     if said not in (AUTO, UNSAID):
         return found
     older = said == UNSAID and re.match(r"[0-4]\.", found.release)
-    taken = "float32" if older else (dtype or "bfloat16").removeprefix("torch.")
+    taken = "float32" if older or dtype is None else dtype.removeprefix("torch.")
     why = (
         f"transformers {found.release}'s default"
         if older
+        else DTYPE_UNKNOWN
+        if dtype is None
         else "the checkpoint's" + ", transformers 5's default; 4 loads float32" * (said == UNSAID)
     )
     again = read(found.form, {**found.values, found.form.stored: taken})
     left = tuple(one for one in found.assumed if not one.startswith(f"{found.form.stored} = {AUTO}"))
     return replace(again, release=found.release, assumed=(*left, f"dtype = {taken}: {why}"))
+
+
+def in_sixteen_bits(found: Read) -> Mapping[str, Any]:
+    """What a file asks for where weights of unknown dtype are of sixteen bits, as changes; nothing where their dtype is known."""
+    if not any(DTYPE_UNKNOWN in one for one in found.assumed):
+        return {}
+    least = read(found.form, {**found.values, found.form.stored: "bfloat16"}).request
+    return {key: least.get(key) for key in {**found.request, **least} if found.request.get(key) != least.get(key)}
 
 
 def _of_bounded_length(text: str) -> str:

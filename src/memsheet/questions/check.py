@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from memsheet import api
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem, refuse, require
-from memsheet.exchange import MOST_SCRIPT, as_released, as_stored
+from memsheet.exchange import DTYPE_UNKNOWN, MOST_SCRIPT, as_released, as_stored, in_sixteen_bits
 from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, least_of, left_open, stand_in, stored_as
 from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together, with_their_files
@@ -100,7 +100,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     mistakes = lint(case)
     moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
-    doubt = _doubt(reads, answer, moved, flags, case.ask)
+    doubt = _doubt(reads, answer, moved, flags, case)
     if answer and answer.verdict and answer.verdict.result is Result.FITS:  # what the sheet is not of may need more
         doubt = replace(doubt, words="; ".join((*filter(None, (doubt.words,)), *whole.script)))
     return Checked(
@@ -234,7 +234,8 @@ def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]
 def _stored(read: Read, name: str | None) -> Read:
     """The file with the dtype that the model's checkpoint has, where it takes that."""
     model = _model(name) if read.values.get(read.form.stored) in (AUTO, UNSAID) else None
-    return as_stored(read, model.dtype if model else None)
+    known = model is not None and (model.dtype or not model.quantization)  # one that is stored quantized computes in bf16
+    return as_stored(read, model.dtype if model and known else "bfloat16")
 
 
 def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
@@ -324,8 +325,7 @@ def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
 
 
 def _doubt(
-    reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...], given: Mapping[str, Any],
-    ask: Callable[[Mapping[str, Any]], Answer | None],
+    reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case,
 ) -> Doubt:  # fmt: skip
     """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit into what is free."""
     verdict = answer.verdict if answer else None
@@ -333,7 +333,7 @@ def _doubt(
         return Doubt("")
     least = int(verdict.device.low)
     if stranger := another_model(_served(reads), _model(_named(reads)), answer):
-        return Doubt(stranger, _least_as_stored(_served(reads) or "", stranger, answer, ask))
+        return Doubt(stranger, _least_as_stored(_served(reads) or "", stranger, answer, case.ask))
     other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
     if apart := [*_other_nodes(reads, answer)]:
         return Doubt("; ".join(apart), least)
@@ -345,6 +345,9 @@ def _doubt(
     if named:
         keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
         return Doubt(_not_held(reads, named), least_of(answer, keys))
+    if verdict.result is not Result.FITS and (changes := _sixteen_bits(case)):
+        fewer = case.ask(changes)
+        return Doubt(DTYPE_UNKNOWN, int(fewer.verdict.device.low) if fewer and fewer.verdict else 0)
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
     room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
     if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
@@ -352,6 +355,12 @@ def _doubt(
     if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
         return Doubt(f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", least + less)
     return Doubt("")
+
+
+def _sixteen_bits(case: Case) -> dict[str, Any]:
+    """Changes for weights of unknown dtype, of what the request takes of the file."""
+    changes = {key: held for read in case.reads.values() for key, held in in_sixteen_bits(read).items()}
+    return {key: held for key, held in changes.items() if key in case.request}
 
 
 def _other_nodes(reads: Mapping[str, Read], answer: Answer) -> Iterator[str]:
