@@ -22,7 +22,7 @@ from memsheet.report.answer import public_answer
 from memsheet.report.checked import Checked
 from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus
-from memsheet.spec.exchange import AUTO, Moved, Read
+from memsheet.spec.exchange import AUTO, Moved, Read, Together
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.of_the_script import absent_files
 from memsheet.spec.options import InferOptions
@@ -92,6 +92,10 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     ask = {**where, "gpus": gpus, "model": name}
     strange = _strange(reads, {**request, **flags})
     answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)
+    if answer and not gpus and (ranks := _data_parallel(answer, whole)):
+        counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
+        whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
+        answer, why_not = _answered(ask, whole.request)
     spec = answer.model if answer else _model(name)
     case = Case(
         reads=reads, texts=texts, together=whole, answer=answer, model=spec, bundled=_bundled_name,
@@ -244,6 +248,16 @@ def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answe
         return _train(ask, request, fix=True), ()
     except InputError as error:
         return None, tuple(str(problem).replace("\n  ", "; ") for problem in error.problems)
+
+
+def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
+    """The degree that the ranks which the files start leave to data parallelism, where no card is named that would be counted."""
+    mesh, count = answer.plan.mesh, whole.gpus or 1
+    ranks = mesh.dp_replicate * mesh.dp_shard * mesh.cp * mesh.tp * mesh.pp
+    axis = "mesh.dp_shard" if answer.plan.zero else "mesh.dp_replicate"
+    if answer.plan.task != "train" or count <= ranks or count % ranks or whole.request.get(axis) is not None:
+        return {}
+    return {axis: count // ranks}
 
 
 def _model(name: Any) -> ModelSpec | None:

@@ -1,0 +1,61 @@
+"""Files that say how many processes start, and no card: the sheet is of a GPU of as many, as it is where a card is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.questions.check import checking
+from memsheet.report.checked import Checked
+
+WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
+ARGS = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\ngradient_checkpointing: true\n"
+MEGATRON = "--seq-length 1024 --micro-batch-size 1 --global-batch-size 64 --bf16 --hidden-dropout 0 --attention-dropout 0"
+
+
+def accelerate(processes: int, **more: Any) -> dict[str, str]:
+    return {"accelerate.yaml": json.dumps({"mixed_precision": "bf16", "num_processes": processes, **more}), "args.yaml": ARGS}
+
+
+STARTED: dict[str, tuple[int, dict[str, str]]] = {
+    "zero3": (8, accelerate(8, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 3})),
+    "zero2": (4, accelerate(4, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 2})),
+    "fsdp": (16, accelerate(16, distributed_type="FSDP", num_machines=2, fsdp_config={"fsdp_version": 2, "fsdp_reshard_after_forward": True})),
+    "replicas": (8, accelerate(8, distributed_type="MULTI_GPU")),
+    "one": (1, accelerate(1, distributed_type="NO")),
+    "slurm": (16, {"job.slurm": (
+        "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gres=gpu:a100:8\nsrun torchrun --nnodes 2 --nproc_per_node 8 train.py --fsdp full_shard"
+        " --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 True\n"
+    )}),
+    "megatron": (8, {"pretrain.sh": f"torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --use-distributed-optimizer {MEGATRON}\n"}),
+    "megatron replicas": (8, {"pretrain.sh": f"torchrun --nproc_per_node 4 --nnodes 2 pretrain_gpt.py --pipeline-model-parallel-size 2 {MEGATRON}\n"}),
+}  # fmt: skip
+
+
+def checked(folder: Path, files: dict[str, str], gpus: str | None) -> Checked:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return checking(tuple(str(folder / name) for name in files), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 1024})
+
+
+@pytest.mark.parametrize("job", STARTED)
+def test_processes_of_the_files_are_the_gpus_of_the_sheet(job: str, tmp_path: Path) -> None:
+    count, files = STARTED[job]
+    bare, named = (checked(tmp_path, files, gpus).answer for gpus in (None, f"{count}xA100-80GB"))
+    assert bare is not None
+    assert named is not None
+    assert bare.verdict is None
+    assert bare.plan.mesh == named.plan.mesh
+    assert (bare.plan.zero, bare.plan.global_batch, bare.plan.accumulation) == (
+        named.plan.zero,
+        named.plan.global_batch,
+        named.plan.accumulation,
+    )
+    kept = [{component: int(size.value) for component, size in answer.sheets[0].states.items()} for answer in (bare, named)]
+    assert kept[0] == kept[1]
+
+
+def test_the_card_is_asked_for(tmp_path: Path) -> None:
+    assert any("8 GPUs" in one and "--gpus" in one for one in checked(tmp_path, STARTED["zero3"][1], None).assumed)
+    assert not any("--gpus" in one for one in checked(tmp_path, STARTED["zero3"][1], "8xA100-80GB").assumed)
