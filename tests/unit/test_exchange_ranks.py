@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memsheet.budget import Result
 from memsheet.questions.check import checking
 from memsheet.report.checked import Checked
 
@@ -59,3 +60,54 @@ def test_processes_of_the_files_are_the_gpus_of_the_sheet(job: str, tmp_path: Pa
 def test_the_card_is_asked_for(tmp_path: Path) -> None:
     assert any("8 GPUs" in one and "--gpus" in one for one in checked(tmp_path, STARTED["zero3"][1], None).assumed)
     assert not any("--gpus" in one for one in checked(tmp_path, STARTED["zero3"][1], "8xA100-80GB").assumed)
+
+
+OPEN_BATCH = {
+    "accelerate fsdp": accelerate(8, distributed_type="FSDP", fsdp_config={"fsdp_version": 2, "fsdp_reshard_after_forward": True}),
+    "accelerate zero": accelerate(8, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 3}),
+    "replicas": accelerate(8, distributed_type="MULTI_GPU"),
+    "deepspeed": {
+        "ds.json": json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"})
+    },
+    "deepspeed without a precision": {"ds.json": json.dumps({"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"})},
+}
+
+
+@pytest.mark.parametrize("job", OPEN_BATCH)
+def test_an_open_batch_ranges_from_one_sequence_to_the_trainers_own(job: str, tmp_path: Path) -> None:
+    files = {name: text for name, text in OPEN_BATCH[job].items() if name != "args.yaml"}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    def needed(**said: Any) -> tuple[Result, int, int, int]:
+        found = checking(
+            tuple(str(tmp_path / name) for name in files), "llama-3.2-1b", {**WHERE, "gpus": "8xA100-80GB"}, {"seq_len": 1024, **said}
+        )
+        assert found.answer is not None
+        assert found.answer.verdict is not None
+        need = found.answer.verdict.device
+        return found.answer.verdict.result, int(need.low), int(need.value), int(need.high)
+
+    whole, one, eight = (needed(**said) for said in ({}, {"microbatch": 1}, {"microbatch": 8}))
+    assert whole[0] is Result.UNCERTAIN
+    assert 0 < whole[1] <= one[2] == whole[2]
+    assert whole[3] == max(one[3], eight[3]) > one[3]
+    if "without" not in job:
+        assert whole[1] == one[1]
+
+
+@pytest.mark.parametrize("gpus", ["1xT4", "1xA100-80GB"])
+def test_a_batch_of_an_argument_nobody_sets_is_at_least_one_sequence(gpus: str, tmp_path: Path) -> None:
+    (tmp_path / "tune.py").write_text(
+        "import argparse\nfrom transformers import AutoModelForCausalLM, TrainingArguments\np = argparse.ArgumentParser()\n"
+        "p.add_argument('--bs', type=int, default=4)\na = p.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.2-1B')\n"
+        "args = TrainingArguments('out', per_device_train_batch_size=a.bs, bf16=True)\n"
+    )
+    lows = []
+    for said in ({}, {"microbatch": 1}):
+        found = checking((str(tmp_path / "tune.py"),), "llama-3.2-1b", {**WHERE, "gpus": gpus}, {"seq_len": 512, **said})
+        assert found.answer is not None
+        assert found.answer.verdict is not None
+        assert bool(said) or found.result is not Result.FITS
+        lows.append(int(found.answer.verdict.device.low))
+    assert lows[0] == lows[1] > 0

@@ -11,10 +11,12 @@ from memsheet.budget import Answer, Result, budget_of, worst
 from memsheet.frozen import dataclass
 from memsheet.sheet import STATES, Component, Instant
 from memsheet.spec.exchange import UNSET, Read
+from memsheet.spec.library_defaults import own_default
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.names import SHORT
 from memsheet.spec.serve_script import OPEN, OTHERS, variables
 
+Ask = Callable[[Mapping[str, Any]], Answer | None]
 FURTHER = "a further server"
 STORED = (
     (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4", "nvfp4"),
@@ -38,10 +40,21 @@ STORING = re.compile(r"offload|quant|cpu|disk|nvme|host|dtype|layers|expert|tens
 
 @dataclass(frozen=True, slots=True)
 class Doubt:
-    """Why a sheet's verdict may not hold for files, in words (none: it does), and the least bytes that a GPU may need with all that is open."""
+    """Why a sheet's verdict may not hold for files, in words (none: it does), and the least and the most that a GPU is known to need with all
+    that is open. The most is nothing where the sheet's own range holds it.
+    """
 
     words: str
     least_bytes: int = 0
+    most_bytes: int = 0
+
+
+def both_doubts(first: Doubt, second: Doubt) -> Doubt:
+    """Two reasons as one, with the wider range."""
+    if not first.words or not second.words:
+        return first if first.words else second
+    least, most = min(first.least_bytes, second.least_bytes), max(first.most_bytes, second.most_bytes)
+    return Doubt(f"{first.words}; {second.words}", least, most)
 
 
 def doubted(answer: Answer | None, doubt: Doubt) -> Answer | None:
@@ -51,7 +64,41 @@ def doubted(answer: Answer | None, doubt: Doubt) -> Answer | None:
     verdict, least = answer.verdict, min(doubt.least_bytes, int(answer.verdict.device.low))
     denied = verdict.result is Result.DOES_NOT_FIT and (least == verdict.device.low or least > budget_of(answer.cluster).high_bytes)
     result = Result.DOES_NOT_FIT if denied else Result.UNCERTAIN
-    return replace(answer, verdict=replace(verdict, result=result, device=replace(verdict.device, low=least)))
+    device = replace(verdict.device, low=least, high=max(doubt.most_bytes, int(verdict.device.high)))
+    return replace(answer, verdict=replace(verdict, result=result, device=device))
+
+
+TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
+PRECISIONS = ("bf16-pure", "bf16", "fp16", "fp32")
+
+
+def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: Answer, ask: Ask) -> Doubt:
+    """What a training script decides, with the range of what it may: one sequence to as many as the Trainer takes by itself, and every precision."""
+    if not words:
+        return Doubt("")
+    open_batch = request.get("microbatch") is None
+    widths: tuple[dict[str, Any], ...] = tuple({"precision.name": name} for name in PRECISIONS) if len(words) > open_batch else ()
+    at_most = [_of_default_batch(width, ask) for width in ({}, *widths)] if open_batch else []
+    needs = [one.verdict.device for one in (answer, *map(ask, widths), *at_most) if one and one.verdict]
+    reach = (
+        f"the range is up to {TRAINERS_OWN} sequences, and more need more"
+        if any(at_most)
+        else "the range is of one sequence, and more need more"
+    )
+    said = "; ".join((*words, *([reach] if open_batch else [])))
+    return Doubt(said, min(int(need.low) for need in needs), max(int(need.high) for need in needs))
+
+
+def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
+    changes = {**width, "microbatch": TRAINERS_OWN}
+    return ask(changes) or ask({**changes, "global_batch": None})  # a step's batch may not be a multiple of as many
+
+
+def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
+    """Whether all that is left open is how many sequences a GPU has at once: the sheet of one is then the least."""
+    keys = [one.partition(" ")[0] for one in named]
+    rows = {key: row.read(1, {}) for read in reads for row in read.form.keys if (key := row.at) in keys and read.values.get(key) == UNSET}
+    return bool(keys) and all(rows.get(key, {}).keys() == {"microbatch"} for key in keys)
 
 
 def least_of(answer: Answer, keys: Iterable[str]) -> int:

@@ -12,7 +12,19 @@ from memsheet import api
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem, refuse, require
 from memsheet.exchange import DTYPE_UNKNOWN, MOST_SCRIPT, as_released, as_stored, in_sixteen_bits
-from memsheet.exchange.doubts import FURTHER, Doubt, another_model, doubted, least_of, left_open, stand_in, stored_as
+from memsheet.exchange.doubts import (
+    FURTHER,
+    Doubt,
+    another_model,
+    both_doubts,
+    doubted,
+    least_of,
+    left_open,
+    left_to_script,
+    says_sequences_alone,
+    stand_in,
+    stored_as,
+)  # fmt: skip
 from memsheet.exchange.lint import Case, Found, Rule, lint
 from memsheet.exchange.together import together, with_their_files
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
@@ -105,8 +117,8 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
     doubt = _doubt(reads, answer, moved, flags, case)
-    if answer and answer.verdict and answer.verdict.result is Result.FITS:  # what the sheet is not of may need more
-        doubt = replace(doubt, words="; ".join((*filter(None, (doubt.words,)), *whole.script)))
+    if answer and answer.verdict and answer.verdict.result is not Result.DOES_NOT_FIT:  # what the sheet is not of may need more
+        doubt = both_doubts(doubt, left_to_script(whole.script, whole.request, answer, case.ask))
     return Checked(
         reads=reads, answer=doubted(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
         doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
@@ -345,7 +357,8 @@ def _doubt(
     verdict = answer.verdict if answer else None
     if answer is None or verdict is None:
         return Doubt("")
-    least = int(verdict.device.low)
+    fewer, unsure = _at_fewest(answer, case)
+    least = int(fewer.verdict.device.low) if fewer.verdict else 0
     if stranger := another_model(_served(reads), _model(_named(reads)), answer):
         return Doubt(stranger, _least_as_stored(_served(reads) or "", stranger, answer, case.ask))
     other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
@@ -358,10 +371,11 @@ def _doubt(
     named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
     if named:
         keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
-        return Doubt(_not_held(reads, named), least_of(answer, keys))
-    if verdict.result is not Result.FITS and (changes := _sixteen_bits(case)):
-        fewer = case.ask(changes)
-        return Doubt(DTYPE_UNKNOWN, int(fewer.verdict.device.low) if fewer and fewer.verdict else 0)
+        more_need_more = says_sequences_alone(reads.values(), named) and int(answer.plan.microbatch) == 1
+        words = _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
+        return Doubt(words, least if more_need_more else least_of(fewer, keys))
+    if verdict.result is not Result.FITS and unsure:
+        return Doubt(DTYPE_UNKNOWN, least)
     more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
     room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
     if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
@@ -371,10 +385,10 @@ def _doubt(
     return Doubt("")
 
 
-def _sixteen_bits(case: Case) -> dict[str, Any]:
-    """Changes for weights of unknown dtype, of what the request takes of the file."""
-    changes = {key: held for read in case.reads.values() for key, held in in_sixteen_bits(read).items()}
-    return {key: held for key, held in changes.items() if key in case.request}
+def _at_fewest(answer: Answer, case: Case) -> tuple[Answer, bool]:
+    """The answer with weights of unknown dtype in sixteen bits, where the request takes them of a file; whether there are any."""
+    changes = {key: held for read in case.reads.values() for key, held in in_sixteen_bits(read).items() if key in case.request}
+    return (case.ask(changes) or answer, True) if changes else (answer, False)
 
 
 def _other_nodes(reads: Mapping[str, Read], answer: Answer) -> Iterator[str]:
