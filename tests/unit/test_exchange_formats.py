@@ -128,6 +128,36 @@ def test_a_batch_script() -> None:
     assert found.unknown == (("#tmie", "#time"),)
 
 
+SHORT_AND_LONG = [
+    ("-N 2", "--nodes=2"), ("-N2", "--nodes 2"), ("-N 2 -n 16", "--nodes=2 --ntasks=16"), ("-J 7b -t 1:00 -p gpu", "--job-name=7b --time=1:00 --partition=gpu"),
+    ("-G 16", "--gpus=16"), ("-G a100:16", "--gpus=a100:16"), ("-c 12 -C 'a100&ib'", '--cpus-per-task=12 --constraint="a100&ib"'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("short", "long"), SHORT_AND_LONG)
+@pytest.mark.parametrize("more", ["", "#SBATCH --gres=gpu:a100:8\n", "#SBATCH --nodes=4 --gpus-per-node=8 # a comment -N 9\n"])
+def test_a_letter_of_sbatch_says_what_its_word_says(short: str, long: str, more: str) -> None:
+    made = [
+        reading("job.sh", f"#!/bin/bash\n#SBATCH --ntasks-per-node=8\n{more}#SBATCH {told}\nsrun torchrun train.py\n")
+        for told in (short, long)
+    ]
+    assert (made[0].request, made[0].values, made[0].unknown) == (made[1].request, made[1].values, made[1].unknown)
+    assert not made[0].unknown
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        "-N 2 --gres=gpu:8", "-N 2 -G 16", "--nodes=2 --ntasks-per-node=8 --gpus-per-task=1", "-n 16 --ntasks-per-node=8 --gres=gpu:a100:8",
+        "-N2 -n16 --gpus-per-task=1", "-N 2 --gpus-per-node=a100:8", "-N 2 --gres gpu:8 --exclusive -c 4",
+    ],
+)  # fmt: skip
+def test_every_way_to_ask_for_two_nodes_of_eight(told: str) -> None:
+    """On one line, or each option on its own."""
+    found = reading("job.sh", f"#!/bin/bash\n#SBATCH {told}\nsrun torchrun train.py\n").request
+    assert (found["@gpus"], found["@per_node"], found["@nodes"]) == (16, 8, 2)
+
+
 def test_a_name_in_a_directive_has_plain_letters_only() -> None:
     made = written("slurm", {**ASKED, "@model": "x\n#SBATCH --wrap=$(id)"})
     assert made.count("#SBATCH --wrap") == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.spec.exchange import UNSET, Format, Key, Values
@@ -15,8 +15,16 @@ from memsheet.spec.serve_script import unset
 VERSION = "sbatch as its manual says (Slurm)"
 RUNS, TORCHRUN = "$runs", "torchrun"
 _PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
-_DIRECTIVE = re.compile(r"#SBATCH\s++--([a-z-]++)(?:[=\s]++(\S.*+)?)?")  # nothing is gone back to: lines may be long
-_PLACE = re.compile(r"<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}")
+_DIRECTIVE = re.compile(r"#SBATCH(?=\s)")  # nothing is gone back to: lines may be long
+_OPTION = re.compile(r"\s*+(?:--([a-z-]++)[=\s]*+|-([A-Za-z])\s*+)")
+_VALUE = re.compile(r"""<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}|"[^"]*+"|'[^']*+'|(?!-\D|\#)\S++""")
+_LONG = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
+    "e": "error", "F": "nodefile", "G": "gpus", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "t": "time", "w": "nodelist", "x": "exclude",
+    "H": "hold", "I": "immediate", "k": "no-kill", "O": "overcommit", "Q": "quiet", "s": "oversubscribe", "v": "verbose", "W": "wait",
+}  # fmt: skip
+"""Options of one letter (sbatch(1))."""
 _RANGE = re.compile(r"\d{1,7}-\d{1,7}")
 _GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
 
@@ -40,13 +48,30 @@ def _parse(text: str) -> Mapping[str, Any]:
     """The directives, and what is exported; nothing is run."""
     found: dict[str, Any] = {}
     for line in text.splitlines():
-        if told := _DIRECTIVE.fullmatch(line):
-            value = _first_word(told[2]) if told[2] else None
-            found[f"#{told[1]}"] = int(value) if value and value.isdigit() and len(value) < 8 else UNSET if _open(told[1], value) else value
+        if _DIRECTIVE.match(line):
+            for name, value in _options(line):
+                found[f"#{name}"] = int(value) if value and value.isdigit() and len(value) < 8 else UNSET if _open(name, value) else value
         elif line.startswith((f"export {ALLOCATOR}=", f"export {OLDER}=")):
             found[ALLOCATOR] = line.partition("=")[2]
         elif line.startswith("srun "):
             found[RUNS] = next((script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN)
+    return _with_nodes(found)
+
+
+def _options(line: str) -> Iterator[tuple[str, str | None]]:
+    """Options of a directive by their long names, of which a line may have several, up to a comment."""
+    at = len("#SBATCH")
+    while option := _OPTION.match(line, at):
+        value = _VALUE.match(line, option.end())
+        at = value.end() if value else option.end()
+        yield option[1] or _LONG.get(option[2], option[2]), value[0].strip("\"'") if value else None
+
+
+def _with_nodes(found: dict[str, Any]) -> dict[str, Any]:
+    """As many nodes as tasks need that are counted by node, where nobody says how many (sbatch(1), --ntasks-per-node)."""
+    tasks, per_node = found.get("#ntasks"), found.get("#ntasks-per-node")
+    if "#nodes" not in found and isinstance(tasks, int) and isinstance(per_node, int) and per_node:
+        found["#nodes"] = -(-tasks // per_node)
     return found
 
 
@@ -56,15 +81,31 @@ def _open(name: str, value: str | None) -> bool:
     return unset(value) or words
 
 
-def _first_word(text: str) -> str:
-    """A directive's value without what stands behind it: a place to fill in may have spaces."""
-    place = _PLACE.match(text)
-    return place[0] if place else text.split(maxsplit=1)[0]
-
-
 def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
     nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
     return {"@per_node": int(told[1]), "@gpus": int(told[1]) * nodes} if told and isinstance(nodes, int) else {}
+
+
+def _of_the_job(value: Any, values: Values) -> Mapping[str, Any]:
+    """GPUs of all nodes together, which says nothing more where they are counted by node."""
+    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
+    if any(at in values for at in _BY_NODE) or not told or not isinstance(nodes, int):
+        return {}
+    whole = int(told[1])
+    return {"@gpus": whole, **({"@per_node": whole // nodes} if nodes and whole % nodes == 0 else {})}
+
+
+def _of_tasks(value: Any, values: Values) -> Mapping[str, Any]:
+    """GPUs of each task, as many times as there are tasks."""
+    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
+    per_node, tasks = values.get("#ntasks-per-node"), values.get("#ntasks")
+    if any(at in values for at in (*_BY_NODE, "#gpus")) or not told or not isinstance(nodes, int):
+        return {}
+    count = per_node * nodes if isinstance(per_node, int) else tasks
+    return _of_the_job(int(told[1]) * count, values) if isinstance(count, int) else {}
+
+
+_BY_NODE = ("#gpus-per-node", "#gres")
 
 
 FORMAT = Format(
@@ -77,15 +118,17 @@ FORMAT = Format(
         Key(at="#nodes", says="@nodes", usual=1, source="sbatch(1)"),
         Key(at="#gpus-per-node", says="@per_node", back=_per_node, source="sbatch(1)"),
         Key(at="#gres", out=lambda _: None, back=_per_node, source="sbatch(1)"),
+        Key(at="#gpus", out=lambda _: None, back=_of_the_job, source="sbatch(1)"),
+        Key(at="#gpus-per-task", out=lambda _: None, back=_of_tasks, source="sbatch(1)"),
         *segments(),
     ),
     fixed=lambda _: {"#ntasks-per-node": 1},  # torchrun starts the ranks of its node
-    marks=frozenset({"#nodes", "#gpus-per-node", "#gres", "#ntasks-per-node"}), beside=frozenset({"*"}), compose=_compose, parse=_parse,
+    marks=frozenset({"#nodes", "#gpus-per-node", "#gres", "#gpus", "#gpus-per-task", "#ntasks", "#ntasks-per-node"}), beside=frozenset({"*"}), compose=_compose, parse=_parse,
     known=frozenset({
         f"#{name}" for name in (
             "ntasks-per-node", "ntasks", "time", "partition", "account", "qos", "output", "error", "mem", "cpus-per-task", "exclusive",
-            "constraint", "exclude", "nodelist", "mail-type", "mail-user", "array", "requeue", "signal", "open-mode", "chdir", "gpus-per-task",
-            "cpus-per-gpu", "reservation", "dependency", "comment", "export",
+            "constraint", "exclude", "nodelist", "mail-type", "mail-user", "array", "requeue", "signal", "open-mode", "chdir", "cpus-per-gpu", "mem-per-gpu", "mem-per-cpu",
+            *(name for name in _LONG.values() if name not in ("gpus", "nodes", "job-name")), "wrap", "nice", "hint", "switches", "gpu-bind", "gpu-freq", "reservation", "dependency", "comment", "export",
         )
     }),
     problems=one_node, along=server_of,
