@@ -49,6 +49,13 @@ def args(**changes: Any) -> dict[str, str]:
     return {"args.yaml": "".join(f"{name}: {json.dumps(value)}\n" for name, value in held.items())}
 
 
+def factory(method: str) -> dict[str, str]:
+    bits = "quantization_bit: 4\nfinetuning_type: lora\nbf16: true\ncutoff_len: 2048\nstage: sft\ndo_train: true\n"
+    return {
+        "args.yaml": f"model_name_or_path: meta-llama/Llama-3.2-1B\nper_device_train_batch_size: 1\n{bits}quantization_method: {method}\n"
+    }
+
+
 def fsdp(**changes: Any) -> dict[str, str]:
     held = {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", **changes}
     return {"accelerate.yaml": json.dumps({"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": held})}
@@ -123,6 +130,7 @@ CASES: dict[str, Case] = {
     "list-by-list-optimizer": (
         args(optim="adamw_torch"), args(optim="adamw_torch_fused"), {"gpus": "1xA100-80GB", "recompute.mode": "full", "seq_len": 256},
     ),
+    "older-spelling": (factory("bitsandbytes"), factory("bnb"), {"gpus": "1xA100-80GB"}),
     "starved-pipeline": (
         flags(pipeline_model_parallel_size=4, global_batch_size=2), flags(pipeline_model_parallel_size=4, global_batch_size=32), {},
     ),

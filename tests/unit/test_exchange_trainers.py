@@ -236,6 +236,14 @@ def test_keys_of_llamafactory(changes: dict[str, Any], said: dict[str, Any]) -> 
     assert {key: found.get(key) for key in said} == said
 
 
+@pytest.mark.parametrize("more", [{}, {"double_quantization": False}, {"quantization_type": "fp4"}])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_the_older_spelling_of_bitsandbytes_quantizes(bits: int, more: dict[str, Any]) -> None:
+    older, newer = (factory(quantization_bit=bits, quantization_method=name, **more) for name in ("bitsandbytes", "bnb"))
+    assert (older.request, older.unmodelled) == (newer.request, newer.unmodelled)
+    assert older.request["quantization.weights"]
+
+
 @pytest.mark.parametrize(
     ("changes", "key"),
     [

@@ -195,6 +195,19 @@ def _one_by_one(case: Case) -> Iterator[Found]:
             )  # fmt: skip
 
 
+def _older_spelling(case: Case) -> Iterator[Found]:
+    """What newer releases load in sixteen bits then comes on top of the sheet."""
+    for name, values in case.values("llamafactory"):
+        if values.get("quantization_method") == "bitsandbytes" and values.get("quantization_bit") is not None:
+            whole = case.ask({"quantization.weights": None, "quantization.double_quant": None})
+            now = case.answer.verdict.device.value if case.answer and case.answer.verdict else 0
+            more = int(whole.verdict.device.value - now) if whole and whole.verdict and now else 0
+            yield Found(
+                where=f"{name}: quantization_method", says="bitsandbytes is how older releases spell it; newer ones know bnb and then quantize nothing, which is more than the sheet",
+                cure="quantization_method: bnb", saves_bytes=more if more > 0 else None, beyond=True,
+            )  # fmt: skip
+
+
 _T, _A = "transformers 5.23.0", "accelerate 1.15.0"
 TRAINER = (
     Rule(id="large-evaluation", source=f"{_T} training_args.py:438, 1128; loss/loss_utils.py:61", looks=_large_evaluation),
@@ -210,4 +223,5 @@ TRAINER = (
     Rule(id="every-rank-builds", source=f"{_A} commands/launch.py:466", looks=_inits_everywhere),
     Rule(id="whole-checkpoint", source=f"{_A} utils/dataclasses.py:2058", looks=_saves_whole),
     Rule(id="list-by-list-optimizer", source="torch 2.13 optim/optimizer.py:252-257", looks=_one_by_one, only_if_saves=True),
+    Rule(id="older-spelling", source="hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/model/model_utils/quantization.py:177-229", looks=_older_spelling),
 )  # fmt: skip

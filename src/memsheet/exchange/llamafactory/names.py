@@ -22,6 +22,8 @@ PARALLEL = (
     "virtual_pipeline_model_parallel_size",
 )  # fmt: skip
 """Of Megatron, which runs under USE_MCA or USE_MEGATRON_BRIDGE (hparams/megatron_bridge_args.py:32-48)."""
+BNB = ("bnb", "bitsandbytes")
+"""The second is how older releases spell it (extras/constants.py, QuantizationMethod)."""
 UNMODELLED: dict[str, tuple[Any, ...]] = {
     **TRANSFORMERS.unmodelled,
     **dict.fromkeys((
@@ -29,7 +31,7 @@ UNMODELLED: dict[str, tuple[Any, ...]] = {
         "use_kt", "use_v1_kernels", "use_apollo", "use_badam", "galore_layerwise", "use_mca", "use_megatron_bridge", "use_hyper_parallel",
         "fp8", "fp8_enable_fsdp_float8_all_gather", "use_dft_loss", "use_asft_loss", "use_eaft_loss", "freeze_language_model", "sequence_parallel",
     ), (False,)),
-    **dict.fromkeys(PARALLEL, (1, None)), "hyper_parallel_cp_size": (1,), "stage": ("sft", "pt"), "quantization_method": ("bnb",),
+    **dict.fromkeys(PARALLEL, (1, None)), "hyper_parallel_cp_size": (1,), "stage": ("sft", "pt"), "quantization_method": BNB,
     "do_train": (True,), "mixture_of_depths": (), "adapter_name_or_path": (), "moe_aux_loss_coef": (), "recompute_granularity": (),
     "reward_model": (), "ref_model": (), "export_dir": (), "infer_backend": (), "freeze_vision_tower": (True,),
     "freeze_multi_modal_projector": (True,),

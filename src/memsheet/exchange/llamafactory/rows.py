@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.exchange import find_format
-from memsheet.exchange.llamafactory.names import LIGER, TRANSFORMERS
+from memsheet.exchange.llamafactory.names import BNB, LIGER, TRANSFORMERS
 from memsheet.spec.exchange import Key, Values, plan_word
 from memsheet.spec.library_defaults import own_default
 from memsheet.spec.trainers import ALL_LINEAR, dtypes, inside, inside_rows, plain_recompute, row_of, truth, with_master, words
@@ -137,7 +137,7 @@ def _lora(make: Any) -> Any:
 
 def _quantized(value: Any, values: Values) -> Mapping[str, Any]:
     """Formats of bitsandbytes, scales quantized again (model/model_utils/quantization.py:177-192). Other ways are told by their name."""
-    if values.get("quantization_method", "bnb") != "bnb" or value is None:
+    if values.get("quantization_method", "bnb") not in BNB or value is None:
         return {}
     double = values.get("double_quantization", True)
     four = {"quantization.weights": values.get("quantization_type", "nf4"), "quantization.double_quant": truth(double)}
