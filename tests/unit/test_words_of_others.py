@@ -11,7 +11,7 @@ from memsheet.cli.flags import WORDS, values
 from memsheet.cli.line import given
 from memsheet.errors import InputError
 from memsheet.exchange import find_format
-from memsheet.spec.aliases import ALIASES, LIBRARIES, SHORT_FLAGS, VALUES, Meaning
+from memsheet.spec.aliases import ALIASES, LIBRARIES, PARTITIONED, SHORT_FLAGS, VALUES, Meaning
 from memsheet.spec.check import RULES
 from memsheet.spec.dtypes import dtype_named
 from memsheet.spec.names import SHORT
@@ -64,7 +64,7 @@ def test_every_word_is_of_a_command_and_every_meaning_is_of_a_key():
         for meaning in word.meanings:
             keys = {key.removeprefix("?") for come in (meaning.comes_to or {}).values() for key in come}
             keys |= {meaning.key} - {""}
-            assert keys <= {*RULES, "@accumulation", "@data_parallel", "@dtype", "@optim"}
+            assert keys <= {*RULES, "@accumulation", "@data_parallel", "@dtype", "@optim", PARTITIONED}
             assert keys or meaning.refused
     assert {*SHORT_FLAGS.values()} <= ALIASES.keys()
     assert not {said(name) for name in ALIASES} & {*SHORT, "offload"}
@@ -276,3 +276,20 @@ def test_a_search_is_not_told_multiples_of_what_it_searches(capsys, line):
 def test_what_is_solved_for_is_not_said_in_others_words(capsys):
     assert main(("solve", "microbatch", "llama-tiny", "--gpus", "1xL4", "--seq-len", "64", "--batch-size", "2")) == 2
     assert "is what is solved for" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("engine", ["deepspeed", "zero"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_cpu_offload_of_deepspeed_is_of_what_its_stage_divides(engine, stage):
+    """Its older word is the optimizer's at stages 1 and 2, and takes the parameters along at 3."""
+    options = {"engine": "deepspeed", "zero": stage} if engine == "deepspeed" else {"engine": f"zero{stage}"}
+    moved = {key: value for key, value in request_from({**options, "cpu_offload": True}).items() if key.startswith("offload.")}
+    assert moved == {"offload.optimizer": 1, **({"offload.parameters": 1} if stage == 3 else {})}
+    assert not any(key.startswith("@") for key in request_from({**options, "cpu_offload": True}))
+    assert memsheet.train("llama-tiny", gpus="8xA100-80GB", seq_len=64, cpu_offload=True, **options).plan.offload is not None
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_cpu_offload_of_fsdp_is_of_both(stage):
+    said = request_from({"engine": "fsdp2", "zero": stage, "cpu_offload": True})
+    assert (said["offload.optimizer"], said["offload.parameters"]) == (1, 1)

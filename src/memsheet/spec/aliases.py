@@ -13,6 +13,10 @@ from typing import Any, NamedTuple
 from memsheet.spec.library_defaults import LIBRARY_DEFAULTS
 
 TRAIN, INFER = "train", "infer"
+PARTITIONED = "@partitioned_parameters"
+"""What is of parameters where ZeRO divides them: at stage 3. DeepSpeed's older ``cpu_offload`` of stages 1 and 2 is the optimizer's
+(0.19.8 runtime/zero/config.py, cpu_offload).
+"""
 
 
 class Meaning(NamedTuple):
@@ -155,7 +159,10 @@ _OTHERS: dict[str, Word] = {
     "moe-router-force-load-balancing": _switch("megatron", Meaning("moe.balanced", TRAIN, _MEGATRON)),
     "moe-pad-expert-input-to-capacity": _switch("megatron", Meaning("moe.pad_to_capacity", TRAIN, _MEGATRON)),
     "optimizer-cpu-offload": _switch("megatron", _on({"offload.optimizer": 1}, task=TRAIN)),
-    "cpu-offload": _switch("fsdp", _on({"offload.optimizer": 1, "offload.parameters": 1}, task=TRAIN)),
+    "cpu-offload": _switch(
+        "fsdp", _on({"offload.optimizer": 1, "offload.parameters": 1}, task=TRAIN),
+        _on({"offload.optimizer": 1, PARTITIONED: 1}, task=TRAIN, engines=_DEEPSPEED),
+    ),
     # ---- words with values of their own
     "stage": Word("deepspeed", (Meaning(task=TRAIN, comes_to={
         **{str(stage): {"zero": stage} for stage in range(4)}, "sft": {}, "pt": {},  # LLaMA-Factory's stage: what is trained on, with the same memory

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from memsheet.errors import Problem, nearest, require
 from memsheet.spec import aliases
-from memsheet.spec.aliases import ALIASES, INFER, LIBRARIES, VALUES, Meaning, Word
+from memsheet.spec.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
 from memsheet.spec.check import RULES
 from memsheet.spec.names import OFFLOADABLE, SHORT, offloaded
 from memsheet.spec.values import said_in_thousands, value_of
@@ -54,6 +54,8 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
         named, why, more = LIBRARIES[library]
         assumed = (f"engine = {named} ({library} {why})", *assumed)
         request |= {key.removeprefix("?"): value for key, value in more.items() if key.removeprefix("?") not in request}
+    if request.pop(PARTITIONED, None) and request.get("zero", (planned or {}).get("zero")) == 3:
+        request.setdefault("offload.parameters", 1)
     assumed += tuple(
         f"{one.name} = {value} ({one.value})" for one in said for key, value in one.keys.items() if said_in_thousands(key, one.value)
     )
