@@ -69,3 +69,30 @@ def test_solving_that_finds_nothing_names_what_would(line, capsys):
     assert found["cheapest_fix"] is not None or found["ways_to_fit"]
     assert main(["solve", *line]) == 10
     assert "To fit" in (out := capsys.readouterr().out) or "What would make it fit" in out
+
+
+NOWHERE = (
+    ("llama-3.1-70b", {"gpus": "H100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 4096}, None),
+    ("llama-3.1-70b", {"gpus": "H100-80GB", "engine": "deepspeed", "zero": 3, "seq_len": 4096}, None),
+    ("qwen2.5-72b", {"gpus": "H100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 4096}, None),
+    ("qwen2.5-72b", {"gpus": "A100-80GB", "engine": "deepspeed", "zero": 3, "seq_len": 2048}, 8),
+    ("llama-3.1-8b", {"gpus": "A100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 2048}, 1),
+    ("llama-3.1-8b", {"gpus": "A100-80GB", "per_node": 4, "engine": "fsdp2", "zero": 3, "seq_len": 8192}, 4),
+)
+
+
+@pytest.mark.parametrize("place", range(len(NOWHERE)))
+def test_a_change_names_the_fewest_gpus_it_fits_on(place):
+    """Where no number of GPUs that was looked at holds the job: with the change the same search ends at the number that was said, and it fits."""
+    model, asked, most = NOWHERE[place]
+    found = memsheet.solve("gpus", model, most=most, **asked)
+    assert found.found is None
+    assert found.ways_to_fit
+    for way in found.ways_to_fit:
+        edits = {SHORT[key]: value for key, value in way.changes.items() if key not in ("gpus", "per_node")}
+        count = int(way.changes["gpus"].partition("x")[0])
+        alone = memsheet.solve("gpus", model, most=most if most and count <= most else None, **{**asked, **edits})
+        assert alone.found is not None, way.words
+        assert alone.found.value == count, way.words
+        answer = again("train", model, asked, way.changes)
+        assert (answer.verdict.result, answer.verdict.device) == (Result.FITS, way.device), way.words

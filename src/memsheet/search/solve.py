@@ -17,6 +17,7 @@ from memsheet.errors import refuse
 from memsheet.fixes import cheapest_fix
 from memsheet.resolve import resolve
 from memsheet.search.family import MOST_LAYERS
+from memsheet.search.fewer_ways import fewer_ways
 from memsheet.search.fitting_edges import fitting_edges
 from memsheet.search.pooled import POOLED, tokens_asked
 from memsheet.search.trials import Question, Trials, Tried
@@ -195,12 +196,19 @@ def fewest(
 ) -> Solution:  # fmt: skip
     """The smallest cluster: powers of two within a node, then whole nodes."""
     size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
-    counts = cluster_sizes(size, top)
     node = Cluster(device=device, per_node=size, links=links.over(device.links), host_bytes=host_bytes)
-    trials = Trials(
-        values=counts[::-1], asks=lambda count: Question(model=model, request=request, cluster=resized(node, count), beside=beside), say=say
-    )
-    return _solved(Target.GPUS, trials, f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
+
+    def trials(most: int, edits: Mapping[str, Any]) -> Trials:
+        changed, sizes = {**request, **edits}, cluster_sizes(size, most)
+        return Trials(
+            values=sizes[::-1], asks=lambda n: Question(model=model, request=changed, cluster=resized(node, n), beside=beside), say=say
+        )
+
+    found = _solved(Target.GPUS, trials(top, {}), f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
+    if found.expected is not None or found.found is not None or found.least is None:
+        return found
+    ways = fewer_ways(request, found.least.plan, trials, (top, max(top, MOST_GPUS)), per_node=per_node)
+    return replace(found, ways_to_fit=tuple(ways) or found.ways_to_fit)
 
 
 def cluster_sizes(per_node: int, top: int) -> tuple[int, ...]:

@@ -59,12 +59,22 @@ def ways_to_fit(
 
 
 def _training_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> Iterator[WayToFit | None]:
-    free = not any(key.startswith("recompute.") for key in request)
-    again: tuple[tuple[str, Edits], ...] = RECOMPUTED if free else ()
-    yield _on_more(spec, request, cluster, (("", {}), *again))
-    if plan.adapter is None and plan.quantization is None:
-        edits = tuple((words, {key: value for key, value in each.items() if free or key != "recompute.mode"}) for words, each in ADAPTERS)
+    yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)))
+    if edits := adapter_edits(request, plan):
         yield next(_fitting(spec, request, cluster, edits), None) or _on_more(spec, request, cluster, edits)
+
+
+def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
+    """Every layer recomputed, where nobody says what is."""
+    return RECOMPUTED if not any(key.startswith("recompute.") for key in request) else ()
+
+
+def adapter_edits(request: Request, plan: Plan) -> tuple[tuple[str, Edits], ...]:
+    """Adapters instead of a whole model, where it is trained whole."""
+    if plan.adapter is not None or plan.quantization is not None:
+        return ()
+    free = bool(recomputed_edits(request))
+    return tuple((words, {key: value for key, value in each.items() if free or key != "recompute.mode"}) for words, each in ADAPTERS)
 
 
 def _serving_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> Iterator[WayToFit | None]:
