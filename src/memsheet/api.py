@@ -22,6 +22,7 @@ from memsheet.budget import (
     doubted,
     holding,
     judge_on,
+    judge_plan,
     started,
 )
 from memsheet.catalog import find_device, find_model, model_names
@@ -258,7 +259,7 @@ def answer(
     require(unsupported(resolved.plan, cluster, spec) if cluster else ())
     sheets = sheets_of(spec, resolved, cluster)
     serving = _serving(spec, resolved, cluster, sheets) if resolved.plan.task == "infer" else None
-    verdict = judge_on(sheets, cluster) if cluster else None
+    verdict = judge_plan(spec, resolved.plan, cluster, sheets) if cluster else None
     if verdict and serving and "short_bytes" in serving:
         verdict = started(verdict, serving["short_bytes"])
     if verdict and cluster and fix and verdict.result is not Result.FITS:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from memsheet.account import account
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.frozen import dataclass
 from memsheet.resolve import Resolved
@@ -171,6 +172,27 @@ def judge_on(sheets: tuple[Sheet, ...], cluster: Cluster) -> Verdict:
     """The verdict on a cluster: what does not fit its nodes' host memory does not fit either."""
     verdict, short = judge(sheets, budget_of(cluster)), host_shortage(sheets, cluster)
     return replace(verdict, result=Result.DOES_NOT_FIT, host_short_bytes=short) if short else verdict
+
+
+def card_ends(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> tuple[tuple[tuple[Sheet, ...], Cluster], ...]:
+    """The sheets and the cluster that they are judged on: of a server that takes a share of a card, known as a range, once with the least card and
+    once with the largest, as the share grows with the card. Between the two, need less room is linear in the card's size.
+    """
+    sizes = {cluster.device.framework_low_bytes, cluster.device.framework_high_bytes}
+    if plan.task != "infer" or plan.memory_fraction is None or len(sizes) == 1:
+        return ((sheets, cluster),)
+    whole = [
+        replace(cluster, device=replace(cluster.device, framework_bytes=size, framework_low_bytes=size, framework_high_bytes=size))
+        for size in sorted(sizes)
+    ]
+    return tuple((tuple(account(model, plan, one, sheet.stage) for sheet in sheets), one) for one in whole)
+
+
+def judge_plan(model: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> Verdict:
+    """The verdict on the sheets of a plan: what is the same with the least and with the largest of cards known as a range is sure."""
+    verdict = judge_on(sheets, cluster)
+    ends = {judge_on(held, card).result for held, card in card_ends(model, plan, cluster, sheets)}
+    return replace(verdict, result=ends.pop()) if len(ends) == 1 and verdict.result is Result.UNCERTAIN else verdict
 
 
 def doubted(verdict: Verdict, cluster: Cluster, low_bytes: int, high_bytes: int) -> Verdict:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Change, Fix, Result, Verdict, judge_on
+from memsheet.budget import Change, Fix, Result, Verdict, judge_plan
 from memsheet.engines import find_engine
 from memsheet.errors import InputError, require
 from memsheet.frozen import dataclass
@@ -262,7 +262,7 @@ def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[tuple[Sheet,
     """Sheets and verdict of a plan; the step is replayed, as it is for a question, where that could decide."""
     for replays in (False, True):
         sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
-        verdict = judge_on(sheets, cluster)
+        verdict = judge_plan(spec, plan, cluster, sheets)
         if verdict.result is Result.DOES_NOT_FIT:
             break
     return sheets, verdict

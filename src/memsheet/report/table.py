@@ -338,6 +338,8 @@ def _notes(answer: Answer, look: Look) -> Iterator[str]:
         known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
         yield f"a framework gets {look.room(device.framework_bytes, look.digits)} of each {device.name} (sold as {box}){known}"
         yield from device.notes if device.unified else ()
+        if answer.verdict and answer.verdict.result is Result.FITS and answer.verdict.device.high > device.framework_low_bytes:
+            yield "what a server takes grows with the card: the high end is of the largest such card, and it fits on the least and on the largest"
     notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
     told = deciding_notes(answer)
     yield from dict.fromkeys(one_line(note) for note in notes if note not in told)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Result, holding, judge_on, started
+from memsheet.budget import Result, holding, judge_plan, started
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, require
 from memsheet.formulas.serving.servers import server_of
@@ -138,7 +138,7 @@ def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, chang
         lacks = server_of(engine_of(plan)).facts(model, plan, larger, sheets)["short_bytes"]
     except InputError:
         return None
-    verdict = started(judge_on(sheets, larger), lacks)
+    verdict = started(judge_plan(model, plan, larger, sheets), lacks)
     wanted = changes.get("serving.max_sequences", request.get(WANTED))  # a number that is typed is asked about
     if wanted and (held := asked_sequences(model, plan, larger, wanted)) is not None:
         verdict = holding(verdict, held.wanted, held.held, held.missing_bytes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Result, judge_on, started, worst
+from memsheet.budget import Result, judge_plan, started, worst
 from memsheet.engines import engine_of
 from memsheet.errors import InputError, printable, refuse, require
 from memsheet.formulas.serving.dp_attention import group_plan
@@ -164,7 +164,7 @@ def _served(search: Search, request: Mapping[str, Any]) -> Served:
     require(unsupported(plan, cluster, spec))
     sheets = tuple(account(spec, plan, cluster, stage) for stage in stages(plan))
     facts = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets)
-    verdict = judge_on(sheets, cluster)
+    verdict = judge_plan(spec, plan, cluster, sheets)
     if "short_bytes" in facts:
         verdict = started(verdict, facts["short_bytes"])
     held = _sequences(search, plan, facts) if verdict.result is not Result.DOES_NOT_FIT else NOTHING

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Answer, Beside, Verdict, answer_of, budget_of, doubted, judge_on, started
+from memsheet.budget import Answer, Beside, Verdict, answer_of, budget_of, card_ends, doubted, judge_plan, started
 from memsheet.engines import find_engine
 from memsheet.errors import InputError, Problem, require
 from memsheet.resolve import Resolved, resolve
@@ -71,7 +71,10 @@ class Tried:
     @property
     def spare_bytes(self) -> int:
         """What the high end of the range leaves of the least that the card gives; negative where that is not sure to fit."""
-        least = budget_of(self.cluster).low_bytes - max(sheet.device.high for sheet in self.sheets) - max(0, self.beside_high_bytes)
+        ends = card_ends(self.model, self.plan, self.cluster, self.sheets)
+        least = min(budget_of(card).low_bytes - max(sheet.device.high for sheet in sheets) for sheets, card in ends) - max(
+            0, self.beside_high_bytes
+        )
         least = min(least, -self.pool.lacks.high) if self.pool else least
         return int(min(least, -self.verdict.host_short_bytes)) if self.verdict.host_short_bytes else int(least)
 
@@ -104,7 +107,7 @@ def attempt(value: int, question: Question, *, replays: bool) -> Tried:
     sheets = tuple(account(model, resolved.plan, cluster, stage, replays=replays) for stage in stages)
     pool = pool_of(model, resolved.plan, cluster, sheets, int(question.request.get("serving.max_sequences") or 1))
     low, high = question.beside(model, resolved.plan) if question.beside else (0, 0)
-    verdict = doubted(judge_on(sheets, cluster), cluster, low, high)
+    verdict = doubted(judge_plan(model, resolved.plan, cluster, sheets), cluster, low, high)
     return Tried(
         value=value, model=model, cluster=cluster, resolved=resolved, replayed=replays, sheets=sheets, pool=pool, beside_high_bytes=high,
         verdict=started(verdict, pool.lacks) if pool else verdict,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Result, WayToFit, judge_on, worst
+from memsheet.budget import Result, WayToFit, judge_plan, worst
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, require
 from memsheet.formulas.states.params import parameter_count
@@ -208,10 +208,10 @@ def _sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[Sheet, ...] 
     sheets: tuple[Sheet, ...] = ()
     for replays in (False, True):
         sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
-        result = judge_on(sheets, cluster).result
+        result = judge_plan(spec, plan, cluster, sheets).result
         if result is Result.DOES_NOT_FIT:
             return None
-    if judge_on(sheets, cluster).result is not Result.FITS or _pool_is_short(spec, plan, cluster, sheets):
+    if judge_plan(spec, plan, cluster, sheets).result is not Result.FITS or _pool_is_short(spec, plan, cluster, sheets):
         return None
     return sheets
 
