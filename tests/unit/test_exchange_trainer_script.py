@@ -178,3 +178,43 @@ def test_the_defaults_of_supervised_fine_tuning_are_its_own() -> None:
 def test_a_job_with_a_second_model_is_not_read() -> None:
     with pytest.raises(InputError):
         reading('args = DPOConfig("out", per_device_train_batch_size=2)\n')
+
+
+UNSLOTH = "from unsloth import FastLanguageModel\nmodel, tokenizer = FastLanguageModel.from_pretrained('unsloth/Llama-3.2-1B', {load})\n{adapt}{made}"
+ADAPTS = "model = FastLanguageModel.get_peft_model(model, {})\n"
+TRAINS = (
+    "args = SFTConfig(output_dir='o', max_seq_length=4096)\n",
+    "SFTTrainer(model=model, max_seq_length=4096, args=TrainingArguments('o'))\n",
+)
+
+
+@pytest.mark.parametrize("made", TRAINS)
+@pytest.mark.parametrize(
+    ("load", "adapt", "said"),
+    [
+        ("max_seq_length=4096", "", {"quantization.weights": "nf4", "quantization.double_quant": True, "adapter.rank": 16, "offload.activations": True}),
+        ("max_seq_length=4096, load_in_4bit=True", "r=8, target_modules=['q_proj']", {"adapter.rank": 8, "adapter.targets": ["q_proj"]}),
+        ("max_seq_length=4096, load_in_8bit=True", "r=8", {"quantization.weights": "int8", "adapter.targets": ["all-linear"]}),
+        ("max_seq_length=4096, load_in_4bit=False", "r=8", {"quantization.weights": None, "adapter.rank": 8}),
+        ("max_seq_length=4096", "use_gradient_checkpointing=True", {"recompute.mode": "full", "offload.activations": None}),
+    ],
+)  # fmt: skip
+def test_a_script_of_unsloth_says_what_it_loads_and_trains(load: str, adapt: str, said: dict[str, Any], made: str) -> None:
+    found = reading(UNSLOTH.format(load=load, adapt=ADAPTS.format(adapt), made=made))
+    wanted = {"seq_len": 4096, "loss": "chunked", "recompute.mode": "full", "@model": "unsloth/Llama-3.2-1B", **said}
+    assert {key: found.request.get(key) for key in wanted} == wanted
+    assert (found.unknown, found.unmodelled) == ((), ())
+
+
+def test_what_unsloth_does_that_is_not_in_the_text_is_not_guessed(tmp_path: Path) -> None:
+    adapt = ADAPTS.format("r=8, modules_to_save=['lm_head']")
+    assert "script.LoraConfig" in dict(reading(UNSLOTH.format(load="load_in_4bit=True", adapt=adapt, made=TRAINS[0])).unmodelled)
+    assert "script.BitsAndBytesConfig" in dict(reading(UNSLOTH.format(load="load_in_4bit=flag", adapt="", made=TRAINS[0])).unmodelled)
+    found = checked(tmp_path, UNSLOTH.format(load="load_in_4bit=True", adapt=ADAPTS.format(""), made=TRAINS[0]))
+    assert "bits-as-keywords" not in {held.id for held, _ in found.mistakes}
+
+
+def test_a_whole_fine_tune_by_unsloth_quantizes_nothing() -> None:
+    found = reading(UNSLOTH.format(load="full_finetuning=True, max_seq_length=4096", adapt="", made=TRAINS[0])).request
+    assert "quantization.weights" not in found
+    assert (found["precision.parameters"], found.get("adapter.rank")) == ("bf16", None)

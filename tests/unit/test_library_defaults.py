@@ -172,7 +172,7 @@ def test_a_plan_that_a_library_may_overfill_is_not_sure_to_fit(high: int) -> Non
 
 CURED = [
     ("trl", "llama-3.2-3b", "4xA100-40GB", ()), ("trl", "llama-3-70b", "8xH100-80GB", ()), ("axolotl", "llama-3.1-8b", "8xH100-80GB", ()),
-    ("llama-factory", "llama-3.1-8b", "8xH100-80GB", ("--finetuning-type", "full")), ("unsloth", "llama-3.1-8b", "8xH100-80GB", ("--full-finetuning",)),
+    ("llama-factory", "llama-3.1-8b", "8xH100-80GB", ("--finetuning-type", "full")), ("unsloth", "llama-2-13b", "8xH100-80GB", ("--full-finetuning",)),
     ("unsloth", "llama-3.1-8b", "4xA100-40GB", ("--full-finetuning",)),
 ]  # fmt: skip
 
@@ -225,3 +225,15 @@ def test_what_recompute_would_do_is_what_it_does_when_it_is_said(model: str, opt
         fix = plain.verdict.cheapest_fix if plain.verdict else None
         assert fix is not None
         assert any(change.key == "recompute.mode" for change in fix.changes)
+
+
+@pytest.mark.parametrize("seq_len", [512, 2048, 4096, 16384])
+def test_unsloth_never_fails_by_logits_that_its_loss_does_not_hold(seq_len):
+    """Its default is the sheet with pieces, and no verdict is surer than their size."""
+    words = {"gpus": "1xRTX4090", "load_in_4bit": True, "lora_rank": 16, "seq_len": seq_len}
+    own = memsheet.train("llama-3-8b", engine="unsloth", **words)
+    plain = memsheet.train("llama-3-8b", engine="unsloth", loss="plain", **words)
+    assert own.plan.loss.value == "chunked"
+    assert own.verdict.device.value < plain.verdict.device.value
+    assert own.verdict.result.value != "does not fit"
+    assert any("in pieces" in note for note in own.notes)

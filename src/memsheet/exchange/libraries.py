@@ -25,6 +25,10 @@ def moved_by(library: str, model: ModelSpec, plan: Plan) -> Iterator[Moved]:
             "@loss": plan.loss.value,
         }
         yield from moves({"dtype": width}, {**sizes, "precision.gradients": plan.precision.gradients.name})
+    if library == "unsloth" and plan.loss is Loss.CHUNKED:
+        sizes = {"@tokens": int(plan.microbatch) * int(plan.seq_len), "@vocab": model.vocab, "@hidden": model.hidden}
+        if (moves := find_format("transformers").moves) is not None:
+            yield from moves({"script.unsloth": True}, sizes)
     if (
         library == "axolotl"
         and plan.adapter is None

@@ -92,8 +92,25 @@ def _loss(value: Any, _: Values) -> Mapping[str, Any]:
     return {"loss": "chunked"} if value == CHUNKED else {}
 
 
+MOST_OF_A_PIECE, LOGIT = 4 * 2**30, 2 + 4 + 4 + 4
+"""Of Unsloth's loss (unslothai/unsloth-zoo ce232d6 unsloth_zoo/fused_losses/cross_entropy_loss.py:139-178): the most that a piece's logits take in
+fp32, and bytes of each in a piece that is not compiled: as made, in fp32, its logarithm and its gradient.
+"""
+
+
+def _pieces_of_unsloth(asked: Values) -> Moved:
+    """Pieces are as many as half of the memory that is free needs: all in one, or nothing of the sheet's eighth. The head's gradient may be there twice."""
+    tokens, vocab = asked["@tokens"], asked["@vocab"]
+    eighth = -(-tokens // EIGHTHS) * vocab * LOGIT
+    most = min(tokens * vocab, MOST_OF_A_PIECE // 4) * LOGIT
+    why = "Unsloth makes the loss in pieces of at most half the free memory and 4 GiB; the sheet is of an eighth of the tokens"
+    return Moved(at="loss", why=why, low_bytes=-eighth, high_bytes=max(0, most - eighth) + 2 * vocab * asked["@hidden"])
+
+
 def _pieces(values: Values, asked: Values) -> Iterator[Moved]:
     """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and its gradient (sft_trainer.py:86, 99-114)."""
+    if values.get(f"{SCRIPT}.unsloth") is True:
+        yield _pieces_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
         tokens, vocab = asked["@tokens"], asked["@vocab"]
         more = (min(PIECE, tokens) - -(-tokens // EIGHTHS)) * vocab * 3 * 4  # logits, their logarithms and the gradient, in fp32
@@ -157,6 +174,8 @@ KEYS = (
         at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
         back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
     ),
+    Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
     Key(
         at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,
         source="training_args.py:374; linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py: fused_linear_cross_entropy",

@@ -227,7 +227,7 @@ SHORT_FLAGS = {
 _TRAINER = "trains through transformers' Trainer"
 LIBRARIES: dict[str, tuple[str, str, Mapping[str, Any]]] = {
     "trl": ("transformers", _TRAINER, {}), "axolotl": ("transformers", _TRAINER, {}), "llama-factory": ("transformers", _TRAINER, {}),
-    "unsloth": ("transformers", f"{_TRAINER}; its own kernels, which save more, are not modelled", {}),
+    "unsloth": ("transformers", f"{_TRAINER}; of its own kernels only the loss in pieces is modelled", {}),
     "hf": ("transformers", "is transformers", {}), "huggingface": ("transformers", "is transformers", {}), "peft": ("transformers", _TRAINER, {}),
     "accelerate": ("transformers", "without a file of its own runs replicas of transformers' code", {}),
     "ddp": ("transformers", "is replicas of the model, as DistributedDataParallel has them", {"?zero": 0}),

@@ -36,10 +36,10 @@ def _not_prompted(request: Request) -> bool:
 
 def _offloads(request: Request) -> bool:
     """Shorter rows are recomputed without offloading (unsloth models/_utils.py:376)."""
-    return request.get("recompute.mode") == "full" and (request.get("seq_len") or _WORTH_OFFLOADING) >= _WORTH_OFFLOADING
+    return request.get("recompute.mode") == "full" and (request.get("seq_len") or WORTH_OFFLOADING) >= WORTH_OFFLOADING
 
 
-_WORTH_OFFLOADING = 512
+WORTH_OFFLOADING = 512
 
 
 class Default(NamedTuple):
@@ -91,6 +91,7 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("full_finetuning", False, f"{UNSLOTH}/loader.py:417, llama.py:3063", {"adapter.rank": 16}, _not_prompted),
         Default("target_modules", "all-linear", f"{UNSLOTH}/llama.py:3064, vision.py:1934", _ALL_LINEAR, _adapted),
         Default("load_in_4bit", True, f"{UNSLOTH}/loader.py:414", {"quantization.weights": "nf4"}, _adapted),
+        Default("loss", "chunked", f"{UNSLOTH}/llama.py:1465-1507", {"loss": "chunked"}),
         Default("dtype", "bfloat16", f"{UNSLOTH}/vision.py:1248-1253", {"precision.name": "bf16-pure"}, _whole),
         Default("optim", "adamw_8bit", f"{UNSLOTH}/rl.py:3276", {"optimizer.name": "adamw_8bit", "optimizer.implementation": "bnb"}),
     ),

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import UNSET
-from memsheet.spec.library_defaults import own_default
+from memsheet.spec.library_defaults import WORTH_OFFLOADING, own_default
 from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, Module, calls, flattened, read_module
 from memsheet.spec.trainers import ALL_LINEAR
 
@@ -38,7 +38,9 @@ RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
-LOADS = re.compile(r"(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
+_OF_UNSLOTH = r"(?:^|\.)Fast(?:Language|Vision|Text|Base|Llama|Mistral|Qwen\d?|Gemma\d?)?Model\."
+UNSLOTH_LOADS, UNSLOTH_ADAPTS = re.compile(f"{_OF_UNSLOTH}from_pretrained$"), re.compile(f"{_OF_UNSLOTH}get_peft_model$")
+LOADS = re.compile(rf"^(?!.*{_OF_UNSLOTH}).*(?:Model|LM|For[A-Z]\w*)\.from_pretrained$")
 """Classes of models, as transformers calls them; tokenizers, processors and configurations are called otherwise."""
 
 
@@ -67,7 +69,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         beside |= _adapter(held)
     for held in calls(module, (BITS,), local=True):
         beside |= _bits(held)
-    beside |= _model(module, own)
+    unsloth = _of_unsloth(module, said, own)
+    beside |= unsloth or _model(module, own)
     return {SCRIPT: {"reads": told, **own, **beside}, **said}
 
 
@@ -135,3 +138,52 @@ def bit_keywords(held: Mapping[str, Any]) -> list[str]:
 
 def _bits_of_keywords(held: Mapping[str, Any]) -> dict[str, Any]:
     return _bits({name: value for name, value in held.items() if name.startswith(("load_in_", "bnb_"))}) if bit_keywords(held) else {}
+
+
+def _of_unsloth(module: Module, said: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """What Unsloth loads and trains, with its own defaults (unslothai/unsloth 015bdef unsloth/models/loader.py:405-425, llama.py:3060-3085), which
+    stand before the arguments' in ``said`` and ``own``; nothing of a script without it.
+    """
+    load = next((held for held in calls(module, ("from_pretrained",), local=True) if UNSLOTH_LOADS.search(held[WHOLE])), None)
+    if load is None:
+        return {}
+    trained = next((held for held in calls(module, ("get_peft_model",), local=True) if UNSLOTH_ADAPTS.search(held[WHOLE])), None)
+    if said.get("fp16") is not True:
+        said.setdefault("bf16", True)
+    own.pop("loss_type", None)
+    asked = (
+        said.pop("max_seq_length", None),
+        said.pop("max_length", None),
+        load.get("max_seq_length", own_default("unsloth", "max_seq_length")),
+    )
+    length = next((held for held in asked if held is not None), UNSET)
+    own["max_length"] = length
+    made = {"unsloth": True, **_named(load.get("0", load.get("model_name"))), **_unsloth_bits(load)}
+    recompute = (trained or load).get("use_gradient_checkpointing", "unsloth")
+    if recompute not in (False, None, "False", "none"):
+        said["gradient_checkpointing"] = True if recompute in (True, "unsloth", "True") else UNSET
+    if recompute == "unsloth" and not (isinstance(length, int) and length < WORTH_OFFLOADING):
+        made["offload"] = True
+    return {**made, **(_unsloth_adapter(trained) if trained is not None else {})}
+
+
+def _unsloth_bits(load: Mapping[str, Any]) -> dict[str, Any]:
+    """Four bits, unless others or a whole fine-tune are asked for; scales quantized again."""
+    whole, eight, four = (
+        load.get(name, usual) for name, usual in (("full_finetuning", False), ("load_in_8bit", False), ("load_in_4bit", True))
+    )
+    if UNSET in (whole, eight, four):
+        return {BITS: "load_in_4bit"}
+    if whole is True or not (eight or four):
+        return {"dtype": "bfloat16"}
+    return {"quantized": "int8"} if eight else {"quantized": "nf4", "double_quant": True}
+
+
+def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
+    """LoRA of rank 16 on every linear layer unless told otherwise."""
+    held = {name: value for name, value in trained.items() if name not in ("0", "model", *_UNSLOTH_WITHOUT_BYTES) and value is not None}
+    usual = {"r": 16, "target_modules": ALL_LINEAR}
+    return _adapter({**usual, **held})
+
+
+_UNSLOTH_WITHOUT_BYTES = ("use_gradient_checkpointing", "random_state", "max_seq_length", "loftq_config", "temporary_location")
