@@ -114,16 +114,68 @@ def test_the_cure_cures(rule: str, tmp_path: Path) -> None:
     assert rule not in rules(cured)
 
 
-def test_a_length_that_has_room_is_named(tmp_path: Path) -> None:
-    command, options = CASES["length-without-room"]
-    found = checked(tmp_path, command, **options)
-    (one,) = [one for rule, one in found.mistakes if rule.id == "length-without-room"]
+@pytest.mark.parametrize("count", [16, 32, 33, 64, 200])
+def test_fewer_sequences_are_fewer(count: int, tmp_path: Path) -> None:
+    found = checked(tmp_path, f"{V} --max-model-len 32768 --max-num-seqs {count}", gpus="1xL4", **{"serving.kv_dtype": "fp8"})
+    ours = [one for rule, one in found.mistakes if rule.id == "preempted-sequences"]
+    assert all(int(one.changes["serving.max_sequences"]) < count for one in ours)
+    assert ours or count < 64
+
+
+LONG = (
+    (f"{V} --max-model-len 131072", "llama-3.1-8b", "1xL4"),
+    (f"{V} -tp 2 --max-num-seqs 64", "llama-3.1-70b", "2xH100-80GB"),
+    (f"{V} --max-model-len 131072", "gemma-3-12b", "1xRTX-5090"),
+    (f"{S} --context-length 131072", "llama-3.1-8b", "1xL4"),
+)
+
+
+@pytest.mark.parametrize(("command", "model", "gpus"), LONG)
+def test_every_length_and_cache_of_a_cure_is_sure_to_start(command: str, model: str, gpus: str, tmp_path: Path) -> None:
+    """Whatever is proposed was accounted: typed as it stands, it fits, and nothing is found missing any more."""
+    found = checked(tmp_path, command, model, gpus)
+    ours = [one for rule, one in found.mistakes if rule.id == "length-without-room"]
+    ways = [way for one in ours for way in one.cure.split(", or ") if way.startswith("--")]
+    assert all(one.cure for one in ours)
+    assert ways or "vllm" not in command
+    for way in ways:
+        cured = checked(tmp_path, f"{command} {way}", model, gpus)
+        assert "length-without-room" not in rules(cured)
+        assert cured.result is not None
+        assert cured.result.value == "fits", way
+
+
+OFF_THE_CARD = ("--cpu-offload-gb 40", "--offload-group-size 4 --offload-num-in-group 2", '--quantization-config {"a":1}')
+ON_THE_CARD = (
+    '--compilation-config {"cudagraph_mode":"PIECEWISE"}', "--enable-sleep-mode", "--decode-context-parallel-size 2", "--num-gpu-blocks-override 9",
+    "--enable-eplb", "--attention-backend TRITON_ATTN", "--kv-cache-memory-bytes 99", "--max-cudagraph-capture-size 8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flags", OFF_THE_CARD)
+@pytest.mark.parametrize(("model", "gpus", "flag"), [("llama-3.1-8b", "1xL4", ""), ("llama-3.1-70b", "4xL4", " -tp 4")])
+def test_nothing_is_surely_missing_where_a_flag_may_take_weights_off_the_card(
+    flags: str, model: str, gpus: str, flag: str, tmp_path: Path
+) -> None:
+    found = checked(tmp_path, f"{V}{flag} --max-model-len 131072 {flags}", model, gpus)
+    shown = " ".join(render_checked(found, Look(width=100)).split())
     assert found.result is not None
-    assert found.result.value == "does_not_fit"
-    held = int(one.changes["serving.max_model_len"])
-    fits = checked(tmp_path, f"{command} --max-model-len {held}", **options)
-    assert "length-without-room" not in rules(fits)
-    assert "length-without-room" in rules(checked(tmp_path, f"{command} --max-model-len {held * 2}", **options))
+    assert found.result.value == "uncertain"
+    assert "length-without-room" not in rules(found)
+    assert "vllm may refuse to start" in shown
+    assert "vllm refuses to start" not in shown
+    assert " may lack " in shown
+
+
+@pytest.mark.parametrize("flags", ON_THE_CARD)
+def test_a_flag_that_moves_no_weights_leaves_them_in_the_least_that_is_needed(flags: str, tmp_path: Path) -> None:
+    kept, moved = (checked(tmp_path, f"{V} {SMALL} {more}").answer for more in (flags, "--cpu-offload-gb 40"))
+    assert kept is not None
+    assert moved is not None
+    assert kept.verdict is not None
+    assert moved.verdict is not None
+    assert kept.verdict.device.low > 14 * 2**30  # 8.03 G parameters of two bytes
+    assert moved.verdict.device.low < 2**30
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst
 from memsheet.frozen import dataclass
-from memsheet.sheet import STATES, Component, Instant
+from memsheet.sheet import STATES, Bytes, Component, Instant
 from memsheet.spec.exchange import UNSET, Read
 from memsheet.spec.library_defaults import own_default
 from memsheet.spec.model import ModelSpec
+from memsheet.spec.moved_states import moves_states
 from memsheet.spec.names import SHORT
 from memsheet.spec.serve_script import OPEN, OTHERS, variables
 
@@ -27,15 +28,6 @@ AUTO_LENGTH = "--max-model-len"
 """Where the engine is to decide, it takes the model's whole length if that has room, else a shorter one (vLLM v0.33.0 v1/core/kv_cache_utils.py,
 _auto_fit_max_model_len): what fits whole is sure.
 """
-
-
-PASSING = re.compile(
-    r"kernel|fuse|flash|attn|attention|liger|cross_entropy|loss|compile|graph|nois|smoothing|round_robin|contiguous|bucket|find_unused"
-    r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|batch|seq|len|tokens|cache|kv|packing",
-    re.IGNORECASE,
-)  # fmt: skip
-STORING = re.compile(r"offload|quant|cpu|disk|nvme|host|dtype|layers|expert|tensor|pipeline|shard|optim(?!ization)", re.IGNORECASE)
-"""Keys that decide on what passes through a step, and those that decide where and how states are kept: the first take nothing from the states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +57,16 @@ def doubted(answer: Answer | None, doubt: Doubt) -> Answer | None:
     denied = verdict.result is Result.DOES_NOT_FIT and (least == verdict.device.low or least > budget_of(answer.cluster).high_bytes)
     result = Result.DOES_NOT_FIT if denied else Result.UNCERTAIN
     device = replace(verdict.device, low=least, high=max(doubt.most_bytes, int(verdict.device.high)))
-    return replace(answer, verdict=replace(verdict, result=result, device=device))
+    serving = answer.serving if denied else _with_less_missing(answer.serving, int(verdict.device.low) - least)
+    return replace(answer, verdict=replace(verdict, result=result, device=device), serving=serving)
+
+
+def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Mapping[str, Any] | None:
+    """A server's facts where up to so many bytes may be off the card: what its pool lacks is then no more than possible."""
+    if not serving or "short_bytes" not in serving or bytes_off <= 0:
+        return serving
+    short: Bytes = serving["short_bytes"]
+    return {**serving, "short_bytes": replace(short, low=short.low - bytes_off)}
 
 
 TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
@@ -103,10 +104,10 @@ def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
 
 def least_of(answer: Answer, keys: Iterable[str]) -> int:
     """The least that a GPU may need where some keys are not accounted. Nothing that passes through a step lessens the states that it finds."""
-    sheet, touched = worst(answer.sheets), [key.rpartition(".")[2] for key in keys]
+    sheet, touched = worst(answer.sheets), list(keys)
     if not touched:
         return int(sheet.device.low)
-    kept = () if any(STORING.search(key) or not PASSING.search(key) for key in touched) else STATES
+    kept = () if moves_states(touched) else STATES
     return int(sheet.of(*kept, Component.CONTEXT, instant=Instant.LOAD).low)
 
 

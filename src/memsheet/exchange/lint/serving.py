@@ -15,6 +15,7 @@ from memsheet.resolve.length import longest
 from memsheet.sheet import Bytes, Component
 from memsheet.spec.hardware import BF16_UNITS, FP8_UNITS, below, eight_bit_cache
 from memsheet.spec.model import Attention, LatentAttention, Moe
+from memsheet.spec.moved_states import moves_states
 from memsheet.spec.serve_script import OTHERS
 from memsheet.units import format_bytes, format_count
 
@@ -94,32 +95,50 @@ def _fraction_leaves_too_little(case: Case) -> Iterator[Found]:
 
 
 def _length_that_has_no_room(case: Case) -> Iterator[Found]:
-    """One sequence of the longest length does not fit into the pool: vLLM refuses, SGLang ends requests early."""
+    """One sequence of the longest length does not fit into the pool: vLLM refuses, SGLang ends requests early. Nothing is said where a flag takes
+    weights off the card, which may leave the room.
+    """
     told = _facts(case)
-    if told is None:
+    if told is None or moves_states(at for read in case.reads.values() for at, _ in read.unmodelled if at.startswith("--")):
         return
     answer, facts = told
     length, tokens, short = int(answer.plan.max_model_len or 0), int(facts.get("kv_tokens") or 0), facts["short_bytes"].value > 0
     if not (short or tokens < length):  # that it does not start is the verdict's to say
         return
-    held = _held_length(case, facts, length)
+    sure = facts["short_bytes"].low > 0 or (not short and int(facts.get("kv_tokens_high") or tokens) < length)
+    held = int(facts.get("longest_that_fits") or 0) if short else _held_length(case, facts, length)
     for name, _, flags in _of(case):
-        lacks = f"; {format_bytes(int(facts['short_bytes'].value))} a GPU are missing" if short else ""
-        fewer = "" if answer.plan.kv_dtype and answer.plan.kv_dtype.bits < BITS else f", {flags['cache']} fp8"
-        cure = f"{flags['length']} {held}{fewer}, or more GPUs" if held else "more GPUs, or weights of fewer bits"
+        lacks = (
+            f"; {format_bytes(int(facts['short_bytes'].value))} a GPU are {'missing' if sure else 'expected to be missing'}"
+            if short
+            else ""
+        )
+        ways = [*([f"{flags['length']} {held}"] if held else []), *_rooms(facts, flags)]
         yield Found(
-            where=f"{name}: {flags['length']}", says=f"the cache has no room for one sequence of {length:,} tokens{lacks}", cure=cure,
+            where=f"{name}: {flags['length']}", cure=", or ".join(ways) or "a smaller model: nothing that was tried is sure to make room",
+            says=f"the cache {'has' if sure else 'may have'} no room for one sequence of {length:,} tokens{lacks}",
             changes={"serving.max_model_len": held} if held else {},
         )  # fmt: skip
 
 
+def _rooms(facts: Mapping[str, Any], flags: Mapping[str, str]) -> Iterator[str]:
+    """Another cache and more GPUs, where they were accounted and suffice for sure."""
+    for one in facts.get("makes_room", ()):
+        changes, sure = one["changes"], one["result"] == Result.FITS.value
+        if sure and changes.get("serving.kv_dtype"):
+            yield f"{flags['cache']} {changes['serving.kv_dtype']}"
+        if sure and changes.get("gpus"):
+            yield f"{changes['gpus']}" + f" with {flags['tp']} {changes['mesh.tp']}" * ("mesh.tp" in changes)
+
+
 def _held_length(case: Case, facts: Mapping[str, Any], length: int) -> int:
-    """The longest that has room, as accounted; nothing where there is none."""
+    """The longest that is sure to have room, as accounted; nothing where there is none."""
     room, each = facts["budget"].get("kv_cache"), int(facts.get("kv_bytes_per_token_per_rank") or 0)
-    found = min(length, int(max(0, room.value) // each)) // ROUND * ROUND if room is not None and each else 0
+    found = min(length, int(max(0, room.low) // each)) // ROUND * ROUND if room is not None and each else 0
     while found:
         shorter = case.ask({"serving.max_model_len": found})
-        if shorter and shorter.serving and shorter.serving["short_bytes"].value <= 0 and int(shorter.serving["kv_tokens"]) >= found:
+        held = shorter.serving if shorter and fits(shorter) else None
+        if held and int(held.get("kv_tokens_low", held["kv_tokens"])) >= found:
             return found
         found = found // 2 // ROUND * ROUND
     return 0
@@ -200,7 +219,7 @@ def _more_than_the_pool_holds(case: Case) -> Iterator[Found]:
     if not worst or limit < FAR_ABOVE * worst:
         return
     fewer = max(1, -(-FAR_ABOVE * worst // STEP) * STEP // 2)
-    usual = _costs_as_usual(case, answer, asked, fewer)
+    usual = _costs_as_usual(case, answer, asked, fewer) if fewer < asked else False
     if usual is False:
         return
     length = "of the lengths asked about" if "expected" in held else f"of {int(answer.plan.max_model_len or 0):,} tokens"

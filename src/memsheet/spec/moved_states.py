@@ -1,0 +1,66 @@
+"""Which keys that are not accounted may take weights and other states off a card, or store them in fewer bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+PASSING = re.compile(
+    r"kernel|fuse|flash|attn|attention|liger|cross_entropy|loss|compile|graph|nois|smoothing|round_robin|contiguous|bucket|find_unused"
+    r"|recompute|activation|checkpointing|converters|fp8$|empty_cache|gc_steps|tiled|chunk|stage$|batch|seq|len|tokens|cache|kv|packing",
+    re.IGNORECASE,
+)  # fmt: skip
+STORING = re.compile(r"offload|quant|cpu|disk|nvme|host|dtype|layers|expert|tensor|pipeline|shard|optim(?!ization)", re.IGNORECASE)
+"""Keys that decide on what passes through a step, and those that decide where and how states are kept: the first take nothing from the states."""
+
+KEEPING = frozenset(
+    f"--{name}"
+    for name in [
+        "async-scheduling",
+        "attention-backend",
+        "attention-config",
+        "compilation-config",
+        "cudagraph-capture-sizes",
+        "decode-context-parallel-size",
+        "disable-cuda-graph-padding",
+        "disable-hybrid-kv-cache-manager",
+        "disable-sliding-window",
+        "enable-chunked-prefill",
+        "enable-dbo",
+        "enable-eplb",
+        "enable-memory-saver",
+        "enable-sleep-mode",
+        "kv-cache-dtype-skip-layers",
+        "kv-cache-memory-bytes",
+        "kv-events-config",
+        "kv-transfer-config",
+        "mamba-block-size",
+        "mamba-cache-dtype",
+        "mamba-cache-mode",
+        "mamba-ssm-cache-dtype",
+        "max-cudagraph-capture-size",
+        "max-num-active-seqs",
+        "max-num-scheduled-tokens",
+        "max-seq-len-to-capture",
+        "mm-processor-kwargs",
+        "num-gpu-blocks-override",
+        "num-lookahead-slots",
+        "num-scheduler-steps",
+        "optimization-level",
+        "performance-mode",
+        "prefill-context-parallel-size",
+        "skip-mm-profiling",
+        "swap-space",
+        "ubatch-size",
+    ]
+)
+"""Servers' flags that leave every weight on the card while it serves: graphs, the cache and its ranks, scheduling. A server that may sleep holds its
+weights when awake; ranks of context parallelism cut the cache and no weight; balanced experts are copies beside those there (vLLM v0.33.0
+config/compilation.py, config/parallel.py, config/cache.py, config/model.py enable_sleep_mode).
+"""
+
+
+def moves_states(keys: Iterable[str]) -> bool:
+    """Whether one of some keys that are not accounted may take states off the card, or store them in fewer bytes."""
+    names = (key.rpartition(".")[2] for key in keys)
+    return any(bool(STORING.search(name)) or not PASSING.search(name) for name in names if name not in KEEPING)
