@@ -17,6 +17,7 @@ from memsheet.errors import Problem, refuse, require
 from memsheet.guard.budget import TooMuchError
 from memsheet.spec.exchange import AUTO, Format, Read, Values, read
 from memsheet.spec.releases import stated_release
+from memsheet.spec.serve_compose import DEVICES, composed
 from memsheet.spec.serve_pods import command_of, given_to
 from memsheet.spec.trainer_script import UNSAID
 
@@ -163,7 +164,10 @@ def _commented(kind: str, lines: Iterable[str], text: str) -> str:
 def read_text(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:
     """A file's text by the format that recognises it. ``parsers``: of ``json`` and ``yaml``, from text and the file's name."""
     pod = command_of(name, text, parsers["yaml"])
-    return given_to(_recognised(name, pod[0], parsers), pod[1]) if pod else _recognised(name, text, parsers)
+    if pod:
+        return given_to(_recognised(name, pod[0], parsers), pod[1])
+    services = composed(name, text, parsers["yaml"])
+    return given_to(_recognised(name, services[0], parsers), services[1], DEVICES) if services else _recognised(name, text, parsers)
 
 
 def _recognised(name: str, text: str, parsers: Mapping[str, Parser]) -> Read:

@@ -32,7 +32,7 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
         return None
     seen, foreign, jobs = list[str](), list[str](), False
     for one in _BREAK.split(text)[:MOST]:
-        tree = _tree(parse, name, one)
+        tree = tree_of(parse, name, one)
         if tree is None or "apiVersion" not in tree or "kind" not in tree:
             continue
         kind = str(tree["kind"])
@@ -41,7 +41,7 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
             foreign += [] if kind in JOBS else [f"{kind} of {tree['apiVersion']}"[:MOST_NAMED]]
             continue
         seen.append(kind)
-        found = [(line, _gpus(held)) for held in _containers(tree) if (line := _line(held)) and _serves(line)]
+        found = [(line, _gpus(held)) for held in _containers(tree) if (line := command_line(held)) and serves(line)]
         if found:
             return "\n".join(line for line, _ in found), found[0][1]
     if seen:
@@ -56,7 +56,7 @@ def _article(word: str) -> str:
     return "an" if word[:1] in tuple("AEIOU") else "a"
 
 
-def _tree(parse: Callable[[str, str], Any], name: str, text: str) -> Mapping[str, Any] | None:
+def tree_of(parse: Callable[[str, str], Any], name: str, text: str) -> Mapping[str, Any] | None:
     try:
         held = parse(text, name)
     except ValueError:  # InputError is one
@@ -73,17 +73,23 @@ def _containers(tree: Any, depth: int = 0) -> Iterator[Mapping[str, Any]]:
             yield from _containers(held, depth + 1)
 
 
-def _line(container: Mapping[str, Any]) -> str:
-    """What the container runs: a shell's text as it is, else its words, after the image, which may start the server itself."""
+def command_line(container: Mapping[str, Any], quoted: Callable[[str], str] | None = None) -> str:
+    """What the container runs: a shell's text as it is, else its words, after the image, which may start the server itself. ``quoted``: a word
+    as a shell has it, where a container's own variables are not what stands in it.
+    """
     words = [str(word) for key in ("command", "args") for word in _list(container.get(key))]
     image, plain = str(container.get("image") or ""), [f"{key}={value}" for key, value in _environment(container)]
     versions = ((package, pinned(package, [image])) for package in IMAGES)
     before = "\n".join([*(f"export {shlex.quote(one)}" for one in plain), *(f": {package}=={told}" for package, told in versions if told)])
     if len(words) > 1 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-") and words[1].endswith("c"):
         return f"{before}\n" + "\n".join(words[2:])
-    quoted = " ".join("".join(_quoted(piece) for piece in _VALUE.split(word)) or "''" for word in words)
+    told = " ".join((quoted or _quoted_word)(word) or "''" for word in words)
     alone = named_image(image) in ALONE and not _list(container.get("command"))
-    return f"{before}\n{shlex.quote(image)} {quoted}" if alone else f"{before}\n{quoted}"
+    return f"{before}\n{shlex.quote(image)} {told}" if alone else f"{before}\n{told}"
+
+
+def _quoted_word(word: str) -> str:
+    return "".join(_quoted(piece) for piece in _VALUE.split(word))
 
 
 def _quoted(piece: str) -> str:
@@ -103,11 +109,11 @@ def _environment(container: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield str(one["name"]), str(one["value"])
 
 
-def _serves(text: str) -> bool:
+def serves(text: str) -> bool:
     return any(starts(part, LAUNCHES, ALONE) is not None for line in lines(text) for part in parts(line))
 
 
-def given_to(found: Read, gpus: int | None) -> Read:
+def given_to(found: Read, gpus: int | None, at: str = GPU) -> Read:
     """What was read, with the cards of the container where they are fewer than the command takes."""
     ranks = 1
     for axis in ("dp_replicate", "tp", "pp"):
@@ -115,7 +121,7 @@ def given_to(found: Read, gpus: int | None) -> Read:
         ranks *= size if isinstance(size, int) else 1
     if gpus is None or gpus >= ranks:
         return found
-    return replace(found, unmodelled=(*found.unmodelled, (GPU, f"{gpus}, and the command takes {ranks}")))
+    return replace(found, unmodelled=(*found.unmodelled, (at, f"{gpus}, and the command takes {ranks}")))
 
 
 def _gpus(container: Mapping[str, Any]) -> int | None:

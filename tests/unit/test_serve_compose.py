@@ -1,0 +1,86 @@
+"""Servers among the services of Docker Compose: however a command is written, it is read as the launch line that it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from memsheet.exchange import read_text
+from memsheet.guard import parse_json, parse_yaml
+from memsheet.spec.exchange import Read
+
+PARSERS = {"json": parse_json, "yaml": parse_yaml}
+VLLM = ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "8192", "--tensor-parallel-size", "2"]
+SGLANG = ["--model-path", "meta-llama/Llama-3.1-8B-Instruct", "--context-length", "8192", "--tp", "2"]
+LAUNCH = ["python3", "-m", "sglang.launch_server"]
+ENGINES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "vllm": ({"image": "vllm/vllm-openai:v0.9.1"}, VLLM),
+    "sglang": ({"image": "lmsysorg/sglang:v0.4.9", "entrypoint": LAUNCH}, SGLANG),
+}
+
+
+def reading(*services: dict[str, Any]) -> Read:
+    return read_text(
+        "compose.yaml", yaml.safe_dump({"services": {f"s{at}": one for at, one in enumerate(services)}}, sort_keys=False), PARSERS
+    )
+
+
+def devices(**told: Any) -> dict[str, Any]:
+    return {"deploy": {"resources": {"reservations": {"devices": [{"driver": "nvidia", "capabilities": ["gpu"], **told}]}}}}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_way_of_writing_a_command_is_the_launch_line(engine: str) -> None:
+    service, flags = ENGINES[engine]
+    line = " ".join([*service.get("entrypoint", ["vllm", "serve"]), *flags])
+    ways: tuple[dict[str, Any], ...] = (
+        {**service, "command": flags}, {**service, "command": " ".join(flags)}, {**service, "command": "\n".join(flags) + "\n"},
+        {**service, "entrypoint": ["bash", "-c"], "command": [line]}, {**service, "entrypoint": line, "command": None},
+        {**service, "entrypoint": None, "command": line},
+    )  # fmt: skip
+    plain = read_text("a.sh", line, PARSERS).request
+    for way in ways:
+        found = reading({"image": "nginx:1"}, way)
+        assert found.form.name == engine
+        assert {key: found.request[key] for key in plain} == plain
+        assert found.request["engine_version"] == service["image"].rpartition(":v")[2]
+        assert not found.unmodelled
+    folded = (
+        f"services:\n  a:\n    image: {service['image']}\n    entrypoint: {line.split(' --')[0]}\n    command: >\n      {' '.join(flags)}\n"
+    )
+    assert read_text("b.yaml", folded, PARSERS).request["@model"] == plain["@model"]
+
+
+def test_reserved_devices_fewer_than_the_ranks_are_said_and_others_are_not() -> None:
+    service = {**ENGINES["vllm"][0], "command": VLLM}
+    few: tuple[dict[str, Any], ...] = ({"count": 1}, {"count": "1"}, {"device_ids": ["0"]})
+    enough: tuple[dict[str, Any], ...] = ({"count": 2}, {"count": "all"}, {"device_ids": ["0", "3"]}, {})
+    for told in few:
+        assert any("the command takes 2" in str(held) for _, held in reading({**service, **devices(**told)}).unmodelled)
+    for told in enough:
+        assert not reading({**service, **devices(**told)}).unmodelled
+
+
+def test_of_several_servers_the_first_is_read_and_the_others_are_said() -> None:
+    found = reading({**ENGINES["vllm"][0], "command": VLLM}, {**ENGINES["vllm"][0], "command": ["--model", "b"]})
+    assert found.request["@model"] == VLLM[1]
+    assert any("2" in str(held) for _, held in found.unmodelled)
+
+
+def test_a_variable_of_compose_takes_its_default_or_is_open() -> None:
+    service = ENGINES["vllm"][0]
+    found = reading({**service, "command": ["--model", "m", "--tensor-parallel-size", "${TP:-2}"]})
+    assert found.request["mesh.tp"] == 2
+    assert found.unmodelled
+    assert reading({**service, "command": "--model m --tensor-parallel-size $TP"}).unmodelled
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["services: 3\n", "services: [a]\n", "services: {a: 7, b: {command: {x: 1}, entrypoint: 5, environment: 3, deploy: []}}\n", 'services: {a: {command: "\'"}}\n'],
+)  # fmt: skip
+def test_services_of_other_kinds_of_values_are_refused_in_words(text: str) -> None:
+    with pytest.raises(ValueError, match="not recognised"):
+        read_text("a.yaml", text, PARSERS)
