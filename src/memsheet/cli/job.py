@@ -14,6 +14,7 @@ from memsheet.cli.line import Given
 from memsheet.errors import Problem, refuse, require
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json, read_stdin
 from memsheet.spec.values import whole
+from memsheet.spec.words import in_our_words
 from memsheet.units import parse_bytes
 
 _FUNCTION = re.compile(r".+\.py:\w+")
@@ -23,11 +24,21 @@ EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
 def run(ask: Callable[..., Answer], asked: Given) -> int:
     """Ask, print, and return the verdict's exit code."""
     decimal = screen.decimal(asked.units)
-    return shown(ask(**question(asked)), json=asked.json, full=asked.full, decimal=decimal)
+    return shown(ask(**question(asked)), json=asked.json, full=asked.full, decimal=decimal, typed=typed_options(asked, ask.__name__))
 
 
-def shown(answer: Answer, *, json: bool, full: bool, decimal: bool, curve: Callable[[Any], Any] | None = None) -> int:
-    """Print an answer, for a program or for a person, and return its exit code. ``curve`` draws memory over the step for a look."""
+def typed_options(asked: Given, task: str) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
+    """The options of a plan and the machines that a line gives, each with the keys that it comes to."""
+    machines = tuple((name, value, {name: value}) for name in ("gpus", "nodes", "per_node") if (value := getattr(asked, name)) is not None)
+    return (*in_our_words(values(asked), task, read_plan(asked.plan) if asked.plan not in (None, "-") else None).options, *machines)
+
+
+def shown(
+    answer: Answer, *, json: bool, full: bool, decimal: bool, curve: Callable[[Any], Any] | None = None, typed: tuple[Any, ...] = ()
+) -> int:
+    """Print an answer, for a program or for a person, and return its exit code. ``curve`` draws memory over the step for a look;
+    ``typed``: the options of the line.
+    """
     if json:
         from memsheet.report.json import sheet_document
 
@@ -36,7 +47,7 @@ def shown(answer: Answer, *, json: bool, full: bool, decimal: bool, curve: Calla
         from memsheet.report.bars import Look
         from memsheet.report.table import render
 
-        look = Look(width=screen.width(), decimal=decimal, full=full, colour=screen.colour(), ascii=screen.plain_ascii())
+        look = Look(width=screen.width(), decimal=decimal, full=full, colour=screen.colour(), ascii=screen.plain_ascii(), typed=typed)
         screen.write(render(answer, look, curve(look) if curve else None))
     return EXIT[answer.verdict.result] if answer.verdict else 0
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memsheet.budget import Answer
 from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet
@@ -22,7 +23,9 @@ COLOURS = ("cyan", "magenta", "yellow", "blue", "green", "red")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """How to print: ``width`` in columns; decimal GB in place of GiB; every item; colours; plain ASCII; ``fine``: columns in MiB or MB; ``digits`` after the
-    point of what must add up and compare; ``brims``: rooms whose size, as a need, fills them to the byte.
+    point of what must add up and compare; ``brims``: rooms whose size, as a need, fills them to the byte;
+    ``typed``: the options of the line
+    that is answered, each with its keys.
     """
 
     width: int = 80
@@ -33,6 +36,7 @@ class Look:
     fine: bool = False
     digits: int = 2
     brims: tuple[int, ...] = ()
+    typed: tuple[tuple[str, Any, Mapping[str, Any]], ...] = ()
 
     @property
     def unit(self) -> str:

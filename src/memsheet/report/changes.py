@@ -12,9 +12,10 @@ from memsheet.report.layout import one_line, row
 from memsheet.report.serving import prompt_lines
 from memsheet.report.short_pool import asked_lines, refused_lines
 from memsheet.report.sizes import spread
+from memsheet.report.typed_changes import change_line
 from memsheet.report.unsure import ROUTING, deciding_notes, in_vain_words
 from memsheet.report.ways_to_fit import ways_table
-from memsheet.report.words import flags_of
+from memsheet.report.words import changed_keys
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -70,7 +71,7 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     for number, change in enumerate(fix.changes, start=1):
         steps = f"{look.cell(change.before_bytes)} → {look.cell(change.after_bytes)} {look.unit}"
         table.add_row("→" if alone else f"{number}", Text(printable(change.words)), steps, Text(printable(change.needs), "dim"))
-    return Group(Text(title, "bold"), table, Text(_afterwards(fix, answer, look)), Text(f"add  {flags_of(fix)}"))
+    return Group(Text(title, "bold"), table, Text(_afterwards(fix, answer, look)), Text(change_line(changed_keys(fix), look.typed)))
 
 
 def _afterwards(fix: Fix, answer: Answer, look: Look) -> str:

@@ -167,7 +167,12 @@ def _cache(plan: Plan) -> str:
 
 def flags_of(fix: Fix) -> str:
     """What to add to the command line to get a fix: ``--recompute full --offload optimizer,parameters``."""
-    return flags_for({key: after for change in fix.changes for key, _, after in ((change.key, change.before, change.after), *change.also)})
+    return flags_for(changed_keys(fix))
+
+
+def changed_keys(fix: Fix) -> dict[str, object]:
+    """The keys of a request that a fix changes, each with its last value."""
+    return {key: after for change in fix.changes for key, _, after in ((change.key, change.before, change.after), *change.also)}
 
 
 def flags_for(values: Mapping[str, object]) -> str:

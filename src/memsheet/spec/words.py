@@ -29,6 +29,8 @@ class Asked(NamedTuple):
     library: str | None
     settled: frozenset[str] = frozenset()
     """Every key that a given option speaks of, with a value in ``request`` or without one ("no adapter")."""
+    options: tuple[tuple[str, Any, Mapping[str, Any]], ...] = ()
+    """Every option as it was given, with the keys and values that it comes to."""
 
 
 class _Said(NamedTuple):
@@ -59,7 +61,17 @@ def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, An
     assumed += tuple(
         f"{one.name} = {value} ({one.value})" for one in said for key, value in one.keys.items() if said_in_thousands(key, one.value)
     )
-    return Asked(request, (*assumed, *_weaker(said, request)), library, frozenset(key for name in given for key in _spoken_of(name)))
+    settled = frozenset(key for name in given for key in _spoken_of(name))
+    told: dict[str, Any] = {} if options.get("engine") else {"engine": engine}
+    every = tuple(
+        (
+            one.name,
+            options["engine"] if one.name == "engine" and options.get("engine") else one.value,
+            {**one.keys, **(told if _engines_of(one.name, task) else {})},
+        )
+        for one in said
+    )
+    return Asked(request, (*assumed, *_weaker(said, request)), library, settled, every)
 
 
 def _spoken_of(name: str) -> Iterator[str]:
