@@ -218,3 +218,18 @@ def test_a_whole_fine_tune_by_unsloth_quantizes_nothing() -> None:
     found = reading(UNSLOTH.format(load="full_finetuning=True, max_seq_length=4096", adapt="", made=TRAINS[0])).request
     assert "quantization.weights" not in found
     assert (found["precision.parameters"], found.get("adapter.rank")) == ("bf16", None)
+
+
+@pytest.mark.parametrize("bits", ["load_in_8bit=True", "load_in_4bit=True"])
+@pytest.mark.parametrize(
+    ("more", "mode"), [("", "full"), (", use_gradient_checkpointing=True", "full"), (", use_gradient_checkpointing=False", "none")]
+)
+def test_a_base_that_is_prepared_is_recomputed_and_may_be_wider(bits: str, more: str, mode: str, tmp_path: Path) -> None:
+    loads = f"model = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig({bits}))\n"
+    rest = f"model = get_peft_model(model, LoraConfig(r=8))\n{ARGS}"
+    text = f"{loads}model = prepare_model_for_kbit_training(model{more})\n{rest}"
+    found = reading(text).request
+    assert found.get("recompute.mode", found.get("?recompute.mode")) == mode
+    moved = {one.at: one for one in checked(tmp_path, text).moved}
+    assert moved["script.prepared"].high_bytes > 0
+    assert "script.prepared" not in {one.at for one in checked(tmp_path, loads + rest).moved}

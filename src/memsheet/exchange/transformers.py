@@ -107,8 +107,24 @@ def _pieces_of_unsloth(asked: Values) -> Moved:
     return Moved(at="loss", why=why, low_bytes=-eighth, high_bytes=max(0, most - eighth) + 2 * vocab * asked["@hidden"])
 
 
+WIDE_TENSORS = 6
+"""Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it scaled, and two sums pass along it. A bound."""
+
+
+def _cast(asked: Values) -> Moved:
+    """What peft casts to fp32 is all that is not quantized: both tables by two bytes an element and a copy in sixteen bits of the head for autocast, and what
+    norms keep.
+    """
+    tables = asked["@vocab"] * asked["@hidden"] * (2 + 2 + 2)
+    passing = asked["@tokens"] * asked["@hidden"] * 4 * (WIDE_TENSORS * asked["@layers"] + 2)
+    why = "peft's prepare_model_for_kbit_training casts embeddings, head and norms to fp32, and so what passes along the layers"
+    return Moved(at=f"{SCRIPT}.prepared", why=why, low_bytes=0, high_bytes=tables + passing)
+
+
 def _pieces(values: Values, asked: Values) -> Iterator[Moved]:
     """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and its gradient (sft_trainer.py:86, 99-114)."""
+    if values.get(f"{SCRIPT}.prepared") is True:
+        yield _cast(asked)
     if values.get(f"{SCRIPT}.unsloth") is True:
         yield _pieces_of_unsloth(asked)
     if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
@@ -175,6 +191,7 @@ KEYS = (
         back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
     ),
     Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=lambda *_: {}, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
     Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
     Key(
         at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,

@@ -326,7 +326,13 @@ def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...
     if answer is None:
         return ()
     micro = int(answer.plan.microbatch) * int(answer.plan.seq_len or 0)
-    sizes = {"@hidden": answer.model.hidden, "@vocab": answer.model.vocab, "@tokens": micro, "@loss": answer.plan.loss.value}
+    sizes = {
+        "@hidden": answer.model.hidden,
+        "@vocab": answer.model.vocab,
+        "@tokens": micro,
+        "@loss": answer.plan.loss.value,
+        "@layers": sum(stack.layers for stack in answer.model.stacks),
+    }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
 

@@ -32,6 +32,7 @@ LIGER = (
 OWN_LOSS = "fused_linear_cross_entropy"
 TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
 LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
+PREPARES = "prepare_model_for_kbit_training"
 WIDTHS = ("load_in_4bit", "load_in_8bit")
 WITHOUT_BYTES = ("lora_alpha", "bias", "task_type", "inference_mode", "use_rslora", "init_lora_weights", "bnb_4bit_compute_dtype")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
@@ -71,6 +72,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         beside |= _bits(held)
     unsloth = _of_unsloth(module, said, own)
     beside |= unsloth or _model(module, own)
+    for held in calls(module, (PREPARES,), local=True):
+        beside |= _prepared(held, said, quantized=bool(beside.get("quantized")))
     return {SCRIPT: {"reads": told, **own, **beside}, **said}
 
 
@@ -187,3 +190,13 @@ def _unsloth_adapter(trained: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _UNSLOTH_WITHOUT_BYTES = ("use_gradient_checkpointing", "random_state", "max_seq_length", "loftq_config", "temporary_location")
+
+
+def _prepared(held: Mapping[str, Any], said: dict[str, Any], *, quantized: bool) -> dict[str, Any]:
+    """What peft does to a base before it trains: it casts what is not quantized to fp32 and, of a quantized one, switches recompute on unless told
+    otherwise, whatever the arguments say (huggingface/peft 5d602fd src/peft/utils/other.py:158-240).
+    """
+    recompute = held.get("use_gradient_checkpointing", held.get("1", True))
+    if quantized and recompute is not False:
+        said["gradient_checkpointing"] = True if recompute is True else UNSET
+    return {"prepared": True}
