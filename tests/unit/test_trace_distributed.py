@@ -23,14 +23,10 @@ IDS, FREQUENCIES = 2 * 8 * 64, 2 * 4 * 8  # tokens and labels; the rotary buffer
 GIB = 2**30
 
 
-def run():
-    done = subprocess.run([sys.executable, "-W", "ignore", str(CASES)], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout)
-
-
 @pytest.fixture(scope="module")
 def cases():
-    return run()
+    done = subprocess.run([sys.executable, "-W", "ignore", str(CASES)], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
 
 
 def states(case, instant="optimizer_step"):
@@ -244,8 +240,8 @@ def test_experts_shared_out_keep_the_same_states_and_gather_their_own_only(cases
     assert states(shared, "load") == states(whole, "load")
     expert = 3 * HIDDEN * 32
     assert shared["paths"]["unsharded_parameters"]["model.layers.*.mlp.experts/unsharded"] == 2 * 2 * expert  # 2 of 8, in bf16
-    layer = {name: case["paths"]["unsharded_parameters"]["model.layers.*/unsharded"] for name, case in cases.items() if "experts" in name}
-    assert layer["no experts"] - layer["experts"] == 2 * 8 * expert
+    gathered_whole, gathered = (case["paths"]["unsharded_parameters"]["model.layers.*/unsharded"] for case in (whole, shared))
+    assert gathered_whole - gathered == 2 * 8 * expert
 
 
 def test_as_many_tokens_come_to_each_rank_as_leave_it(cases):
@@ -257,18 +253,11 @@ def test_as_many_tokens_come_to_each_rank_as_leave_it(cases):
 # ---- layers that stand for cases ----------------------------------------------------------------------------------------
 
 
-def check_folded(found):
+def test_a_layer_stands_for_its_like_event_by_event_in_every_sharding(cases):
+    found = {name: case for name, case in cases.items() if name.startswith("folded")}
     assert found
     assert {name: case["folds"] for name, case in found.items()} == dict.fromkeys(found, 1)
     assert {name: case["same"] for name, case in found.items()} == dict.fromkeys(found, True)
-
-
-def test_a_layer_stands_for_its_like_event_by_event(cases):
-    check_folded({name: case for name, case in cases.items() if name.startswith("folded")})
-
-
-def test_a_layer_stands_for_its_like_in_every_sharding(cases):
-    check_folded({name: case for name, case in cases.items() if name.startswith("folded")})
 
 
 # ---- pipelines --------------------------------------------------------------------------------------------------------------
