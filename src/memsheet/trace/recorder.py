@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -29,7 +30,7 @@ _FILL = {
 """Backward formulas that fill zeros they have just made, in place but while a dispatch mode is on: index_backward
 (torch/csrc/autograd/FunctionsManual.cpp), gather_backward, index_select_backward (ATen/native/TensorAdvancedIndexing.cpp),
 value_selecting_reduction_backward (ATen/native/ReduceOps.cpp), which ask ATen/TensorSubclassLikeUtils.h."""
-_SILENT = frozenset({torch.ops.prim.device.default})  # asks, and makes nothing
+_DEVICE = torch.ops.prim.device.default  # asks, and makes nothing
 _ENGINE = "_engine_run_backward"  # torch/autograd/graph.py: the Python frame from which the C++ engine runs
 _WRAPPERS = frozenset({"_fn", "inner"})
 _SOLE_OWNER = 2  # references to a storage that only the argument and its gradient slot hold
@@ -207,6 +208,8 @@ class Recorder(TorchDispatchMode):
     # ---- the mode -----------------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if func is _DEVICE and isinstance(args[0], FakeTensor):  # two of three questions, which a fake tensor answers alone
+            return args[0].fake_device
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # it runs the local operations, and those are seen
         if func is _ADD and self._engine_may_add_in_place(args):
@@ -219,7 +222,7 @@ class Recorder(TorchDispatchMode):
         except (MemoryError, RuntimeError) as error:  # whoever catches it may ask what was there
             error.stop = self._stopped(name)  # type: ignore[union-attr]
             raise
-        if func in _SILENT:
+        if func is _DEVICE:
             return out
         self.operations += 1
         for place, tensor in enumerate(tree_iter(out)):
