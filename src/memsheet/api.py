@@ -270,12 +270,13 @@ def answer(
         from memsheet.search.prompts import prompts_that_fit
 
         serving = {**(serving or {}), **prompts_that_fit(spec, request, cluster)}
+    served = {"engine": resolved.plan.engine}  # of which what else would hold them is asked, too
     if fix and cluster and serving and verdict and "short_bytes" in serving and serving["short_bytes"].high > 0:
         from memsheet.search.rooms import WANTED, makes_room
 
-        serving = {**serving, **makes_room(spec, {**request, WANTED: wanted}, cluster, serving["short_bytes"])}
+        serving = {**serving, **makes_room(spec, {**request, **served, WANTED: wanted}, cluster, serving["short_bytes"])}
     if wanted and verdict and cluster and serving:
-        verdict, serving = _held(spec, request, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
+        verdict, serving = _held(spec, {**request, **served}, resolved.plan, cluster, verdict, serving, wanted, fix=fix)
     routed = _routed(spec, resolved.plan, cluster, sheets, verdict)
     notes = (*routed, *spec.source.notes, *_notes(resolved), *length_notes(resolved.plan, spec), *version_notes(resolved.plan))
     notes += _caution(resolved.plan, cluster, spec)

@@ -245,6 +245,8 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
     try:
         plan = resolve(request, spec, cluster).plan
         require(unsupported(plan, cluster, spec))
+        if plan.engine != state.plan.engine and edits.keys().isdisjoint(("engine", "gpus")):
+            return None  # what another engine takes is no change of this job
         sheets, verdict = _judged(spec, plan, cluster)
     except InputError:
         return None

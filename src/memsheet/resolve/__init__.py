@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from memsheet.engines import MODELLED, find_engine
-from memsheet.errors import InputError, require
+from memsheet.errors import InputError, Problem, require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
 from memsheet.resolve.adapters import adapter_of
@@ -63,6 +63,13 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
     divide, options that are not modelled.
     """
     require(check_request(request))
+    if request.get("task") != "infer" or request.get("engine") is not None:
+        return _resolved(request, model, cluster, real=real)
+    return _of_candidates(request, model, cluster, real=real)
+
+
+def _resolved(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
+    """As ``resolve``, by the engine that is asked for, else by the usual one."""
     gaps = Gaps(request)
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None
@@ -138,17 +145,67 @@ def reread(document: Mapping[str, Any], model: ModelSpec | None = None, *, real:
     return resolve({key: value for key, value in flatten(document).items() if key not in DESCRIBED}, model, None, real=real).plan
 
 
-def _engine(gaps: Gaps, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
-    several = (cluster.count if cluster else mesh_product(gaps.request)) > 1
-    sharded = task == "train" and several and gaps.request.get("zero") != 0
+CANDIDATES = ("vllm", "sglang", "llama.cpp", "transformers")
+"""Engines that may be taken where nobody names one, after the usual one."""
+
+
+def _of_candidates(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
+    """The usual engine's answer; where it has problems, that of the first candidate that has none, else the problems of the one with fewer."""
+    usual, refused = _tried(request, model, cluster, real=real)
+    if usual is not None and not refused:
+        return usual
+    fewest, name = refused, usual_engine(request, cluster, model)
+    for other in _candidates(cluster, model, name):
+        found, problems = _tried({**request, "engine": other}, model, cluster, real=real)
+        if found is not None and not problems:
+            why = f"{name} does not take {', '.join(dict.fromkeys(problem.field for problem in refused))}"
+            return replace(found, assumed=(f"engine = {other} ({why})", *found.assumed))
+        fewest = problems if _fields(problems) < _fields(fewest) else fewest
+    if usual is not None and fewest is refused:
+        return usual  # what its card lacks is told where cards are asked
+    raise InputError(fewest)
+
+
+def _tried(
+    request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool
+) -> tuple[Resolved | None, tuple[Problem, ...]]:
+    """The whole plan if there is one, and all that is wrong with it, on its card too."""
+    try:
+        found = _resolved(request, model, cluster, real=real)
+    except InputError as error:
+        return None, error.problems
+    return found, tuple(unsupported(found.plan, cluster, model)) if cluster else ()
+
+
+def _fields(problems: tuple[Problem, ...]) -> set[str]:
+    return {problem.field for problem in problems}
+
+
+def _candidates(cluster: Cluster | None, model: ModelSpec | None, usual: str) -> Iterator[str]:
+    """Engines besides the usual one, of those that are accounted on the device; servers for what is served in pages."""
+    there = cluster.device.engines if cluster else None
+    known = CANDIDATES if pages(model) else ("transformers",)
+    return (name for name in known if name != usual and (there is None or name in there))
+
+
+def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | None) -> str:
+    """What a question is usually run by where nobody names an engine."""
+    task = request.get("task") or "train"
+    several = (cluster.count if cluster else mesh_product(request)) > 1
+    sharded = task == "train" and several and request.get("zero") != 0
     default = "fsdp2" if sharded else "vllm" if task == "infer" and several and pages(model) else "transformers"
     if task == "infer" and model is not None and model.source.kind == "gguf":
         default = "llama.cpp"
-    if default == "transformers" and task == "infer" and gaps.request.get("engine") is None and cluster and model:
-        default = "vllm" if _asks_a_server(gaps.request) and pages(model) and _serves("vllm", gaps.request, model, cluster) else default
+    if default == "transformers" and task == "infer" and cluster and model:
+        default = "vllm" if _asks_a_server(request) and pages(model) and _serves("vllm", request, model, cluster) else default
     if cluster and cluster.device.engines is not None:
         default = _engine_there(cluster.device.engines, task) or default
-    name = gaps.get("engine", default)
+    return default
+
+
+def _engine(gaps: Gaps, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
+    several = (cluster.count if cluster else mesh_product(gaps.request)) > 1
+    name = gaps.get("engine", None if gaps.request.get("engine") else usual_engine(gaps.request, cluster, model))
     engine = find_engine(name)
     if engine is None or task not in engine.tasks:
         known = [e for e in MODELLED if (found := find_engine(e)) and task in found.tasks]

@@ -6,7 +6,7 @@ from memsheet.gaps import Gaps
 from memsheet.spec.dtypes import FP8, FP8_E5M2, FP16, DType, dtype_named
 from memsheet.spec.engine import Engine
 from memsheet.spec.hardware import version_of
-from memsheet.spec.model import ModelSpec
+from memsheet.spec.model import Attention, ModelSpec
 from memsheet.spec.plan import Precision
 
 HEEDED_SINCE = {
@@ -41,11 +41,19 @@ def _check_honoured(gaps: Gaps, engine: Engine | None, model: ModelSpec | None, 
     if engine.cache_dtypes is not None and found is not precision.compute and found.name not in engine.cache_dtypes:
         known = ", ".join(dict.fromkeys((precision.compute.name, *engine.cache_dtypes)))
         gaps.wrong(field, given, f"is not what {engine.name} keeps keys and values in", f"{known}, or leave it out")
+    if engine.server == "transformers" and found is not precision.compute and gaps.request.get("phase") != "load" and _has_windows(model):
+        reason = f"is no cache of {model.name if model else ''} in transformers, which quantizes keys of full attention only"
+        gaps.wrong(field, given, reason, f"--kv-dtype {precision.compute.name}")  # cache_utils.py:2188
     stored = model.quantization.method if model is not None and model.quantization is not None else ""
     if engine.name == "vllm" and found is FP8_E5M2 and "fp8" in (stored, gaps.request.get("quantization.weights")):
         gaps.wrong(
             field, given, "is refused by vllm beside weights in fp8 (model_executor/layers/attention/attention.py)", "--kv-dtype fp8"
         )
+
+
+def _has_windows(model: ModelSpec | None) -> bool:
+    mixers = (m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers) if model else ()
+    return any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
 
 
 def _named(gaps: Gaps, engine: Engine | None, model: ModelSpec | None) -> str | None:

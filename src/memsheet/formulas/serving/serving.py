@@ -9,7 +9,6 @@ from typing import Any
 from memsheet.arith import Count, maximum, minimum
 from memsheet.engines import find_engine
 from memsheet.engines.verified import TP_LATENT
-from memsheet.errors import refuse
 from memsheet.formulas.model_code.transformers.blocks import served_as_trained
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
@@ -26,7 +25,7 @@ from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, 
 from memsheet.spec.device import Cluster
 from memsheet.spec.dtypes import FP32
 from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec
+from memsheet.spec.model import LatentAttention, ModelSpec
 from memsheet.spec.plan import Plan
 
 MOST = 2**62
@@ -59,7 +58,6 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     """Items of a rank at load, prefill and decode."""
     keeping = Keeping(engine.whole_roles, latent_attention=engine.whole_latent and not splits_latent(spec))
     held = tuple(held_tensors(spec, plan, keeping))
-    _check_cache(spec, plan)
     instants = (Instant.LOAD,) if plan.phase == "load" else (Instant.LOAD, Instant.PREFILL, Instant.DECODE)
     weights = parameter_bytes(spec, plan, held, engine.sharding)
     items = [Item(c, path, dict.fromkeys(instants, Bytes.exact(size)), Cited(TRANSFORMERS)) for (c, path), size in weights.items()]
@@ -69,15 +67,6 @@ def serving_items(spec: ModelSpec, plan: Plan, engine: Engine) -> list[Item]:
     gaps = loading_slack((h.dtype.nbytes(h.elements), h.times) for h in held)
     items.append(Item(Component.ALLOCATOR_SLACK, "weights", dict.fromkeys(instants, Bytes(0, gaps, gaps + MIDDLE_SEGMENT)), ALLOCATOR))
     return items if plan.phase == "load" else [*items, *_cache_items(spec, plan), *_working_items(spec, plan, engine, held)]
-
-
-def _check_cache(spec: ModelSpec, plan: Plan) -> None:
-    """Raise InputError where transformers does: QuantizedCache takes full attention alone (cache_utils.py:2188)."""
-    mixers = [m for stack in spec.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
-    cut = any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
-    if cut and plan.phase != "load" and plan.kv_dtype is not None and plan.kv_dtype is not plan.precision.compute:
-        reason = f"is no cache of {spec.name} in transformers, which quantizes keys of full attention only"
-        raise refuse("serving.kv_dtype", plan.kv_dtype.name, reason, f"--kv-dtype {plan.precision.compute.name}")
 
 
 def splits_latent(spec: ModelSpec) -> bool:
