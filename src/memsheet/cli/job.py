@@ -28,9 +28,12 @@ def run(ask: Callable[..., Answer], asked: Given) -> int:
 
 
 def typed_options(asked: Given, task: str) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
-    """The options of a plan and the machines that a line gives, each with the keys that it comes to."""
-    machines = tuple((name, value, {name: value}) for name in ("gpus", "nodes", "per_node") if (value := getattr(asked, name)) is not None)
-    return (*in_our_words(values(asked), task, read_plan(asked.plan) if asked.plan not in (None, "-") else None).options, *machines)
+    """The options of a plan, the model and the machines that a line gives, each with the keys that it comes to."""
+    from memsheet.report.typed_changes import MACHINES
+
+    machines = tuple((name, value, {name: value}) for name in MACHINES if (value := getattr(asked, name, None)) is not None)
+    options = in_our_words(values(asked), task, read_plan(asked.plan) if asked.plan not in (None, "-") else None).options
+    return tuple(sorted((*options, *machines), key=lambda option: option[0] != "model"))
 
 
 def shown(

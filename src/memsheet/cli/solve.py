@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
@@ -25,7 +25,7 @@ def solve(asked: Given) -> int:
     found = solved(target, {**question, "model": question["model"] or asked.family}, most=jobs.number("most", asked.most), say=_say)
     _draw(found, asked.picture)
     _silence()
-    return _shown(found.solution, found.curves, asked, decimal=decimal)
+    return _shown(found.solution, found.curves, asked, decimal=decimal, typed=jobs.typed_options(asked, target.task))
 
 
 def _check_family(what: str, asked: Given) -> None:
@@ -51,7 +51,7 @@ def _draw(found: Solved, file: str | None) -> None:
         draw_sizes(found.curves, Path(file), title=found.title, under=found.caption)
 
 
-def _shown(solution: Solution, curves: tuple[Curve, ...], output: Given, *, decimal: bool) -> int:
+def _shown(solution: Solution, curves: tuple[Curve, ...], output: Given, *, decimal: bool, typed: tuple[Any, ...]) -> int:
     from memsheet.report import solve as report
 
     if output.json:
@@ -59,7 +59,9 @@ def _shown(solution: Solution, curves: tuple[Curve, ...], output: Given, *, deci
     else:
         from memsheet.report.bars import Look
 
-        look = Look(width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii())
+        look = Look(
+            width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii(), typed=typed
+        )
         screen.write(report.render_solution(solution, look, curves))
     return jobs.EXIT[solution.result]
 

@@ -29,7 +29,7 @@ def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
     if verdict is not None and verdict.cheapest_fix is not None:
         yield fix_rows(verdict.cheapest_fix, answer, look)
     elif answer.ways_to_fit:
-        yield ways_table(answer.ways_to_fit, look)
+        yield ways_table(answer.ways_to_fit, look, answer.plan.task)
     elif verdict is not None and _in_vain(verdict, answer):
         yield row("What helps", "bold", (in_vain_words(verdict),), look)
     short = serving.get("short_bytes")
@@ -71,7 +71,9 @@ def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
     for number, change in enumerate(fix.changes, start=1):
         steps = f"{look.cell(change.before_bytes)} → {look.cell(change.after_bytes)} {look.unit}"
         table.add_row("→" if alone else f"{number}", Text(printable(change.words)), steps, Text(printable(change.needs), "dim"))
-    return Group(Text(title, "bold"), table, Text(_afterwards(fix, answer, look)), Text(change_line(changed_keys(fix), look.typed)))
+    return Group(
+        Text(title, "bold"), table, Text(_afterwards(fix, answer, look)), Text(change_line(changed_keys(fix), look, answer.plan.task))
+    )
 
 
 def _afterwards(fix: Fix, answer: Answer, look: Look) -> str:

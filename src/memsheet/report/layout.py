@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from memsheet.report.bars import GLYPHS, Look
@@ -38,13 +39,24 @@ def flow(parts: Iterable[str], width: int, *, between: str = " · ") -> str:
     """Phrases joined into lines of at most ``width`` that break only between phrases (a longer phrase wraps by itself)."""
     lines: list[str] = []
     phrases = [part for part in parts if part]
+    end = between.rstrip()
     for number, part in enumerate(phrases, start=1):
-        mark = len(between.rstrip()) if number < len(phrases) else 0
+        mark = len(end) if number < len(phrases) else 0
         if lines and len(lines[-1]) + len(between) + len(part) + mark <= width:
             lines[-1] += between + part
         else:
             lines.append(part)
-    return f"{between.rstrip()}\n".join(lines)
+    full = (width - len(end) < len(line) <= width for line in lines)  # with a mark its line would break before the mark
+    return "\n".join(
+        line if number == len(lines) or fills else f"{line}{end}"
+        for number, (line, fills) in enumerate(zip(lines, full, strict=True), start=1)
+    )
+
+
+def wrapped(line: str, width: int, *, indent: int) -> str:
+    """A line to type between its words, what does not fit in ``width`` farther in beneath it."""
+    first, rest = " " * indent, " " * (indent + 6)
+    return fill(line, width, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
 
 
 def row(word: str, style: str, phrases: Iterable[str], look: Look, *, between: str = " · ") -> RenderableType:

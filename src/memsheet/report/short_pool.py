@@ -7,13 +7,13 @@ from typing import Any
 
 from memsheet.budget import Answer, Result
 from memsheet.report.bars import Look
-from memsheet.report.layout import flow
-from memsheet.report.words import flags_for
+from memsheet.report.layout import flow, wrapped
+from memsheet.report.typed_changes import change_line
 from memsheet.sheet import Bytes, Component
 from memsheet.units import format_count
 
-LEFT_OUT = {"speculative.method": "no --speculative", "quantization.weights": "no --quantize"}
-"""What is said where a change takes an option away."""
+LENGTHS = dict.fromkeys(("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens"))
+"""What says how long sequences are, which another length takes the place of."""
 MOST, WORTH = 5, 0.1
 """Changes that are shown, and the share of what is missing that one gives to be worth a line where it does not suffice."""
 
@@ -47,9 +47,10 @@ def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
         return
     starts = "starts" if asked["starts"] == Result.FITS.value else "may start"
     yield flow((f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds", "and computes the others later or again."), look.width, between=" ")  # fmt: skip
-    ways = [flags_for(one) for one in asked.get("holds_instead", ())]
+    ways = [change_line(one, look, answer.plan.task) for one in asked.get("holds_instead", ())]
     if ways:
-        yield flow(("What it is sure to hold:", "; ".join(ways) + "."), look.width, between=" ")
+        yield "What it is sure to hold, each alone:"
+        yield from (wrapped(line, look.width, indent=2) for line in ways)
 
 
 def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
@@ -116,8 +117,8 @@ def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str
         return
     worth = max(1, int(WORTH * short.value))
     told = [one for one in serving.get("makes_room", ()) if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value][:MOST]
-    rows = list(_lengths(serving, short))
-    rows += [(_flags(one["changes"]), _gives(one, look)) for one in told]
+    rows = [(change_line(changes, look, "infer"), gives) for changes, gives in _lengths(serving, short)]
+    rows += [(change_line(one["changes"], look, "infer"), _gives(one, look)) for one in told]
     together = serving.get("makes_room_together")
     if not rows and not together:
         yield "Nothing that was tried makes room: no shorter sequence, no other format, no more GPUs."
@@ -126,23 +127,19 @@ def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str
     wide = max((len(flags) for flags, _ in rows), default=0)
     for flags, gives in rows:
         line = f"  {flags:<{wide}}  {gives}"
-        yield line if len(line) <= look.width else f"  {flags}\n      {gives}"
+        yield line if len(line) <= look.width else f"{wrapped(flags, look.width, indent=2)}\n      {gives}"
     if together:
-        yield f"  {_flags(together['changes'])}\n      together {_gives(together, look)}"
+        line = change_line(together["changes"], look, "infer")
+        yield f"{wrapped(line, look.width, indent=2)}\n      together {_gives(together, look)}"
 
 
-def _lengths(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[str, str]]:
+def _lengths(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[Mapping[str, Any], str]]:
     """A shorter sequence with which it starts: where what is asked is expected to, one with which it is expected to is no cure."""
     sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
     if sure:
-        yield f"--max-model-len {sure}", "the longest with which it is sure to start"
+        yield {**LENGTHS, "serving.max_model_len": sure}, "the longest with which it is sure to start"
     elif expected and short.value > 0:
-        yield f"--max-model-len {expected}", "the longest that is expected to start"
-
-
-def _flags(changes: Mapping[str, Any]) -> str:
-    left_out = " ".join(words for key, words in LEFT_OUT.items() if key in changes and changes[key] is None)
-    return " ".join(part for part in (flags_for({key: value for key, value in changes.items() if value is not None}), left_out) if part)
+        yield {**LENGTHS, "serving.max_model_len": expected}, "the longest that is expected to start"
 
 
 def _gives(one: Mapping[str, Any], look: Look) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from memsheet.budget import Result, Verdict
+from memsheet.budget import Result, Verdict, WayToFit
 from memsheet.errors import printable
 from memsheet.formulas.states.params import parameter_count
 from memsheet.report.bars import Look
@@ -14,11 +15,13 @@ from memsheet.report.json import fix_document, plan_document, way_document
 from memsheet.report.layout import flow, one_line, printed, row
 from memsheet.report.sizes import capacity, closing, headroom, spread
 from memsheet.report.table import asked, billions
+from memsheet.report.typed_changes import change_line
 from memsheet.report.ways_to_fit import ways_table
-from memsheet.report.words import INSTANTS, flags_of, spoken
+from memsheet.report.words import INSTANTS, changed_keys, spoken
 from memsheet.search.sizes import Curve
 from memsheet.search.solve import Skipped, Solution, Target
 from memsheet.search.trials import Tried
+from memsheet.spec.device import parse_gpus
 from memsheet.spec.model import Attention, Dense, ModelSpec
 
 if TYPE_CHECKING:
@@ -56,14 +59,24 @@ def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterato
         yield _bars(curves, look)
     if solution.fix is not None:
         after = f"the least then needs {look.need(solution.fix.device.value, look.digits)}"
-        yield row("To fit", "bold", (f"add {flags_of(solution.fix)}", after), look)
+        yield row("To fit", "bold", (change_line(changed_keys(solution.fix), look), after), look)
     if solution.ways_to_fit:
-        yield ways_table(solution.ways_to_fit, look)
+        yield ways_table(tuple(_as_solved(way, solution, look) for way in solution.ways_to_fit), look, solution.target.task)
     if assumed := (*solution.assumed, *shown.assumed):
         yield row("Assumed", "bold", map(one_line, assumed), look, between="; ")
     yield row("Looked at", "bold", (f"{solution.values}; {_tried_values(solution)}",), look)
     if notes := (*solution.notes, *_skips(solution), *_without(curves)):
         yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+
+
+def _as_solved(way: WayToFit, solution: Solution, look: Look) -> WayToFit:
+    """A way as the line that solves for it says it: of a number of GPUs what finds it, with as many looked at."""
+    if solution.target is not Target.GPUS:
+        return way
+    count, _ = parse_gpus(str(way.changes["gpus"]))
+    most = next((int(value) for name, value, _ in look.typed if name == "most"), None)
+    farther = {"most": count} if most is not None and count is not None and count > most else {}
+    return replace(way, changes={**{key: value for key, value in way.changes.items() if key not in ("gpus", "per_node")}, **farther})
 
 
 def value_of(solution: Solution, tried: Tried) -> int:

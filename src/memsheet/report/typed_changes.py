@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import printable
+from memsheet.report.bars import Look
 from memsheet.report.words import flags_for
 from memsheet.spec.names import SHORT
+from memsheet.spec.words import means_the_same
 
 Option = tuple[str, Any, Mapping[str, Any]]
 """An option as it is typed, its value, and the keys that it comes to."""
 COUNTED = {"@accumulation": "global_batch", "@replicas": "gpus"}
 """What another number of a step or of GPUs contradicts."""
+LAID_OUT = {"gpus": ("nodes", "per_node", "cluster")}
+"""What says how GPUs are laid out, which other GPUs are not."""
+LEFT_OUT = {"speculative.method": "no --speculative", "quantization.weights": "no --quantize"}
+"""What is said where a change takes an option away that is not on the line."""
 SHORT_KEYS = frozenset(SHORT.values())
 
 
-def change_line(changes: Mapping[str, Any], typed: Sequence[Option]) -> str:
-    """``add`` and the flags of some changes, or ``replace`` those that say something else of the same keys ``by`` them, with what else those said."""
-    replaced = [option for option in typed if _keys(option) & changes.keys()]
+def change_line(changes: Mapping[str, Any], look: Look, task: str = "train") -> str:
+    """``add`` and the flags of some changes, or ``replace`` those that say something else of the same keys ``by`` them, with what else those said;
+    a key without a value is left out of the line.
+    """
+    replaced = [option for option in look.typed if _contradicts(option, changes, task)]
     kept = {key: value for _, _, keys in replaced for key, value in keys.items() if key in SHORT_KEYS or key.startswith("offload.")}
-    flags = flags_for({**{key: value for key, value in kept.items() if key not in changes}, **changes})
-    return f"replace  {' '.join(map(_as_typed, replaced))} by {flags}" if replaced else f"add  {flags}"
+    said = {key: value for key, value in {**{key: kept[key] for key in kept if key not in changes}, **changes}.items() if value is not None}
+    spoken = {key for option in replaced for key in _keys(option)}
+    gone = (words for key, words in LEFT_OUT.items() if key in changes and changes[key] is None and key not in spoken)
+    flags, old = " ".join([*_model(said), flags_for(_without_model(said)), *gone]).strip(), " ".join(map(_as_typed, replaced))
+    if not old:
+        return f"add  {flags}"
+    return f"replace  {old} by {flags}" if flags else f"leave out  {old}"
+
+
+def _contradicts(option: Option, changes: Mapping[str, Any], task: str) -> bool:
+    """Whether an option of the line says something else of what is changed, or means something else once it is."""
+    name, value, _ = option
+    changed = {*changes, *(key for cause, keys in LAID_OUT.items() if cause in changes for key in keys)}
+    if _keys(option) & changed:
+        return True
+    engine = changes.get("engine")
+    return bool(engine) and name not in MACHINES and not means_the_same(name, value, option[2], task, str(engine))
+
+
+MACHINES = ("model", "gpus", "nodes", "per_node", "cluster", "most")
+"""What a line says that is no option of a plan."""
 
 
 def _keys(option: Option) -> set[str]:
@@ -29,9 +57,21 @@ def _keys(option: Option) -> set[str]:
     return {COUNTED.get(key, key.removeprefix("?")) for key in keys}
 
 
+def _model(values: Mapping[str, Any]) -> Iterator[str]:
+    """A model is an argument, not a flag."""
+    if "model" in values:
+        yield shlex.quote(printable(values["model"]))
+
+
+def _without_model(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "model"}
+
+
 def _as_typed(option: Option) -> str:
     name, value, _ = option
+    if name == "model":
+        return shlex.quote(printable(value))
     flag = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--{flag}" if value else f"--no-{flag}"
-    return f"--{flag} {printable(','.join(map(str, value)) if isinstance(value, list | tuple) else value)}"
+    return f"--{flag} {shlex.quote(printable(','.join(map(str, value)) if isinstance(value, list | tuple) else value))}"

@@ -92,9 +92,9 @@ def _kinds(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator
 
 
 def _more_gpus(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[Changes]:
-    """More ranks for each replica."""
+    """More ranks for each replica; a cluster in a file is all there is."""
     for times in TIMES:
-        if cluster.count * times <= MAX_DEVICES:
+        if cluster.count * times <= MAX_DEVICES and not cluster.file:
             told = {"mesh.tp": int(plan.mesh.tp) * times} if request.get("mesh.tp") is not None else {}
             yield {"gpus": f"{cluster.count * times}x{cluster.device.name}", **told}
 

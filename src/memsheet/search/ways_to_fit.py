@@ -131,8 +131,10 @@ def _last_that_fits(most: int, at: Callable[[int], WayToFit | None]) -> WayToFit
 
 
 def _on_more(spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...]) -> WayToFit | None:
-    """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so that only free degrees grow."""
-    for power in range(1, DOUBLINGS):
+    """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so that only free degrees grow;
+    a cluster in a file is all there is.
+    """
+    for power in range(1, DOUBLINGS if not cluster.file else 0):
         count = cluster.count << power
         try:
             per_node = None if cluster.device.per_node else min(count, ONE_NODE)

@@ -91,6 +91,12 @@ def of_serving(name: str) -> bool:
     return word is not None and all(meaning.task == INFER for meaning in word.meanings)
 
 
+def means_the_same(name: str, value: Any, keys: Mapping[str, Any], task: str, engine: str) -> bool:
+    """Whether an option that comes to some keys comes to them with another engine, too."""
+    found = _option(name, value, task, engine, None, problems := list[Problem]())
+    return found is not None and not problems and dict(found.keys) == {key: keys[key] for key in keys if key != "engine"}
+
+
 def request_from(options: Mapping[str, Any], task: str = aliases.TRAIN) -> dict[str, Any]:
     """``options`` as a request. Raises InputError as ``in_our_words`` does."""
     return in_our_words(options, task).request
