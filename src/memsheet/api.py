@@ -155,9 +155,11 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     if task == "train" and request.get("seq_len") is None:
         from memsheet.search.length_ladder import answer_on_ladder
 
-        found = answer_on_ladder(spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures, assumed=assumed))
+        found = answer_on_ladder(
+            spec, request, lambda asked, cures: answer(spec, asked, cluster, fix=fix and cures, assumed=assumed, library=where["library"])
+        )
     else:
-        found = answer(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed)
+        found = answer(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed, library=where["library"])
     return beside_the_sheet(found, where["library"], {key: request[key] for key in where["own"] if key in request})
 
 
@@ -245,10 +247,11 @@ def with_defaults(
 
 def answer(
     spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster | None, *, fix: bool = True, wanted: int | None = None,
-    assumed: tuple[str, ...] = (),
+    assumed: tuple[str, ...] = (), library: str | None = None,
 ) -> Answer:  # fmt: skip
     """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit; ``wanted``: sequences that
-    were asked for, which the verdict is about then, as a server starts without room for all of them; ``assumed``: what was, before.
+    were asked for, which the verdict is about then, as a server starts without room for all of them; ``assumed``: what was, before; ``library``:
+    whose ways changes have.
     """
     request, said = with_method(request)
     said = (*assumed, *said)
@@ -265,7 +268,7 @@ def answer(
     if verdict and cluster and fix and verdict.result is not Result.FITS:
         from memsheet.fixes import cheapest_fix
 
-        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict))
+        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, library))
     if verdict and cluster and fix and verdict.result is Result.UNCERTAIN and _prompts_unknown(resolved.plan):
         from memsheet.search.prompts import prompts_that_fit
 

@@ -16,6 +16,7 @@ from memsheet.sheet import Sheet
 from memsheet.spec.device import MAX_DEVICES, Cluster, parse_gpus
 from memsheet.spec.engine import Sharding
 from memsheet.spec.hardware import unsupported
+from memsheet.spec.library_defaults import consequences
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.overriding import without_overridden
 from memsheet.spec.plan import Loss, OptimizerName, Plan, RecomputeMode
@@ -35,6 +36,7 @@ class _Tried:
     sheets: tuple[Sheet, ...]
     verdict: Verdict
     changes: tuple[Change, ...]
+    library: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -151,11 +153,15 @@ CANDIDATES = (
 )
 
 
-def cheapest_fix(spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict) -> Fix | None:
-    """The cheapest single change that fits, else the shortest list found greedily; None when it fits or nothing helps."""
+def cheapest_fix(
+    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict, library: str | None = None
+) -> Fix | None:
+    """The cheapest single change that fits, else the shortest list found greedily; None when it fits or nothing helps. ``library``: whose ways
+    a change has.
+    """
     if verdict.result is Result.FITS or request.get("task") != "train":
         return None
-    start = _Tried(request, cluster, resolve(request, spec, cluster).plan, sheets, verdict, ())
+    start = _Tried(request, cluster, resolve(request, spec, cluster).plan, sheets, verdict, (), library)
     singles: list[_Tried] = []
     for tier in TIERS:
         singles += _each(spec, start, (tier,) if singles else range(tier + 1))
@@ -242,6 +248,7 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
     if edits is None:
         return None
     cluster, request = _resized(state.cluster, edits), _edited(state.request, edits)
+    request = {**request, **(consequences(state.library, request) if "engine" not in edits else {})}
     try:
         plan = resolve(request, spec, cluster).plan
         require(unsupported(plan, cluster, spec))
@@ -257,7 +264,7 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
         key=key, before=_before(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
         needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
     )  # fmt: skip
-    return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change))
+    return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), state.library)
 
 
 def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[tuple[Sheet, ...], Verdict]:

@@ -233,3 +233,11 @@ def test_a_base_that_is_prepared_is_recomputed_and_may_be_wider(bits: str, more:
     moved = {one.at: one for one in checked(tmp_path, text).moved}
     assert moved["script.prepared"].high_bytes > 0
     assert "script.prepared" not in {one.at for one in checked(tmp_path, loads + rest).moved}
+
+
+@pytest.mark.parametrize(("bits", "dtype"), [("load_in_4bit=True", "bf16"), ("load_in_8bit=True", "bf16"), ("", None)])
+@pytest.mark.parametrize("trainer", ["SFTTrainer", "Trainer"])
+def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(trainer: str, bits: str, dtype: str | None) -> None:
+    loads = f"m = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig({bits}))" if bits else ""
+    found = reading(f"{loads}\nc = LoraConfig(r=8, target_modules=['q_proj'])\n{ARGS}\nt = {trainer}(model=m, args=a)")
+    assert found.request.get("adapter.dtype") == (dtype if trainer == "SFTTrainer" else None)

@@ -11,20 +11,21 @@ import memsheet
 from memsheet import api
 from memsheet.budget import Result
 from memsheet.cli import main
-from memsheet.exchange import find_format
+from memsheet.exchange import find_format, read_text
+from memsheet.guard import parse_json, parse_yaml
 from memsheet.report.bars import Look
 from memsheet.report.recomputed import with_recompute
 from memsheet.report.words import flags_of
 from memsheet.search.beside import doubted_advice
 from memsheet.spec.check import flatten
-from memsheet.spec.library_defaults import LIBRARY_DEFAULTS, Default, of_library, own_default, shown, taken
+from memsheet.spec.library_defaults import BITS_AND_BYTES, LIBRARY_DEFAULTS, Default, of_library, own_default, shown, taken
 from memsheet.spec.plan import RecomputeMode
 from memsheet.spec.words import in_our_words
 
 WHOLE = {"unsloth": {"full_finetuning": True}, "llama-factory": {"finetuning_type": "full"}}
 OTHER: dict[str, Any] = {
     "seq_len": 96, "microbatch": 3, "recompute.mode": "selective", "precision.name": "bf16-master", "precision.parameters": "bf16", "loss": "fused",
-    "optimizer.name": "sgd", "optimizer.implementation": "foreach", "adapter.rank": 5, "adapter.targets": ["q_proj"], "quantization.weights": "int8",
+    "optimizer.name": "sgd", "optimizer.implementation": "foreach", "adapter.rank": 5, "adapter.dtype": "fp32", "adapter.targets": ["q_proj"], "quantization.weights": "int8",
     "precision.compute": "fp16", "offload.activations": False, "@accumulation": 3,
 }  # fmt: skip
 EACH = [(library, default) for library, own in LIBRARY_DEFAULTS.items() for default in own if default.keys]
@@ -37,7 +38,8 @@ def question(library: str, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]
 
 def where_it_holds(library: str, default: Default) -> dict[str, Any]:
     """The first question that a default holds in: as it is, with an adapter, with none, or with one of no rank."""
-    for said in ({}, {"lora_rank": 4}, WHOLE.get(library, {}), {"plan": {"adapter": {"kind": "dora"}}}):
+    beside = {"plan": {"adapter": {"rank": 4}, "quantization": {"weights": "nf4"}}}
+    for said in ({}, {"lora_rank": 4}, WHOLE.get(library, {}), {"plan": {"adapter": {"kind": "dora"}}}, beside):
         asked = in_our_words({"engine": library, **{key: value for key, value in said.items() if key != "plan"}}, "train")
         request = {**flatten(said.get("plan", {})), **asked.request}
         if any(one is default for one, _ in taken(library, request, asked.settled)):
@@ -76,6 +78,26 @@ def test_without_a_library_the_engines_defaults_stand() -> None:
     answer = memsheet.train("llama-tiny", engine="transformers", seq_len=64)
     assert not [line for line in answer.assumed if "own default" in line]
     assert answer.plan.recompute.mode is RecomputeMode.NONE
+
+
+@pytest.mark.parametrize("weights", BITS_AND_BYTES)
+def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(weights: str) -> None:
+    """By its engine's name and by its recipe; with nothing quantized, and under transformers itself, peft's fp32 stands."""
+    words = {"lora_rank": 4, "lora_targets": ["q_proj"], "seq_len": 64}
+    dtypes = {
+        engine: memsheet.train("llama-tiny", engine=engine, quantize=weights, **words).plan.adapter for engine in ("trl", "transformers")
+    }
+    assert {engine: adapter and adapter.dtype.name for engine, adapter in dtypes.items()} == {"trl": "bf16", "transformers": "fp32"}
+    plain = memsheet.train("llama-tiny", engine="trl", **words).plan.adapter
+    assert plain is not None
+    assert plain.dtype.name == "fp32"
+    four = {"load_in_8bit": True} if weights == "int8" else {"load_in_4bit": True}
+    row = {"model_name_or_path": "llama-tiny", "use_peft": True, "lora_r": 4}
+    read = {
+        told: read_text("a.yaml", json.dumps({**row, **(four if told else {})}), {"json": parse_json, "yaml": parse_yaml}).request
+        for told in (True, False)
+    }
+    assert (read[True]["adapter.dtype"], read[False].get("adapter.dtype")) == ("bf16", None)
 
 
 @pytest.mark.parametrize(("words", "rank", "weights"), [

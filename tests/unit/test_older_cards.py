@@ -64,12 +64,22 @@ def test_fp16_finds_a_kernel_unless_heads_of_keys_are_fewer(model: str, *, more:
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
-def test_a_server_takes_fp16_by_itself_and_refuses_bf16(engine: str) -> None:
-    asked = {"engine": engine, "gpus": "1xT4", "max_model_len": 2048}
-    answer = memsheet.infer("llama-3.2-1b", **asked)
-    assert answer.plan.precision.compute.name == "fp16"
-    with pytest.raises(InputError, match=r"8\.0"):
-        memsheet.infer("llama-3.2-1b", precision="bf16-pure", **asked)
+def test_a_server_takes_fp16_by_itself(engine: str) -> None:
+    assert memsheet.infer("llama-3.2-1b", engine=engine, gpus="1xT4", max_model_len=2048).plan.precision.compute.name == "fp16"
+
+
+@pytest.mark.parametrize(("card", "asked"), [("T4", "bf16-pure"), ("T4", "fp32"), ("RTX2080Ti", "bf16-pure"), ("L4", "bf16-pure")])
+def test_bf16_on_an_old_card_is_refused_by_vllm_and_cast_by_sglang(card: str, asked: str) -> None:
+    words: dict[str, Any] = {"gpus": f"1x{card}", "max_model_len": 2048}
+    cast = memsheet.infer("llama-3.2-1b", engine="sglang", precision=asked, **words)
+    old = card != "L4"
+    assert cast.plan.precision.compute.name == ("fp16" if old else asked.removesuffix("-pure"))
+    assert old == any(line.startswith("precision.compute = fp16") and "casts" in line for line in cast.assumed)
+    if old:
+        assert cast.sheets == memsheet.infer("llama-3.2-1b", engine="sglang", **words).sheets
+    if old and asked != "fp32":
+        with pytest.raises(InputError, match=r"8\.0"):
+            memsheet.infer("llama-3.2-1b", engine="vllm", precision=asked, **words)
 
 
 def test_sglang_refuses_what_is_older_than_turing() -> None:

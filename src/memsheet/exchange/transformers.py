@@ -206,6 +206,7 @@ KEYS = (
         Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
             ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"), ("lora_targets", "adapter.targets", "peft tuners/lora/config.py, target_modules"),
             ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
+            ("adapter_dtype", "adapter.dtype", "huggingface/trl f2cd577 trl/trainer/sft_trainer.py:1127-1130"),
             ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
             ("double_quant", "quantization.double_quant", "utils/quantization_config.py, bnb_4bit_use_double_quant"),
         )

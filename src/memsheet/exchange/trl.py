@@ -12,7 +12,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.spec.exchange import Format, Key, Values, is_key
-from memsheet.spec.library_defaults import own_default
+from memsheet.spec.library_defaults import ADAPTERS_OF_TRL, own_default
 from memsheet.spec.trainer_script import SCRIPT, SFT_OWN
 from memsheet.spec.trainers import row_of, words
 
@@ -95,7 +95,9 @@ def _of_peft(make: Any) -> Any:
 
 
 def _rank(value: Any, values: Values) -> Mapping[str, Any]:
-    return {"adapter.rank": value, **({"adapter.kind": "dora"} if values.get("use_dora") is True else {})}
+    cast = values.get("load_in_4bit") is True or values.get("load_in_8bit") is True  # trainer/sft_trainer.py:1127-1130
+    kind = {"adapter.kind": "dora"} if values.get("use_dora") is True else {}
+    return {"adapter.rank": value, **kind, **({"adapter.dtype": ADAPTERS_OF_TRL} if cast else {})}
 
 
 def _four(value: Any, values: Values) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from memsheet.spec.defaults import (
 from memsheet.spec.device import Device
 from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.hardware import BF16_UNITS, below, lowers_itself, not_served_in
+from memsheet.spec.hardware import BF16_UNITS, CASTS_DOWN, below, lowers_itself, not_served_in
 from memsheet.spec.model import ModelSpec
 from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
 
@@ -48,6 +48,7 @@ def precision_of(
         gaps.assumed += [] if fields else [f"precision = {usual}{_why_half(device, halved)}"]
     found = _with_fields(base, fields)
     if task == "infer":
+        found = _cast_down(gaps, found, engine, device)
         _check_served_in(gaps, found, engine, model, device)
         return _served(gaps, found)
     if adapter is not None and engine.sharding not in (
@@ -80,6 +81,16 @@ def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
         gaps.wrong("precision", name, f"is not how {engine.name} trains", f"it has {', '.join(engine.precisions)}")
     if task == "infer" and name in ("bf16-master", "fsdp2-mixed", "megatron-mixed"):
         gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
+
+
+def _cast_down(gaps: Gaps, found: Precision, engine: Engine, device: Device | None) -> Precision:
+    """What a server computes in that casts on an old card, and does not refuse."""
+    refused = not_served_in(engine.name, None, device, "") if engine.name in CASTS_DOWN else {}
+    if found.compute not in refused:
+        return found
+    other = _served_in_place(refused)
+    gaps.assumed.append(f"precision.compute = {other.name} ({found.compute.name} {refused[found.compute]}: {engine.name} casts it)")
+    return replace(found, parameters=other, compute=other)
 
 
 def _check_served_in(gaps: Gaps, found: Precision, engine: Engine, model: ModelSpec | None, device: Device | None) -> None:

@@ -29,7 +29,8 @@ LIBRARY = frozenset({"transformers", "autotp", "autoawq"})
 
 def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, cluster: Cluster | None = None) -> AttentionKind:
     """The engine's first; eager where its code is the library's and the family has no sdpa; on cards without FlashAttention what else the engine
-    has, none of which makes a matrix of scores: FlashInfer's or Triton's kernels in vLLM (platforms/cuda.py at 002db49, _get_backend_priorities).
+    has, none of which makes a matrix of scores: FlashInfer's or Triton's kernels in vLLM (platforms/cuda.py at 002db49, _get_backend_priorities) and in
+    SGLang (server_args.py, _handle_attention_backend_compatibility: FlashInfer where it is installed, else Triton; Triton for latent attention).
     """
     serves = gaps.request.get("task") == "infer" and engine.server not in LIBRARY
     library = engine.code is Code.TRANSFORMERS and not serves

@@ -15,6 +15,10 @@ FLASH_UNITS = (8, 0)
 """FlashAttention-2 needs Ampere, compute capability 8.0 (Dao-AILab/flash-attention README)."""
 BF16_UNITS = (8, 0)
 """vLLM refuses bf16 below it (v0.6.4.post1 worker/worker.py _check_if_gpu_supports_dtype, v0.33.0 platforms/cuda.py:638)."""
+CASTS_DOWN = frozenset({"sglang"})
+"""Servers that compute in fp16 below it whatever dtype is asked for, and log that (sgl-project/sglang 00c614b
+python/sglang/srt/model_executor/model_runner_components/load_model_utils.py:75-86, maybe_downgrade_dtype_for_legacy_gpu).
+"""
 NO_HALF, HALF_SINCE = frozenset({"gemma2", "gemma3", "gemma3_text", "plamo2", "glm4"}), (0, 9, 0)
 """Families that vLLM does not compute in fp16 (_FLOAT16_NOT_SUPPORTED_MODELS: v0.9.2 config.py:3221, v0.33.0 config/model.py:2398), and from when on
 it takes another dtype by itself where nobody says one (_resolve_auto_dtype, v0.9.2 config.py:3284).
@@ -93,20 +97,20 @@ def _has_sinks(model: ModelSpec | None) -> bool:
 
 
 def not_served_in(engine: str, version: str | None, device: Device | None, family: str) -> Mapping[DType, str]:
-    """Dtypes that a server refuses to compute in, and why."""
+    """Dtypes that a server does not compute in, and why."""
     found: dict[DType, str] = {}
     if engine in ("vllm", "sglang") and device is not None and below(device, BF16_UNITS):
         found[BF16] = f"needs compute capability 8.0 in {engine}; {device.name} has {device.compute_capability}"
+    if engine in CASTS_DOWN and BF16 in found:
+        found[FP32] = found[BF16]
     if engine == "vllm" and family in NO_HALF and version_of(version) >= HALF_SINCE:
         found[FP16] = f"is refused by vllm for {family}, whose numbers it overflows"
     return found
 
 
 def lowers_itself(engine: str | None, version: str | None) -> bool:
-    """Whether a server takes another dtype by itself where the card or the family has none for the checkpoint's (SGLang at
-    model_executor/model_runner.py, maybe_downgrade_dtype_for_legacy_gpu).
-    """
-    return engine == "sglang" or version_of(version) >= HALF_SINCE
+    """Whether a server takes another dtype by itself where the card or the family has none for the checkpoint's."""
+    return engine in CASTS_DOWN or version_of(version) >= HALF_SINCE
 
 
 def _too_old(plan: Plan, device: Device) -> Iterator[Problem]:

@@ -21,6 +21,11 @@ def _adapted(request: Request) -> bool:
     return request.get("adapter.rank") is not None or request.get("adapter.kind") is not None
 
 
+def _adapted_in_bits(request: Request) -> bool:
+    """Whether adapters stand beside a base that bitsandbytes loads in four or eight bits."""
+    return _adapted(request) and request.get("quantization.weights") in BITS_AND_BYTES
+
+
 def _whole(request: Request) -> bool:
     return not _adapted(request)
 
@@ -40,6 +45,9 @@ def _offloads(request: Request) -> bool:
 
 
 WORTH_OFFLOADING = 512
+BITS_AND_BYTES = ("nf4", "fp4", "int8")
+ADAPTERS_OF_TRL = "bf16"
+"""What TRL casts all to that trains beside a base in four or eight bits (``if _is_quantized_model``; trainers of other methods do so too)."""
 
 
 class Default(NamedTuple):
@@ -50,6 +58,7 @@ class Default(NamedTuple):
     source: str
     keys: Mapping[str, Any]
     when: Callable[[Request], bool] = _always
+    follows: bool = False  # from what the request has become, with no word for it: a change that brings it about brings this too
 
 
 TRL, AXOLOTL, UNSLOTH, FACTORY = (
@@ -70,6 +79,7 @@ LIBRARY_DEFAULTS: dict[str, tuple[Default, ...]] = {
         Default("gradient_checkpointing", True, f"{TRL}/base_config.py:61", _FULL),
         Default("bf16", True, f"{TRL}/base_config.py:105", {"precision.name": "bf16-autocast"}, _whole),
         Default("dtype", "float32", f"{TRL}/model_config.py:90", {"precision.parameters": "fp32", "precision.compute": "bf16"}, _adapted),
+        Default("adapters beside a quantized base", "bfloat16", f"{TRL}/sft_trainer.py:1127-1130", {"adapter.dtype": ADAPTERS_OF_TRL}, _adapted_in_bits, follows=True),
         Default("loss_type", "chunked_nll", f"{TRL}/sft_config.py:336", {"loss": "chunked"}),
         _OPTIM,
         Default("lora_r", 16, f"{TRL}/model_config.py:108", {"adapter.rank": 16}, _ranked),
@@ -132,6 +142,12 @@ def _is_settled(key: str, said: set[str] | frozenset[str]) -> bool:
     topic = key.partition(".")[0]
     alike = topic in _WHOLE_TOPICS and any(one.partition(".")[0] == topic for one in said)
     return alike or key in said or any(one in said for one in _SETTLED_BY.get(key, ()))
+
+
+def consequences(library: str | None, request: Request) -> Mapping[str, Any]:
+    """What a library makes of a request without a word for it, but where the request says it."""
+    held = (default for default in LIBRARY_DEFAULTS.get(library or "", ()) if default.follows and default.when(request))
+    return {key: value for default in held for key, value in default.keys.items() if request.get(key) is None}
 
 
 def of_library(library: str | None) -> str:

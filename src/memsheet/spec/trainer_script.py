@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.spec.exchange import UNSET
-from memsheet.spec.library_defaults import WORTH_OFFLOADING, own_default
+from memsheet.spec.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, Module, calls, flattened, read_module
 from memsheet.spec.trainers import ALL_LINEAR
 
@@ -30,7 +30,8 @@ LIGER = (
 )  # fmt: skip
 """What makes a model's loss a fused one (linkedin/Liger-Kernel src/liger_kernel/transformers/auto_model.py)."""
 OWN_LOSS = "fused_linear_cross_entropy"
-TRAINERS = ("Trainer", "Seq2SeqTrainer", "SFTTrainer")
+SFT_TRAINER = "SFTTrainer"
+TRAINERS = ("Trainer", "Seq2SeqTrainer", SFT_TRAINER)
 LORA, BITS = "LoraConfig", "BitsAndBytesConfig"
 PREPARES = "prepare_model_for_kbit_training"
 WIDTHS = ("load_in_4bit", "load_in_8bit")
@@ -74,6 +75,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
     beside |= unsloth or _model(module, own)
     for held in calls(module, (PREPARES,), local=True):
         beside |= _prepared(held, said, quantized=bool(beside.get("quantized")))
+    if not unsloth and beside.get("quantized") and beside.get("lora_rank") and any(calls(module, (SFT_TRAINER,))):
+        beside["adapter_dtype"] = ADAPTERS_OF_TRL
     return {SCRIPT: {"reads": told, **own, **beside}, **said}
 
 
