@@ -119,6 +119,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     doubt = _doubt(reads, answer, moved, flags, case)
     if answer and answer.verdict and answer.verdict.result is not Result.DOES_NOT_FIT:  # what the sheet is not of may need more
         doubt = both_doubts(doubt, left_to_script(whole.script, whole.request, answer, case.ask))
+    mistakes = tuple((rule, _claimed(found, moved, flags, case)) for rule, found in mistakes)
     return Checked(
         reads=reads, answer=doubted(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
         doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
@@ -335,6 +336,15 @@ def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
+
+
+def _claimed(found: Found, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case) -> Found:
+    """A finding with what is known of the fit of the plan that it speaks of: where files hold more than the sheet, that of the sheet alone."""
+    other = case.ask(found.other) if found.fits else None
+    if other is None or other.verdict is None:
+        return found.claimed(sure=False)
+    doubt = _doubt(case.reads, other, moved, given, replace(case, answer=other))
+    return found.claimed(sure=other.verdict.result is Result.FITS and not doubt.words)
 
 
 def _beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:

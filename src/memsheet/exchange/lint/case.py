@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any
 
 from memsheet.budget import Answer, Result
@@ -42,7 +42,8 @@ TRAINERS = ("transformers", "trl")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's; ``beyond``: the bytes that the cure
-    frees are not in the sheet, so that they may keep a job from fitting that the sheet says fits.
+    frees are not in the sheet, so that they may keep a job from fitting that the sheet says fits; ``fits``: how the sheet fits with other changes (``fitting``, else
+    those of the cure), "without" say.
     """
 
     where: str
@@ -53,6 +54,18 @@ class Found:
     gains_bytes: int | None = None
     beyond: bool = False
     stops: bool = False
+    fits: str = ""
+    fitting: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def other(self) -> Mapping[str, Any]:
+        """The changes with which the sheet fits."""
+        return self.fitting or self.changes
+
+    def claimed(self, *, sure: bool) -> Found:
+        """With what is known of another plan's fit in words: of the job, or of what the sheet holds alone."""
+        said = f"the job fits {self.fits}" if sure else f"what the sheet holds fits {self.fits}, which is not all of the job"
+        return replace(self, says=f"{self.says}, and {said}") if self.fits else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,8 @@ def _less_zero(case: Case) -> Iterator[Found]:
             other = case.ask(changes)
             if fits(other) and _faster(case.answer, other) and _fits_as_planned(case, changes):
                 yield Found(
-                    where="zero 3", says=f"parameters are gathered in forward and in backward, and the job fits at zero {zero} too",
-                    cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}",
+                    where="zero 3", says="parameters are gathered in forward and in backward", fits=f"at zero {zero} too",
+                    cure="fsdp_reshard_after_forward: false" if engine == "fsdp2" else f"stage {zero}", fitting=changes,
                 )  # fmt: skip
                 return
 
@@ -55,8 +55,8 @@ def _needless_offload(case: Case) -> Iterator[Found]:
     moved = [key for key in ("offload.optimizer", "offload.parameters") if case.request.get(key)]
     if moved and fits(case.ask(dict.fromkeys(moved, 0))):
         yield Found(
-            where=", ".join(moved), says="states cross to the host at every step, and the job fits without", cure="leave the offload out",
-            changes=dict.fromkeys(moved, 0),
+            where=", ".join(moved), says="states cross to the host at every step", cure="leave the offload out", changes=dict.fromkeys(moved, 0),
+            fits="without",
         )  # fmt: skip
 
 

@@ -37,8 +37,7 @@ def _needless_recompute(case: Case) -> Iterator[Found]:
     none = {"recompute.mode": "none", **{f"recompute.{key}": None for key in _ALL_OF_RECOMPUTE}}
     if case.request.get("recompute.mode") == "full" and fits(case.answer) and fits(case.ask(none)):
         yield Found(
-            where="recompute", says="every layer runs forward twice, a third more work, and the job fits without", cure="leave recompute out",
-            changes=none,
+            where="recompute", says="every layer runs forward twice, a third more work", cure="leave recompute out", changes=none, fits="without",
         )  # fmt: skip
 
 
