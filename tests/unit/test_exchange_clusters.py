@@ -11,6 +11,7 @@ from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.recognised_files import recognised
+from memsheet.spec.serve_pods import KINDS, NO_SERVER
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NAMES = ("skypilot", "kubernetes")
@@ -252,6 +253,19 @@ def test_an_object_of_a_kind_that_is_not_read_is_named_and_of_no_other_format(ve
         assert left == (f"{name}: is a{'n' * (kind[0] in 'AEIOU')} {kind} of {version}, a kind that is not read",)
     with pytest.raises(InputError, match="is not recognised"):
         reading("apiVersion: v2\nname: a-chart\nversion: 1.0.0\n")
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_a_folders_pod_that_serves_nothing_is_named_and_the_rest_is_read(kind: str) -> None:
+    """A proxy or a database beside the server. Named itself it is refused, and so is a folder that holds nothing else."""
+    text = f"apiVersion: apps/v1\nkind: {kind}\nspec:\n  containers:\n  - {{name: a, image: nginx, command: [nginx, -g, daemon off]}}\n"
+    reads, left = recognised({"a.yaml": text, "b.sh": "vllm serve m\n"}, {"a.yaml", "b.sh"})
+    assert (list(reads), [one.partition(":")[0] for one in left]) == (["b.sh"], ["a.yaml"])
+    assert kind in left[0]
+    assert NO_SERVER in left[0]
+    for texts, folder in (({"a.yaml": text, "b.sh": "vllm serve m\n"}, set()), ({"a.yaml": text}, {"a.yaml"})):
+        with pytest.raises(InputError):
+            recognised(texts, folder)
 
 
 @pytest.mark.parametrize("name", ["slurm", "skypilot", "torchrun"])

@@ -153,7 +153,19 @@ def test_a_compiled_model_may_overlap(table: str, compiled: bool, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["torchrun", "torchrun --a", "python -m", "accelerate launch", "deepspeed 'x", "trl", "", "python a.py " + "--a " * 5000]
+    "text",
+    [
+        "torchrun",
+        "torchrun --a",
+        "python -m",
+        "accelerate launch",
+        "deepspeed 'x",
+        "trl",
+        "llamafactory-cli",
+        "llamafactory-cli chat a.yaml",
+        "",
+        "python a.py " + "--a " * 5000,
+    ],
 )
 def test_odd_commands_are_no_error(text: str) -> None:
     found = launched(text)
@@ -176,3 +188,36 @@ def test_code_of_a_folder_that_is_too_large_is_told(tmp_path: Path) -> None:
     (tmp_path / "long.py").write_text("# a comment\n" * (MOST_SCRIPT // 20))
     found = memsheet.check(tmp_path, model="llama-3.2-1b", gpus="1xH100-80GB", seq_len=512)
     assert any("long.py" in line for line in found.not_read)
+
+
+FACTORY_YAML: dict[str, Any] = {
+    "model_name_or_path": "meta-llama/Llama-3.2-1B", "stage": "sft", "do_train": True, "finetuning_type": "lora", "lora_rank": 8, "cutoff_len": 512,
+    "per_device_train_batch_size": 2, "template": "llama3", "bf16": True, "dataset": "identity", "output_dir": "o",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", ["llamafactory-cli", "lmf", ".venv/bin/llamafactory-cli"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_llama_factorys_command_says_what_its_file_says(command: str, ranks: int, tmp_path: Path) -> None:
+    """By a file, by a file with a word over it, and by flags: one question."""
+    front = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={ranks} " * (ranks > 1)
+    flags = " ".join(f"--{name} {value}" for name, value in FACTORY_YAML.items())
+    texts = {
+        "job.yaml": json.dumps(FACTORY_YAML), "other.yaml": json.dumps({**FACTORY_YAML, "cutoff_len": 64}), "a.sh": f"{front}{command} train job.yaml\n",
+        "b.sh": f"{front}{command} train other.yaml cutoff_len=512\n", "c.sh": f"{front}{command} train {flags}\n",
+    }  # fmt: skip
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    found = [memsheet.check(tmp_path / name, gpus=f"{ranks}xH100-80GB").answer for name in ("job.yaml", "a.sh", "b.sh", "c.sh")]
+    assert None not in found
+    assert len({(one.verdict.device, one.plan) for one in found if one and one.verdict}) == 1
+    assert found[1] is not None
+    assert (found[1].plan.seq_len, found[1].plan.mesh.data_parallel) == (512, ranks)
+
+
+@pytest.mark.parametrize("text", ["%s ${MORE:-}", "%s ${MORE-}", "MORE=${MORE:-}\n%s $MORE", "MORE=\n%s ${MORE}"])
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_variable_that_is_empty_where_nobody_sets_it_is_no_word(start: str, text: str) -> None:
+    plain, found = launched(start + GIVEN), launched(text % (start + GIVEN))
+    assert plain is not None
+    assert found == plain

@@ -7,7 +7,7 @@ from typing import Any
 
 from memsheet.exchange import find_format
 from memsheet.spec.exchange import Format, Read, is_key, read
-from memsheet.spec.launched import ACCELERATE, DEEPSPEED, METHODS, TORCHRUN, TRL, Launch, launched
+from memsheet.spec.launched import ACCELERATE, DEEPSPEED, FACTORY, METHODS, TORCHRUN, TRL, Launch, launched
 
 SHELLS = ("torchrun", "slurm", "skypilot")
 """Formats that a script's start stands in, and that leave its flags to it."""
@@ -36,6 +36,8 @@ def _of_launcher(found: Launch, own: Read | None) -> list[Read]:
         return [read(find_format(ACCELERATE), _as_file(found.flags))] if found.flags else []
     if found.launcher == DEEPSPEED and "num_gpus" in found.flags:
         return [read(find_format(TORCHRUN), {"--nproc-per-node": found.flags["num_gpus"], "--nnodes": found.flags.get("num_nodes", 1)})]
+    if found.launcher == FACTORY and "nproc_per_node" in found.flags:
+        return [read(find_format(TORCHRUN), {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()})]
     if found.launcher == TORCHRUN and own is not None and own.form.name != TORCHRUN:
         flags = {f"--{at.replace('_', '-')}": held for at, held in found.flags.items()}
         return [read(find_format(TORCHRUN), flags)] if "--nproc-per-node" in flags else []
@@ -54,6 +56,8 @@ def _as_file(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _reader(found: Launch) -> Format | None:
     """The format of a script's flags: TRL's where it is started so, or has flags that nothing else has; the Trainer's; nobody's."""
+    if found.launcher == FACTORY:
+        return find_format("llamafactory")
     trl, trainer = find_format(TRL), find_format("transformers")
     given = found.arguments.keys()
     own = found.script.rpartition("/")[2].removesuffix(".py") in METHODS and "config" in given

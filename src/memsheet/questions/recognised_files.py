@@ -11,10 +11,12 @@ from memsheet.exchange.launched import launched_reads
 from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.spec.exchange import Read
-from memsheet.spec.serve_pods import FOREIGN
+from memsheet.spec.serve_pods import FOREIGN, NO_SERVER
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 UNKNOWN = "is not recognised as a configuration"
+NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
+"""How a reason ends for which a folder is read without the file."""
 
 
 def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[dict[str, Read], tuple[str, ...]]:
@@ -32,7 +34,7 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
         left += unread
         if error is not None and not further:
             problem = error.problems[0]
-            if name not in in_folder or not problem.reason.endswith((UNKNOWN, FOREIGN)):
+            if name not in in_folder or not problem.reason.endswith(NOT_READ):
                 raise error
             why = problem.hint.partition("; ")[2] if problem.reason == UNKNOWN else ""
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))

@@ -11,6 +11,13 @@ from memsheet.spec.serve_command import number
 from memsheet.spec.serve_script import Variables, lines, parts, unset
 
 TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
+FACTORY, FACTORY_FILE = "llamafactory-cli", "llamafactory-cli train"
+"""LLaMA-Factory's command, and where the YAML stands that it is given (hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/launcher.py:55,
+hparams/parser.py, read_args: a file and then key=value over it, or flags).
+"""
+FACTORY_NAMES = (FACTORY, "lmf")
+PROCESSES = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"}
+"""Its variables for torchrun's flags (launcher.py:65-69)."""
 MODULES = {
     "torch.distributed.run": TORCHRUN, "torch.distributed.launch": TORCHRUN, "accelerate.commands.launch": ACCELERATE,
     "deepspeed.launcher.runner": DEEPSPEED,
@@ -53,6 +60,8 @@ def started(words: Sequence[str]) -> tuple[str, int] | None:
             return ACCELERATE, at + 2
         if base == TRL and then and then[0] in METHODS:
             return TRL, at + 1
+        if base in FACTORY_NAMES and then[:1] == ["train"]:
+            return FACTORY, at + 1
         if base in (TORCHRUN, DEEPSPEED):
             return base, at + 1
         if base.startswith(PYTHON) and then[:1] == ["-m"] and then[-1] in MODULES:
@@ -69,11 +78,26 @@ def _launch(words: Sequence[str]) -> Launch | None:
     launcher, rest = start[0], list(words[start[1] :])
     ends = next((at for at, word in enumerate(rest) if word.startswith(ENDS) or word.startswith("2>")), len(rest))
     rest = rest[:ends]
+    if launcher == FACTORY:
+        return _of_factory(words[: start[1]], rest)
     at = 0 if launcher == TRL else next((at for at, word in enumerate(rest) if word.endswith(".py")), None)
     if at is None:
         return None
     arguments, left = flags_of(rest[at + 1 :])
     return Launch(launcher=launcher, flags=flags_of(rest[:at])[0], script=rest[at], arguments=arguments, left=left)
+
+
+def _of_factory(before: Sequence[str], rest: Sequence[str]) -> Launch:
+    """What LLaMA-Factory's command trains: a YAML with words over it, or flags. ``before``: with the variables that stand in front."""
+    set_in_front = dict(word.split("=", 1) for word in before if "=" in word)
+    flags = {flag: plain_value(set_in_front[name]) for name, flag in PROCESSES.items() if name in set_in_front}
+    file = rest[1] if len(rest) > 1 and rest[1].endswith((".yaml", ".yml", ".json")) else None
+    if file is None:
+        arguments, left = flags_of(rest[1:])
+        return Launch(launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments=arguments, left=left)
+    over = {name: plain_value(value) for word in rest[2:] for name, equals, value in (word.partition("="),) if equals}
+    left = tuple(word for word in rest[2:] if "=" not in word)
+    return Launch(launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments={FACTORY_FILE: file, **over}, left=left)
 
 
 def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.spec.exchange import AUTO, Read
+from memsheet.spec.launched import FACTORY_FILE
 
 LAUNCHED = ("deepspeed", "accelerate", "torchrun", "slurm", "kubernetes", "trainjob", "skypilot")
 """Formats that a training script stands beside; the others say their engine's whole batch, or its defaults are taken."""
@@ -22,7 +23,7 @@ def of_the_script(reads: Mapping[str, Read], request: Mapping[str, Any], told: t
     return (*_batch(request), *_precision(reads, told))
 
 
-KINDS = {"config_file": "accelerate", "config": "trl", "--config": "vllm"}
+KINDS = {"config_file": "accelerate", "config": "trl", "--config": "vllm", FACTORY_FILE: "llamafactory"}
 """Which format a file is of that a key names; of DeepSpeed's for every other."""
 
 

@@ -18,7 +18,7 @@ JOBS = frozenset({"PyTorchJob", "TrainJob"})
 """Kinds that have formats of their own."""
 GPU = "nvidia.com/gpu"
 MOST, MOST_NAMED = 16, 120
-FOREIGN = "a kind that is not read"
+FOREIGN, NO_SERVER = "a kind that is not read", "in which no server's command stands"
 _BREAK = re.compile(r"^---[ \t]*$", re.MULTILINE)
 _VALUE = re.compile(r"(\$\(\w+\))")
 
@@ -45,7 +45,7 @@ def command_of(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[
         if found:
             return "\n".join(line for line, _ in found), found[0][1]
     if seen:
-        raise refuse("file", name, f"is a {seen[0]} in which no server's command stands", "the script that its container runs")
+        raise refuse("file", name, f"is {_article(seen[0])} {seen[0]} {NO_SERVER}", "the script that its container runs")
     if foreign and not jobs:
         known = f"the script that it runs; kinds that are read: {', '.join(sorted(KINDS | JOBS))}"
         raise refuse("file", name, f"is {_article(foreign[-1])} {foreign[-1]}, {FOREIGN}", known)

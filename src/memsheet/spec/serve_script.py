@@ -120,6 +120,8 @@ class Variables:
         known, found = self.all if defaults else self.sure, list[str]()
         for word in words:
             value = expand(word, known, self.budget, defaults=defaults)
+            if not value and _VARIABLE.fullmatch(word):
+                continue  # a shell makes no word of nothing
             several = value != word and _VARIABLE.fullmatch(word) and value.startswith("-")
             found += _split(value) if several else [value]
         return [_plain(word) for word in found]

@@ -14,6 +14,7 @@ from memsheet.errors import Problem
 from memsheet.exchange.llamafactory.names import KNOWN, TRANSFORMERS, UNMODELLED, absent
 from memsheet.exchange.llamafactory.rows import DEEPSPEED, KEYS, VERSION
 from memsheet.spec.exchange import Format, Values
+from memsheet.spec.launched import FACTORY_FILE
 from memsheet.spec.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
 
 
@@ -45,8 +46,8 @@ def _cannot(asked: Values) -> Iterator[Problem]:
 FORMAT = Format(
     name="llamafactory", file="llamafactory.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
     fixed=_fixed, problems=_cannot, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
-    absent=absent, refers=("deepspeed",), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
-    rename=_renamed, known=(KNOWN | INSIDE_KNOWN) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
+    absent=absent, refers=("deepspeed", FACTORY_FILE), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
+    rename=_renamed, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
     weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
     differs={
         "precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)",
