@@ -10,6 +10,7 @@ from memsheet.exchange import find_format, read_text, write
 from memsheet.exchange.lint.scripts import SCRIPTS
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import checking
+from memsheet.questions.recognised_files import recognised
 from memsheet.report.checked import Checked
 from memsheet.spec.exchange import UNSET, Read
 
@@ -241,3 +242,31 @@ def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(trainer: st
     loads = f"m = AutoModelForCausalLM.from_pretrained('a/b', quantization_config=BitsAndBytesConfig({bits}))" if bits else ""
     found = reading(f"{loads}\nc = LoraConfig(r=8, target_modules=['q_proj'])\n{ARGS}\nt = {trainer}(model=m, args=a)")
     assert found.request.get("adapter.dtype") == (dtype if trainer == "SFTTrainer" else None)
+
+
+PARSED = "p = ArgumentParser()\np.add_argument({flag}, type=int{more})\n{then}args = p.parse_args()\n"
+BY_FLAG = 'a = TrainingArguments("out", per_device_train_batch_size=args.batch_size, bf16=True)\n'
+
+
+@pytest.mark.parametrize("flag", ["'--batch_size'", "'--batch-size'", "'-b', '--batch_size'", "'--size', dest='batch_size'"])
+@pytest.mark.parametrize("given", [None, 7])
+def test_a_flags_default_is_the_scripts_unless_a_command_gives_another(flag: str, given: int | None) -> None:
+    text = PARSED.format(flag=flag, more=", default=4", then="") + BY_FLAG
+    name = "--size" if "--size" in flag else "--batch-size" if "-size" in flag else "--batch_size"
+    texts = {"train.py": text, **({"run.sh": f"torchrun --nproc_per_node=2 train.py {name} {given}\n"} if given else {})}
+    reads, left = recognised(texts, set(texts))
+    assert not left
+    assert reads["train.py"].request["microbatch"] == (given or 4)
+    assert any("(line 2: the default of --" in line for line in reads["train.py"].assumed) == (given is None)
+
+
+@pytest.mark.parametrize(
+    ("more", "then"),
+    [
+        ("", ""), (", required=True", ""), (", default=usual", ""), (", default=4", "p.set_defaults(batch_size=2)\n"),
+        (", default=4", "p.add_argument('--batch_size', default=2)\n"), (", default=4", "args.batch_size = 2\n"),
+    ],
+)  # fmt: skip
+def test_a_default_that_is_not_sure_is_not_taken(more: str, then: str) -> None:
+    found = reading(PARSED.format(flag="'--batch_size'", more=more, then=then) + BY_FLAG)
+    assert found.values["per_device_train_batch_size"] == UNSET

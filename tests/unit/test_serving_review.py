@@ -98,7 +98,7 @@ def test_one_dequantized_matrix_and_the_tower_widen_the_high_end() -> None:
 @pytest.mark.parametrize("model", ["gemma-3-1b", "mistral-7b"])
 def test_a_quantized_cache_of_windowed_layers_is_refused(model: str) -> None:
     with pytest.raises(InputError, match="full attention only"):
-        memsheet.infer(model, max_model_len=1024, kv_dtype="fp8")
+        memsheet.infer(model, engine="transformers", max_model_len=1024, kv_dtype="fp8")
 
 
 def test_logits_of_the_token_before_stay_while_the_next_is_made() -> None:

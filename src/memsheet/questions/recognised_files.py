@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from memsheet.errors import InputError, refuse
 from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
@@ -11,10 +13,16 @@ from memsheet.exchange.launched import launched_reads
 from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
 from memsheet.spec.exchange import Read
+from memsheet.spec.exchange import read as read_values
+from memsheet.spec.launched import launched
+from memsheet.spec.library_defaults import shown
 from memsheet.spec.serve_pods import FOREIGN, NO_SERVER
+from memsheet.spec.trainer_script import DEFAULTS, SCRIPT
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 UNKNOWN = "is not recognised as a configuration"
+ENDINGS = (".json", ".toml", ".yaml", ".yml")
+OF_FLAGS = f"{SCRIPT}.{DEFAULTS}."
 NOT_READ = (UNKNOWN, FOREIGN, NO_SERVER)
 """How a reason ends for which a folder is read without the file."""
 
@@ -28,7 +36,7 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
     left: list[str] = []
     for name, text in texts.items():
         own, error = _read(name, text)
-        shell = not name.endswith((".py", ".json", ".toml", ".yaml", ".yml"))
+        shell = not name.endswith((".py", *ENDINGS))
         further, unread = _launched_files(name, text, own) if shell and len(text) <= MOST_SCRIPT else ({}, ())
         reads |= {**({name: own} if own else {}), **further}
         left += unread
@@ -40,7 +48,34 @@ def recognised(texts: Mapping[str, str], in_folder: Collection[str]) -> tuple[di
             left.append(f"{name}: {problem.reason}" + f" ({why})" * bool(why))
     if left and not reads:
         raise refuse("file", ", ".join(left_name.partition(":")[0] for left_name in left), UNKNOWN, f"known: {', '.join(NAMES)}")
+    for name, own in reads.items():
+        given = _given(name, texts)
+        reads[name] = _with_flags(own, given)
+        if given and given.keys() <= _flags_of(own).keys():
+            left = [line for line in left if f": what {Path(name).name} is given" not in line]
     return _one_script(reads, in_folder, left), tuple(left)
+
+
+def _given(name: str, texts: Mapping[str, str]) -> Mapping[str, Any]:
+    """The flags that a shell's script among the texts gives a script of that name."""
+    shells = (text for other, text in texts.items() if Path(other).suffix not in (".py", *ENDINGS) and len(text) <= MOST_SCRIPT)
+    started = (launched(text) for text in shells) if name.endswith(".py") else ()
+    return next((found.arguments for found in started if found is not None and Path(found.script).name == Path(name).name), {})
+
+
+def _flags_of(own: Read) -> Mapping[str, tuple[str, str, str]]:
+    """Flags of a training script whose values are its arguments', by their names: the argument, the flag as it is typed, and its line."""
+    told = {at.removeprefix(OF_FLAGS): str(held).split(" ") for at, held in own.values.items() if at.startswith(OF_FLAGS)}
+    return {flag.lstrip("-").replace("-", "_"): (at, flag, line) for at, (flag, line) in told.items()}
+
+
+def _with_flags(own: Read, given: Mapping[str, Any]) -> Read:
+    """A training script with the flags that a command gives it; what its own parser says of the others is an assumption."""
+    flags = _flags_of(own)
+    over = {at: given[name] for name, (at, *_) in flags.items() if name in given}
+    found = replace(read_values(own.form, {**own.values, **over}), release=own.release) if over else own
+    words = (f"{at} = {shown(own.values[at])} (line {line}: the default of {flag})" for at, flag, line in flags.values() if at not in over)
+    return replace(found, assumed=(*found.assumed, *words))
 
 
 def _launched_files(name: str, text: str, own: Read | None) -> tuple[Mapping[str, Read], tuple[str, ...]]:

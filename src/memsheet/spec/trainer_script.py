@@ -12,6 +12,7 @@ from typing import Any
 from memsheet.spec.exchange import UNSET
 from memsheet.spec.library_defaults import ADAPTERS_OF_TRL, WORTH_OFFLOADING, own_default
 from memsheet.spec.script import CLASS, LINE, SCOPE, WHOLE, Module, calls, flattened, read_module
+from memsheet.spec.script_flags import flags_in_call
 from memsheet.spec.trainers import ALL_LINEAR
 
 SFT = "SFTConfig"
@@ -37,6 +38,8 @@ PREPARES = "prepare_model_for_kbit_training"
 WIDTHS = ("load_in_4bit", "load_in_8bit")
 WITHOUT_BYTES = ("lora_alpha", "bias", "task_type", "inference_mode", "use_rslora", "init_lora_weights", "bnb_4bit_compute_dtype")
 RECOMPUTE = ("gradient_checkpointing_enable", "activation_checkpointing_enable")
+DEFAULTS = "defaults"
+"""Arguments that are a flag's default, with the flag's name and the line that says it."""
 SCRIPT, OURS = "script", (CLASS, LINE, SCOPE, WHOLE)
 UNSAID = "unsaid"
 """The dtype of a call that names none: transformers' default, by its release."""
@@ -61,6 +64,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         for key, value in last.items()
     }
     said = {key: value for key, value in said.items() if key not in OURS}
+    taken = flags_in_call(module, last)
+    said |= {at: flag.default for at, flag in taken.items() if at in said}
     own = _sft(said) if name == SFT else {}
     said = {key: value for key, value in said.items() if key not in own}
     if any(calls(module, RECOMPUTE)) and "gradient_checkpointing" not in said:
@@ -77,7 +82,8 @@ def arguments_of(text: str) -> Mapping[str, Any]:
         beside |= _prepared(held, said, quantized=bool(beside.get("quantized")))
     if not unsloth and beside.get("quantized") and beside.get("lora_rank") and any(calls(module, (SFT_TRAINER,))):
         beside["adapter_dtype"] = ADAPTERS_OF_TRL
-    return {SCRIPT: {"reads": told, **own, **beside}, **said}
+    defaults = {at: f"{flag.name} {flag.line}" for at, flag in taken.items()}
+    return {SCRIPT: {"reads": told, **({DEFAULTS: defaults} if defaults else {}), **own, **beside}, **said}
 
 
 def _model(module: Module, own: dict[str, Any]) -> dict[str, Any]:
