@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 
+import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.questions.check import checking
 from memsheet.report.bars import Look
 from memsheet.report.checked import Checked, render_checked
+from memsheet.spec.aliases import DEEPSPEED_FP16
 
 WHERE: dict[str, Any] = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None}
 AUTO = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}
 WIDTH = {"bf16": {"enabled": True}}
 ZERO: dict[str, Any] = {"zero_optimization": {"stage": 3}}
+EVERY_WIDTH: tuple[dict[str, Any], ...] = ({"precision.name": "fp32"}, {"precision.name": "bf16-master"}, DEEPSPEED_FP16)
 LAUNCH = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -229,3 +232,38 @@ def test_no_cure_says_that_a_plan_fits_which_nobody_knows(tmp_path: Path) -> Non
     needless = "offload-without-need"
     assert needless not in {rule.id for rule, _ in checked(tmp_path, {"ds_config.json": held}).mistakes}
     assert needless in {rule.id for rule, _ in checked(tmp_path, {"ds_config.json": held}, microbatch=1).mistakes}
+
+
+@pytest.mark.parametrize("width", [{}, {"bf16": {"enabled": "auto"}}], ids=["silent", "auto"])
+@pytest.mark.parametrize("gpus", ["8xL4", "8xA100-40GB", "8xT4", "8xH200"])
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_an_open_precision_is_as_sure_as_all_of_them(stage: int, gpus: str, width: dict[str, Any], tmp_path: Path) -> None:
+    """What DeepSpeed's file leaves to the script fits for sure in no precision alone, and fails for sure where it fails in every one."""
+    file = {"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 2, **width}
+    left = checked(tmp_path, {"ds_config.json": file}, gpus=gpus, seq_len=2048)
+    said = [checked(tmp_path, {"ds_config.json": file}, gpus=gpus, seq_len=2048, **one) for one in EVERY_WIDTH]
+    assert left.answer is not None
+    assert left.answer.verdict is not None
+    needs = [one.answer.verdict.device for one in said if one.answer and one.answer.verdict]
+    assert len(needs) == len(EVERY_WIDTH)
+    assert left.answer.verdict.device.low <= min(int(need.low) for need in needs) or result(left) == "does_not_fit"
+    assert left.answer.verdict.device.high >= max(int(need.high) for need in needs) or result(left) == "does_not_fit"
+    assert result(left) == ("does_not_fit" if all(result(one) == "does_not_fit" for one in said) else "uncertain")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_word_beside_a_file_means_what_it_does_to_the_files_engine(stage: int, tmp_path: Path) -> None:
+    """DeepSpeed's switch moves the optimizer, and parameters where they are divided; fsdp's moves both."""
+    (tmp_path / "ds.json").write_text(
+        json.dumps({"zero_optimization": {"stage": stage}, "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}})
+    )
+    given: dict[str, Any] = {"gpus": "8xA100-40GB", "seq_len": 512, "cpu_offload": True}
+    beside = memsheet.check(tmp_path / "ds.json", model="llama-3.2-1b", **given)
+    alone = memsheet.train("llama-3.2-1b", engine="deepspeed", zero=stage, microbatch=1, precision="bf16-master", **given)
+    assert beside.answer is not None, beside.why_not
+    assert beside.answer.plan.offload == alone.plan.offload
+    assert bool(beside.answer.plan.offload.parameters) is (stage == 3)
+    (tmp_path / "fsdp.yaml").write_text(LAUNCH)
+    others = memsheet.check(tmp_path / "fsdp.yaml", model="llama-3.2-1b", **{**given, "gpus": "16xA100-40GB"})
+    assert others.answer is not None, others.why_not
+    assert others.answer.plan.offload.parameters

@@ -10,7 +10,7 @@ from memsheet.cli import screen
 from memsheet.cli.each import worst_of_each
 from memsheet.cli.flags import values
 from memsheet.cli.line import Given
-from memsheet.questions.check import check_total_bytes, checking, paths_of, read_flags
+from memsheet.questions.check import check_total_bytes, checking, paths_of
 from memsheet.report.checked import checked_document, render_checked
 
 NO_START = 2
@@ -23,7 +23,7 @@ def check(asked: Given) -> int:
         return worst_of_each(asked.files, lambda file: check(Given(**{**vars(asked), "files": (file,), "each": False})), json=asked.json)
     decimal = screen.decimal(asked.units)
     question = jobs.question(asked)
-    checked = checking(asked.files, question.pop("model"), question, read_flags(values(asked), question["gpus"]))
+    checked = checking(asked.files, question.pop("model"), question, words=values(asked))
     if asked.json:
         screen.write_json(checked_document(checked))
     else:

@@ -8,8 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of, worst
+from memsheet.engines import engine_of
 from memsheet.frozen import dataclass
 from memsheet.sheet import STATES, Bytes, Component, Instant
+from memsheet.spec.aliases import DEEPSPEED_FP16
+from memsheet.spec.engine import Sharding
 from memsheet.spec.exchange import UNSET, Read
 from memsheet.spec.library_defaults import own_default
 from memsheet.spec.model import ModelSpec
@@ -70,7 +73,13 @@ def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Map
 
 
 TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
-PRECISIONS = ("bf16-pure", "bf16", "fp16", "fp32")
+
+
+def _widths(answer: Answer) -> tuple[dict[str, Any], ...]:
+    """Every precision that the engine of a plan trains in, DeepSpeed's fp16 with them."""
+    engine = engine_of(answer.plan)
+    half = ({"precision.name": None, **DEEPSPEED_FP16},) if engine.sharding is Sharding.DEEPSPEED else ()
+    return (*({"precision.name": name} for name in engine.precisions), *half)
 
 
 def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: Answer, ask: Ask) -> Doubt:
@@ -78,7 +87,7 @@ def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: A
     if not words:
         return Doubt("")
     open_batch = request.get("microbatch") is None
-    widths: tuple[dict[str, Any], ...] = tuple({"precision.name": name} for name in PRECISIONS) if len(words) > open_batch else ()
+    widths = _widths(answer) if len(words) > open_batch else ()
     at_most = [_of_default_batch(width, ask) for width in ({}, *widths)] if open_batch else []
     needs = [one.verdict.device for one in (answer, *map(ask, widths), *at_most) if one and one.verdict]
     reach = (

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet import api
-from memsheet.budget import Answer, Result
+from memsheet.budget import Answer, Result, budget_of
 from memsheet.errors import InputError, Problem, refuse, require
 from memsheet.exchange import DTYPE_UNKNOWN, MOST_SCRIPT, as_released, as_stored, in_sixteen_bits
 from memsheet.exchange.doubts import (
@@ -49,6 +49,7 @@ ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 CODE = ".py"
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
 DRAFT = "speculative.model"
+NOTHING: Mapping[str, Any] = {}
 NOT_MODELLED = "the files set what the sheet does not hold"
 
 
@@ -63,24 +64,30 @@ def check(*files: str | PathLike[str], model: str | None = None, **options: Unpa
     question = {key: asked.pop(key) for key in MACHINES}
     question["plan"] = api.plan_document_of(question["plan"]) or None
     require(Problem(field="file", value=file, reason="is no name of a file") for file in files if not isinstance(file, str | PathLike))
-    checked = checking(tuple(map(str, files)), model, question, read_flags(asked, question["gpus"]))
+    checked = checking(tuple(map(str, files)), model, question, words=asked)
     return replace(checked, answer=public_answer(checked.answer)) if checked.answer else checked
 
 
-def read_flags(given: Mapping[str, Any], gpus: Any) -> dict[str, Any]:
-    """Options in words of either task, whichever knows them all: what runs is the files' to say."""
+def read_flags(given: Mapping[str, Any], gpus: Any, planned: Mapping[str, Any]) -> dict[str, Any]:
+    """Options in words of either task, whichever knows them all, as the engine that the files are of (``planned``) has them: what runs is theirs to
+    say.
+    """
     try:
-        found = in_our_words(given, "train")
+        found = in_our_words(given, "train", planned)
     except InputError as error:
         try:
-            found = in_our_words(given, "infer")
+            found = in_our_words(given, "infer", planned)
         except InputError:
             raise error from None
     return accumulated(found.request, parse_gpus(str(gpus))[0] if gpus else None)[0]
 
 
-def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any], flags: Mapping[str, Any]) -> Checked:
-    """The files read together, accounted and looked over. Raises InputError for what cannot be read at all."""
+def checking(
+    files: tuple[str, ...], model: str | None, question: dict[str, Any], flags: Mapping[str, Any] = NOTHING, words: Mapping[str, Any] = NOTHING
+) -> Checked:  # fmt: skip
+    """The files read together, accounted and looked over. ``flags``: what is said beside them, as keys of a plan; ``words``: as people say it.
+    Raises InputError for what cannot be read at all.
+    """
     if question["parameters"] is not None:
         raise refuse("parameters", question["parameters"], "says nothing of a file's activations", "name the model: --model")
     texts, document = gathered(files, question.pop("plan", None))
@@ -95,6 +102,7 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     reads = {name: _bundled(read) for name, read in reads.items()}
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
+    flags = {**flags, **read_flags(words, question["gpus"], _said_of_engine(reads, request))}
     reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
     name = model or document.get("model") or _named(reads)
     reads = {read_name: _stored(read, name) for read_name, read in reads.items()}
@@ -117,13 +125,21 @@ def checking(files: tuple[str, ...], model: str | None, question: dict[str, Any]
     moved = (*_moved(reads, answer), *_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
     doubt = _doubt(reads, answer, moved, flags, case)
-    if answer and answer.verdict and answer.verdict.result is not Result.DOES_NOT_FIT:  # what the sheet is not of may need more
-        doubt = both_doubts(doubt, left_to_script(whole.script, whole.request, answer, case.ask))
+    if answer and answer.verdict:
+        unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
+        if answer.verdict.result is not Result.DOES_NOT_FIT or _may_fit(answer, unsaid):
+            doubt = both_doubts(doubt, unsaid)
     mistakes = tuple((rule, _claimed(found, moved, flags, case)) for rule, found in mistakes)
     return Checked(
         reads=reads, answer=doubted(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
         doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
     )  # fmt: skip
+
+
+def _said_of_engine(reads: Mapping[str, Read], planned: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine and its sharding as the files say them, the plan among them: a word beside them means what it does there."""
+    said = [planned, *({key: read.request[key] for key in read.request.keys() - read.unsaid} for read in reads.values())]
+    return {key: value for one in said for key in ("engine", "zero") if (value := one.get(key)) is not None}
 
 
 def gathered(files: tuple[str, ...], plan: Any) -> tuple[dict[str, str], Mapping[str, Any]]:
@@ -336,6 +352,11 @@ def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...
     }
     asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
     return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
+
+
+def _may_fit(answer: Answer, doubt: Doubt) -> bool:
+    """Whether what is open may need so much less than a sheet that does not fit that it does."""
+    return bool(doubt.words) and answer.cluster is not None and doubt.least_bytes <= budget_of(answer.cluster).high_bytes
 
 
 def _claimed(found: Found, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case) -> Found:
