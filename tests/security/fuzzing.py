@@ -31,6 +31,7 @@ from unittest import mock
 import memsheet
 from memsheet.cli import main, trouble
 from memsheet.cli.commands import COMMANDS
+from memsheet.engines import MODELLED
 from memsheet.errors import InputError, printable
 
 HANG_S, MOST_WRITTEN, MEMORY = 5, 2**20, 3 * 2**30
@@ -144,27 +145,9 @@ def vocabulary() -> tuple[str, ...]:
     homes = [import_module(f"memsheet.spec.{name}") for name in ("plan", "engine", "dtypes", "model", "segments")]
     enums = {kind for home in homes for kind in vars(home).values() if isinstance(kind, type) and issubclass(kind, Enum)}
     found = {str(member.value) for kind in enums for member in kind}
-    engines = (
-        "transformers",
-        "fsdp1",
-        "fsdp2",
-        "deepspeed",
-        "megatron",
-        "torchtitan",
-        "torchtune",
-        "litgpt",
-        "llm-foundry",
-        "internevo",
-        "ms-swift",
-        "vllm",
-        "sglang",
-        "llama.cpp",
-        "autoawq",
-        "gpt-fast",
-    )
     words = ("bf16-true", "bf16-mixed", "bf16-master", "fp16-master", "fp32", "fp8", "nf4", "int8", "awq", "gptq", "mxfp4", "full", "lora", "qlora", "front", "heat", "waterfall", "least", "fastest",
              "static", "dynamic", "quantized", "cuda", "cpu", "forward", "backward", "loss", "optimizer,parameters", "activations", "q_proj,v_proj", "all-linear")  # fmt: skip
-    return tuple(sorted(found | {*engines, *words}))
+    return tuple(sorted(found | {*MODELLED, *words}))
 
 
 @cache

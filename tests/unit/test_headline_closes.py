@@ -10,24 +10,57 @@ import pytest
 import memsheet
 from memsheet.budget import Answer
 from memsheet.catalog import devices
+from memsheet.cli import main
 from memsheet.report.bars import Look
 from memsheet.report.sizes import capacity
 from memsheet.report.table import render
 from memsheet.sheet import Bytes
 
 RANGED = [one.name for one in devices() if one.framework_low_bytes != one.framework_high_bytes and one.engines is None and not one.unified]
-GIVEN = re.compile(r"needs ([\d.]+) (?:GiB )?of ([\d.]+)(?: to [\d.]+)? GiB(?: \(([\d.]+) GiB on some\))? per GPU")
-FREE = re.compile(r"([\d.]+) (KiB|MiB|GiB) free")
+GIVEN = re.compile(
+    r"needs (?P<need>[\d.]+) (?:GiB )?(?:of (?P<room>[\d.]+) GiB(?: \([\d.]+ GiB on some\))? )?per GPU"
+    r"(?: · range (?P<low>[\d.]+)(?: GiB)? to (?P<high>[\d.]+) GiB)?(?: · a card gives (?P<least>[\d.]+) to (?P<most>[\d.]+) GiB)?"
+)
+LEFT = re.compile(r"([\d.]+) (KiB|MiB|GiB) (free|too much|more than the least)")
 PARTS = {"KiB": 2**20, "MiB": 2**10, "GiB": 1}
 
 
 def closes(answer: Answer) -> re.Match[str]:
     head = " ".join(render(answer, Look(width=200)).split("\n\n")[0].split())
-    sizes, free = GIVEN.search(head), FREE.search(head)
+    return closing_of(head)
+
+
+def closing_of(head: str) -> re.Match[str]:
+    """What a headline says of a need and of a room, each within its own range, with what is left between them."""
+    sizes, left = GIVEN.search(head), LEFT.search(head)
     assert sizes, head
-    assert free, head
-    assert float(sizes[1]) + float(free[1]) / PARTS[free[2]] == pytest.approx(float(sizes[2]), abs=0.021), head
+    assert left, head
+    room = float(sizes["room"] or sizes["least"])
+    rest = float(left[1]) / PARTS[left[2]] * (1 if left[3] == "free" else -1)
+    assert float(sizes["need"]) + rest == pytest.approx(room, abs=0.021), head
+    assert not sizes["low"] or float(sizes["low"]) <= float(sizes["need"]) <= float(sizes["high"]), head
+    assert (sizes["room"] is None) is ("the least it gives" in head), head
     return sizes
+
+
+RANGES = (
+    "train llama-3.2-1b --gpus 1x24GB --seq-len 2048", "train llama-3.2-1b --gpus 2x16GB --seq-len 512 --engine deepspeed --zero 2",
+    "train gpt2 --gpus 1x24GB --seq-len 512", "infer llama-3.2-1b --gpus 1x24GB --engine transformers", "train llama-3.1-70b --gpus 8x80GB --seq-len 512",
+    "solve seq-len llama-3.2-1b --gpus 1x24GB", "solve gpus llama-3.1-8b --gpus 24GB --seq-len 1024", "plan train llama-3.2-1b --gpus 2x24GB --seq-len 512",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("line", RANGES)
+def test_a_card_of_a_size_has_a_range_of_its_own(line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A need and what a card gives are two ranges, and no phrase joins the ends of both."""
+    monkeypatch.setenv("COLUMNS", "80")
+    main(line.split())
+    out = capsys.readouterr().out
+    head = " ".join(out.split("\n\n")[0].split())
+    sizes = closing_of(head)
+    assert float(sizes["least"]) < float(sizes["most"])
+    assert max(map(len, out.splitlines())) <= 80
+    assert not re.search(r" of [\d.]+ to ", head)
 
 
 @pytest.mark.parametrize("name", RANGED)

@@ -13,7 +13,7 @@ from memsheet.report.bars import Look
 from memsheet.report.layout import command_row, flow, one_line, printed, row
 from memsheet.report.plan_story import choices_table, copies_lines, next_lines, plain_table, reason, story_table
 from memsheet.report.plan_words import choice_words, command, interval, seconds, words
-from memsheet.report.sizes import capacity, closing, headroom, spread
+from memsheet.report.sizes import closing, headroom, need_and_room
 from memsheet.report.table import asked, billions
 from memsheet.search.advice import NONE_FITS, Advice
 from memsheet.search.families import Family
@@ -82,12 +82,12 @@ def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
 
 def _headline(ranking: Ranking, best: Planned, look: Look) -> RenderableType:
     look = closing(best.verdict, ranking.cluster, look)
-    needs = f"needs {look.need(best.verdict.device.value, look.digits)} of {capacity(ranking.cluster.device, best.verdict, look)} per GPU"
-    said = needs, spread(best.verdict.device, look).strip(" ()"), headroom(best.verdict, look)
+    device = ranking.cluster.device
+    said = *need_and_room(device, best.verdict, look), headroom(device, best.verdict, look)
     if not ranking.plans:
         short = best.verdict.host_short_bytes
         host = (f"host memory lacks {look.need(short)} a node for what it keeps there",) if short else ()
-        least = f"the plan that lacks least {needs}"
+        least = f"the plan that lacks least {said[0]}"
         if ranking.result is Result.UNCERTAIN:
             return row("UNCERTAIN", "bold yellow", ("nothing is sure to fit", least, *said[1:], *host), look)
         return row("NOTHING FITS", "bold red", (least, *said[1:], *host), look)

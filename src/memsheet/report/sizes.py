@@ -30,21 +30,39 @@ def closing(verdict: Verdict | None, cluster: Cluster | None, look: Look) -> Loo
     return replace(look, digits=MOST_DIGITS)
 
 
-def capacity(device: Device, verdict: Verdict, look: Look) -> str:
-    """What a framework gets of a card: the size of which ``headroom`` is what is left, as a range where nobody has seen it printed. Where some were
-    seen with less, that is told when it decides.
+def need_and_room(device: Device, verdict: Verdict, look: Look) -> tuple[str, ...]:
+    """What a GPU needs, of what a framework gets of the card, and the range of the need. Where nobody has seen what is got, that is a range of its
+    own, in a phrase of its own.
     """
-    low, high = look.room(device.framework_low_bytes, look.digits), look.room(device.framework_high_bytes, look.digits)
+    need, ends = look.need(verdict.device.value, look.digits), spread(verdict.device, look).strip(" ()")
+    given = capacity(device, verdict, look)
+    return (f"needs {need} of {given} per GPU", ends) if given else (f"needs {need} per GPU", ends, f"a card gives {_ends(device, look)}")
+
+
+def capacity(device: Device, verdict: Verdict, look: Look) -> str:
+    """What a framework gets of a card, the size of which ``headroom`` is what is left; nothing where that is a range. Where some were seen with less,
+    that is told when it decides.
+    """
+    low = look.room(device.framework_low_bytes, look.digits)
     if device.basis is not Basis.REPORTED:
-        return low if low == high else span(low, high)
+        return low if _ends(device, look) == low else ""
     given = look.room(device.framework_bytes, look.digits)
     decides = device.framework_low_bytes < verdict.device.high <= device.framework_bytes and low != given
     return f"{given} ({low} on some)" if decides else given
 
 
-def headroom(verdict: Verdict, look: Look) -> str:
-    size = verdict.headroom_bytes
-    return f"{look.need(-size, look.digits)} too much" if size < 0 else f"{look.room(size, look.digits)} free"
+def _ends(device: Device, look: Look) -> str:
+    """The least and the most that a framework may get of a card."""
+    low, high = look.room(device.framework_low_bytes, look.digits), look.room(device.framework_high_bytes, look.digits)
+    return low if low == high else span(low, high)
+
+
+def headroom(device: Device, verdict: Verdict, look: Look) -> str:
+    """What is left of a card, or lacks; of one that nobody has seen, of the least it may give."""
+    size, least = verdict.headroom_bytes, "" if capacity(device, verdict, look) else " of the least it gives"
+    if size < 0:
+        return f"{look.need(-size, look.digits)} {'more than the least it gives' if least else 'too much'}"
+    return f"{look.room(size, look.digits)} free{least}"
 
 
 def spread(size: Bytes, look: Look) -> str:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from memsheet.budget import Result, Verdict, WayToFit
+from memsheet.budget import Result, WayToFit
 from memsheet.errors import printable
 from memsheet.formulas.states.params import parameter_count
 from memsheet.report.bars import Look
 from memsheet.report.json import fix_document, plan_document, way_document
 from memsheet.report.layout import flow, one_line, printed, row
-from memsheet.report.sizes import capacity, closing, headroom, spread
+from memsheet.report.sizes import closing, headroom, need_and_room
 from memsheet.report.table import asked, billions
 from memsheet.report.typed_changes import change_line
 from memsheet.report.ways_to_fit import ways_table
@@ -98,10 +98,9 @@ def _number(solution: Solution, tried: Tried) -> str:
 
 def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
     verdict = shown.verdict
-    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(shown.cluster.device, verdict, look)} per GPU"
-    said = needs, spread(verdict.device, look).strip(" ()"), _free(verdict, look), _where(shown)
+    said = *need_and_room(shown.cluster.device, verdict, look), _free(shown, look), _where(shown)
     if solution.result is Result.DOES_NOT_FIT:
-        return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {needs}", *said[1:]), look)
+        return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {said[0]}", *said[1:]), look)
     if solution.found is None:
         best = f"{BEST[solution.target].format(_quantity(solution, shown))} may fit, nothing is sure to"
         return row("UNCERTAIN", "bold yellow", (best, *said), look)
@@ -113,9 +112,10 @@ def _least(solution: Solution) -> str:
     return "the most" if solution.target is Target.GPUS else "the least"
 
 
-def _free(verdict: Verdict, look: Look) -> str:
+def _free(shown: Tried, look: Look) -> str:
+    verdict = shown.verdict
     lacking = f"host memory lacks {look.need(verdict.host_short_bytes)} a node" if verdict.host_short_bytes else ""
-    return lacking or headroom(verdict, look)
+    return lacking or headroom(shown.cluster.device, verdict, look)
 
 
 def _where(tried: Tried) -> str:

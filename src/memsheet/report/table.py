@@ -19,7 +19,7 @@ from memsheet.report.measured import framework_name, headline, measured_lines, m
 from memsheet.report.recomputed import with_recompute
 from memsheet.report.serving import serving_lines
 from memsheet.report.short_pool import pool_lacks
-from memsheet.report.sizes import capacity, closing, headroom, spread
+from memsheet.report.sizes import closing, headroom, need_and_room, spread
 from memsheet.report.traced import step_of, traced_lines
 from memsheet.report.unasked import unasked
 from memsheet.report.unsure import deciding_notes
@@ -96,13 +96,12 @@ def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
     if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
         alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
         word, style = f"{word}, {alone} ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
-    needs = f"needs {look.need(verdict.device.value, look.digits)} of {capacity(cluster.device, verdict, look)} per GPU"
     host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
-    left = pool_lacks(answer, look) or headroom(verdict, look)
+    left = pool_lacks(answer, look) or headroom(cluster.device, verdict, look)
     if deciding_notes(answer):
         left = f"expert routing decides · {left}"
     last = (_which(answer, sheet), _peak(sheet), with_recompute(answer, look))
-    return row(word, style, (*host, needs, spread(verdict.device, look).strip(" ()"), left, *last), look)
+    return row(word, style, (*host, *need_and_room(cluster.device, verdict, look), left, *last), look)
 
 
 def decisive(answer: Answer) -> Sheet:
