@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -128,6 +129,14 @@ def test_device_is_whole_and_sourced(device):
     assert device.evidence
     assert device.basis is Basis.REPORTED or device.framework_bytes == device.framework_low_bytes, "a derived figure is the low end"
     assert catalog.find_device(device.name) is device is catalog.find_device(device.full_name)
+
+
+def test_what_is_recalled_says_so_and_every_source_is_named():
+    table = tomllib.loads((files("memsheet.catalog") / "devices.toml").read_text())
+    for name, row in table["device"].items():
+        cited = {one for names in row["sources"].values() for one in names}
+        assert not [one for one in cited if " " not in one and one not in table["sources"]], name
+        assert ("recalled" in cited) == any("recalled" in told for told in row.get("uncertain", ())), name
 
 
 def test_there_are_38_devices_and_no_spelling_names_two():

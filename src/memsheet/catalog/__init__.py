@@ -179,7 +179,7 @@ def _kind(link: dict[str, Any]) -> str:
 def _device(name: str) -> Device:
     row = _row(name)
     memory, sources = row["memory"], row["sources"]
-    cited = _cite(sources.get("framework_total_gib") or sources.get("all") or [])
+    cited = _cite(sources.get("framework_total_gib") or sources.get("all") or sources.get("rest") or [])
     low, value, high, basis, evidence = _framework(memory, cited)
     driver = memory.get("driver_total_bytes") or (memory["driver_total_mib"] * MIB if "driver_total_mib" in memory else None)
     return Device(

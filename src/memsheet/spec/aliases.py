@@ -15,7 +15,7 @@ from memsheet.spec.library_defaults import LIBRARY_DEFAULTS
 TRAIN, INFER = "train", "infer"
 PARTITIONED = "@partitioned_parameters"
 """What is of parameters where ZeRO divides them: at stage 3. DeepSpeed's older ``cpu_offload`` of stages 1 and 2 is the optimizer's
-(0.19.8 runtime/zero/config.py, cpu_offload).
+(deepspeedai/DeepSpeed edaa722 deepspeed/runtime/zero/config.py:202-212, which reads it as offload_optimizer on the CPU).
 """
 
 

@@ -31,8 +31,8 @@ TRAINABLE_QUANTIZED = (*DOUBLED, *LORA_ALONE)
 STORED_TRAINABLE = (*DOUBLED, "nf4-single", "fp4-double", "int8")
 """Formats of bitsandbytes that can be trained beside, as a checkpoint names them: by whether their scales are quantized again."""
 OUTLIER_COLUMNS = 7
-"""Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion parameters (arXiv:2208.07339,
-section 3.2). How many a run has depends on its data: none to all of them.
+"""Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion parameters (arXiv:2208.07339, end
+of section 3.2: |O| <= 7). How many a run has depends on its data: none to all of them.
 """
 DEQUANTIZED = ("fp8", "fp8-block", "mxfp4")  # released formats that are trained in another precision
 FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}

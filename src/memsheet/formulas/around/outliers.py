@@ -23,8 +23,10 @@ NOTE = (
     "layer are expected (arXiv:2208.07339), none to all of them is the range"
 )
 
+# hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/hparams/model_args.py:149-152 (use_reentrant_gc), which FSDP2 and KTransformers switch off
+# (model/model_utils/checkpointing.py:43-60, 177-182)
 REENTRANT = (
-    "its layers hold their input in attributes, which a checkpoint does not drop unless it is reentrant (LLaMA-Factory's default, and transformers' "
+    "its layers hold their input in attributes, which a checkpoint does not drop unless it is reentrant (LLaMA-Factory's default but with FSDP2, and transformers' "
     "before version 5): the low end"
 )
 
