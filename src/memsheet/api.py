@@ -37,7 +37,7 @@ from memsheet.sheet import Sheet
 from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
-from memsheet.spec.library_defaults import of_library, shown, taken
+from memsheet.spec.library_defaults import consequences, of_library, shown, taken
 from memsheet.spec.model import Embeddings, Head, ModelSpec
 from memsheet.spec.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.spec.overriding import without_overridden
@@ -97,6 +97,8 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
     name, request, cluster, where = question(
         "train", model, dict(options), searched="micro-batches and the mesh", varied=VARIED, settled=METHOD_KEYS if method else ()
     )
+    if method is not None:
+        request |= consequences(where["library"], {**request, **METHODS[method]})
     if cluster is None:
         raise refuse("gpus", None, "is missing", "for example --gpus 8xH100-80GB")
     if name is None:

@@ -100,6 +100,12 @@ def test_trl_trains_adapters_in_sixteen_bits_beside_a_quantized_base(weights: st
     assert (read[True]["adapter.dtype"], read[False].get("adapter.dtype")) == ("bf16", None)
 
 
+@pytest.mark.parametrize(("method", "dtype"), [("qlora", "bf16"), ("lora", "fp32")])
+def test_a_plan_by_a_method_trains_adapters_as_the_library_does(method: str, dtype: str) -> None:
+    best = memsheet.plan("llama-tiny", engine="trl", gpus="1xH100-80GB", method=method, global_batch=8, seq_len=64, top=1).ranking.plans[0]
+    assert best.request.get("adapter.dtype", "fp32") == dtype
+
+
 @pytest.mark.parametrize(("words", "rank", "weights"), [
     ({}, 16, "nf4"), ({"load_in_4bit": False}, 16, None), ({"quantize": "none"}, 16, None), ({"full_finetuning": True}, None, None), ({"lora_rank": 4}, 4, "nf4"),
 ])  # fmt: skip

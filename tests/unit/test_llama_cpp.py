@@ -269,7 +269,7 @@ def test_what_llama_cpp_does_not_have_is_refused_by_name(options: dict[str, Any]
 
 def test_a_mix_belongs_to_llama_cpp():
     with pytest.raises(InputError, match="mix of types"):
-        infer(LLAMA, max_model_len=128, quantize="gguf:Q4_K_M")
+        infer(LLAMA, engine="transformers", max_model_len=128, quantize="gguf:Q4_K_M")
 
 
 def test_transformers_unpacks_what_llama_cpp_keeps_packed():

@@ -20,6 +20,10 @@ OVERRULED = ((0, 15, 0), (0, 22, 0))
 """Releases of vLLM that take what compressed-tensors names whatever they are told (v0.16.0 attention.py:232, v0.21.0 :233; v0.33.0 :288 does not)."""
 
 
+IN_FOUR_BITS = "--engine llama.cpp --kv-dtype q4_0"
+"""The one engine here whose cache has a format of four bits (ggml-org/llama.cpp common/arg.cpp, --cache-type-k)."""
+
+
 def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None, model: ModelSpec | None = None) -> DType:
     """The cache's format; llama.cpp's is fp16 whatever the file stores."""
     given = gaps.request.get("serving.kv_dtype")
@@ -40,7 +44,8 @@ def _check_honoured(gaps: Gaps, engine: Engine | None, model: ModelSpec | None, 
         return
     if engine.cache_dtypes is not None and found is not precision.compute and found.name not in engine.cache_dtypes:
         known = ", ".join(dict.fromkeys((precision.compute.name, *engine.cache_dtypes)))
-        gaps.wrong(field, given, f"is not what {engine.name} keeps keys and values in", f"{known}, or leave it out")
+        four = f"; in four bits {IN_FOUR_BITS}" if found.bits <= 4 and engine.server != "llama_cpp" else ""
+        gaps.wrong(field, given, f"is not what {engine.name} keeps keys and values in", f"{known}, or leave it out{four}")
     if engine.server == "transformers" and found is not precision.compute and gaps.request.get("phase") != "load" and _has_windows(model):
         reason = f"is no cache of {model.name if model else ''} in transformers, which quantizes keys of full attention only"
         gaps.wrong(field, given, reason, f"--kv-dtype {precision.compute.name}")  # cache_utils.py:2188
