@@ -288,9 +288,10 @@ def answer(
     others = _other_engines(spec, request, cluster, resolved.plan) if fix else ()
     ways: tuple[WayToFit, ...] = ()
     if verdict and cluster and fix and _is_stuck(verdict, serving):
-        from memsheet.search.ways_to_fit import ways_to_fit
+        from memsheet.search.ways_to_fit import LIBRARY, ways_to_fit
 
-        ways = ways_to_fit(spec, request, cluster, lambda name: read_model(name, catalog=catalogued, names=model_names()))
+        asked = {**request, LIBRARY: library}
+        ways = ways_to_fit(spec, asked, cluster, lambda name: read_model(name, catalog=catalogued, names=model_names()))
     found = answer_of(spec, resolved, cluster, sheets, verdict)
     return replace(found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways)
 

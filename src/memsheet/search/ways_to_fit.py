@@ -19,6 +19,7 @@ from memsheet.resolve import resolve
 from memsheet.sheet import Sheet
 from memsheet.spec.device import MAX_DEVICES, ONE_NODE, Cluster, cluster_of
 from memsheet.spec.hardware import unsupported
+from memsheet.spec.library_defaults import consequences
 from memsheet.spec.model import ModelSpec, Moe
 from memsheet.spec.plan import Plan
 
@@ -45,12 +46,16 @@ FEWER_BITS: Mapping[str, tuple[Edits, ...]] = {
 IN_BITS = "gguf:Q4_K_M"
 
 
+LIBRARY = "@library"
+"""The library whose ways a changed question has, beside the keys of a plan."""
+
+
 def ways_to_fit(
     spec: ModelSpec, request: Request, cluster: Cluster, read: Callable[[str], ModelSpec] | None = None
 ) -> tuple[WayToFit, ...]:
     """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no smaller one is looked at."""
     try:
-        plan = resolve(request, spec, cluster).plan
+        plan = resolve({key: value for key, value in request.items() if key != LIBRARY}, spec, cluster).plan
     except InputError:
         return ()
     kinds = _training_ways if plan.task == "train" else _serving_ways
@@ -192,7 +197,8 @@ def _series(name: str) -> str:
 
 def _tried(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str) -> WayToFit | None:
     """The question with some changes, where it is sure to fit; None elsewhere."""
-    asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model")}
+    asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model", LIBRARY)}
+    asked |= consequences(request.get(LIBRARY), asked) if "engine" not in edits else {}
     try:
         plan = resolve(asked, spec, cluster).plan
         require(unsupported(plan, cluster, spec))
