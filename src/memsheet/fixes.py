@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Change, Fix, Result, Verdict, judge_plan
+from memsheet.budget import Beside, Change, Fix, Result, Verdict, doubted, judge_plan
 from memsheet.engines import find_engine
 from memsheet.errors import InputError, require
 from memsheet.frozen import dataclass
@@ -37,6 +37,7 @@ class _Tried:
     verdict: Verdict
     changes: tuple[Change, ...]
     library: str | None = None
+    beside: Beside | None = None
 
     @property
     def bytes(self) -> int:
@@ -154,14 +155,15 @@ CANDIDATES = (
 
 
 def cheapest_fix(
-    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict, library: str | None = None
-) -> Fix | None:
+    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict, library: str | None = None,
+    beside: Beside | None = None,
+) -> Fix | None:  # fmt: skip
     """The cheapest single change that fits, else the shortest list found greedily; None when it fits or nothing helps. ``library``: whose ways
-    a change has.
+    a change has; ``beside``: what it holds that no sheet does.
     """
     if verdict.result is Result.FITS or request.get("task") != "train":
         return None
-    start = _Tried(request, cluster, resolve(request, spec, cluster).plan, sheets, verdict, (), library)
+    start = _Tried(request, cluster, resolve(request, spec, cluster).plan, sheets, verdict, (), library, beside)
     singles: list[_Tried] = []
     for tier in TIERS:
         singles += _each(spec, start, (tier,) if singles else range(tier + 1))
@@ -254,7 +256,8 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
         require(unsupported(plan, cluster, spec))
         if plan.engine != state.plan.engine and edits.keys().isdisjoint(("engine", "gpus")):
             return None  # what another engine takes is no change of this job
-        sheets, verdict = _judged(spec, plan, cluster)
+        library, beside = (state.library, state.beside) if "engine" not in edits else (None, None)  # another engine is no library's
+        sheets, verdict = _judged(spec, plan, cluster, beside)
     except InputError:
         return None
     if verdict.host_short_bytes:
@@ -264,17 +267,17 @@ def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | Non
         key=key, before=_before(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
         needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
     )  # fmt: skip
-    return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), state.library)
+    return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), library, beside)
 
 
-def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[tuple[Sheet, ...], Verdict]:
-    """Sheets and verdict of a plan; the step is replayed, as it is for a question, where that could decide."""
+def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster, beside: Beside | None) -> tuple[tuple[Sheet, ...], Verdict]:
+    """Sheets and verdict of a plan with what is held beside it; the step is replayed, as it is for a question, where that could decide."""
     for replays in (False, True):
         sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
         verdict = judge_plan(spec, plan, cluster, sheets)
         if verdict.result is Result.DOES_NOT_FIT:
             break
-    return sheets, verdict
+    return sheets, doubted(verdict, cluster, *beside(spec, plan)) if beside else verdict
 
 
 def _before(state: _Tried, key: str) -> Any:

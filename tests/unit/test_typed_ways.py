@@ -135,3 +135,28 @@ def test_what_solving_offers_can_be_typed_as_it_is_printed(
         if line[1] == "gpus":
             assert found["found"]["device_bytes"] == one["device_bytes"], (asked, change)
             assert str(one["changes"]["gpus"]).startswith(f"{found['found']['value']}x")
+
+
+LIBRARIES = ("trl", "axolotl", "unsloth", "llama-factory", "hf")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_helps_a_librarys_job_is_sure_to_fit_with_what_the_library_holds_besides(
+    library: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a library holds beside the sheet is weighed in each change as it is in the answer to the line that says it."""
+    monkeypatch.setenv("COLUMNS", "120")
+    met = 0
+    for model, gpus in (("llama-3.1-8b", "8xA100-40GB"), ("llama-3.2-1b", "2xL4"), ("llama-3.1-8b", "1xRTX4090")):
+        line = ["train", model, "--gpus", gpus, "--seq-len", "4096", "--engine", library]
+        document = run(line, capsys)
+        fix = document["verdict"].get("cheapest_fix")
+        main(line)
+        block = [part for part in capsys.readouterr().out.split("\n\n") if "\nadd  " in part or "\nreplace  " in part] if fix else []
+        said = [" ".join(re.split(r"\n(?=add  |replace  )", part)[1].split()) for part in block]
+        said = [re.sub("^(add|replace) ", r"\1  ", one) for one in said] if fix else offered(line, capsys)
+        for one, change in zip([fix] if fix else document.get("ways_to_fit", ()), said, strict=True):
+            verdict = run(as_changed(line, change), capsys)["verdict"]
+            assert (verdict["result"], verdict["device_bytes"]) == (Result.FITS.value, one["device_bytes"]), (line, change)
+            met += 1
+    assert met

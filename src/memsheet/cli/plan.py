@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 
 from memsheet import api
+from memsheet.api.bare_counts import count_of
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
@@ -47,4 +48,4 @@ def plan(asked: Given) -> int:
 
 
 def _tokens(asked: Given) -> int | None:
-    return None if asked.tokens is None else api.count_of(asked.tokens, "tokens")
+    return None if asked.tokens is None else count_of(asked.tokens, "tokens")

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
 from memsheet import api
-from memsheet.budget import Answer, Result, budget_of
+from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem, refuse, require
-from memsheet.exchange import DTYPE_UNKNOWN, MOST_SCRIPT, as_released, as_stored, in_sixteen_bits
+from memsheet.exchange import MOST_SCRIPT, as_released
 from memsheet.exchange.doubts import (
-    FURTHER,
-    Doubt,
-    another_model,
     both_doubts,
     doubted,
-    least_of,
-    left_open,
     left_to_script,
-    says_sequences_alone,
-    stand_in,
-    stored_as,
 )  # fmt: skip
-from memsheet.exchange.lint import Case, Found, Rule, lint
+from memsheet.exchange.lint import Case, lint
 from memsheet.exchange.together import together, with_their_files
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
+from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
 from memsheet.questions.export import PLAN, SHEET, picked
-from memsheet.questions.recognised_files import of_folders, recognised, unasked
+from memsheet.questions.named_models import bundled_draft, bundled_name, model_of, named_model, stored_dtype, strange_drafts, unnamed_words
+from memsheet.questions.recognised_files import of_folders, recognised
 from memsheet.report.answer import public_answer
 from memsheet.report.checked import Checked
 from memsheet.spec.check import flatten
 from memsheet.spec.device import parse_gpus
-from memsheet.spec.exchange import AUTO, Moved, Read, Together
-from memsheet.spec.model import ModelSpec
+from memsheet.spec.exchange import Read, Together
 from memsheet.spec.of_the_script import absent_files
 from memsheet.spec.options import InferOptions
-from memsheet.spec.trainer_script import UNSAID
 from memsheet.spec.values import option_problems
 from memsheet.spec.words import accumulated, in_our_words
 
@@ -48,9 +40,7 @@ MOST_BYTES = 2**20
 ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh", ".sbatch", ".slurm")
 CODE = ".py"
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "parameters", "plan")
-DRAFT = "speculative.model"
 NOTHING: Mapping[str, Any] = {}
-NOT_MODELLED = "the files set what the sheet does not hold"
 
 
 def check(*files: str | PathLike[str], model: str | None = None, **options: Unpack[InferOptions]) -> Checked:
@@ -99,40 +89,40 @@ def checking(
         reads, skipped = recognised(texts, folder)
     reads = with_their_files(reads)
     texts = {**dict.fromkeys(reads, ""), **texts}
-    reads = {name: _bundled(read) for name, read in reads.items()}
+    reads = {name: bundled_draft(read) for name, read in reads.items()}
     where = {key: question[key] for key in ("nodes", "per_node", "host_memory", "cluster")}
     request = {key: value for key, value in flatten(document).items() if value is not None and key not in ("schema", "model", "gpus")}
     flags = {**flags, **read_flags(words, question["gpus"], _said_of_engine(reads, request))}
     reads = {name: _of_release(read, flags, request) for name, read in reads.items()}
-    name = model or document.get("model") or _named(reads)
-    reads = {read_name: _stored(read, name) for read_name, read in reads.items()}
+    name = model or document.get("model") or named_model(reads)
+    reads = {read_name: stored_dtype(read, name) for read_name, read in reads.items()}
     gpus = question["gpus"] or _cards(document.get("gpus"), reads)
     require(problem for read in reads.values() for problem in read.problems)
     whole = together(reads, request, flags, parse_gpus(str(gpus))[0] if gpus else None)
     ask = {**where, "gpus": gpus, "model": name}
-    strange = _strange(reads, {**request, **flags})
+    strange = strange_drafts(reads, {**request, **flags})
     answer, why_not = (None, strange) if name is None or strange else _answered(ask, whole.request)
     if answer and not gpus and (ranks := _data_parallel(answer, whole)):
         counted = f"{whole.gpus} GPUs, as many as the files start processes: --gpus names the card"
         whole = replace(whole, request={**whole.request, **ranks}, assumed=(counted, *whole.assumed))
         answer, why_not = _answered(ask, whole.request)
-    spec = answer.model if answer else _model(name)
+    spec = answer.model if answer else model_of(name)
     case = Case(
-        reads=reads, texts=texts, together=whole, answer=answer, model=spec, bundled=_bundled_name,
+        reads=reads, texts=texts, together=whole, answer=answer, model=spec, bundled=bundled_name,
         ask=_once(lambda changes: _changed(ask, {**whole.request, **_length_taken(answer)}, changes)),
     )  # fmt: skip
     mistakes = lint(case)
-    moved = (*_moved(reads, answer), *_beyond(mistakes))
+    moved = (*moved_bytes(reads, answer), *bytes_beyond(mistakes))
     left = tuple(f"{read_name}: {text}" for read_name, read in reads.items() for text in read.assumed)
-    doubt = _doubt(reads, answer, moved, flags, case)
+    doubt = doubt_of(reads, answer, moved, flags, case)
     if answer and answer.verdict:
         unsaid = left_to_script(whole.script, whole.request, answer, case.ask)
-        if answer.verdict.result is not Result.DOES_NOT_FIT or _may_fit(answer, unsaid):
+        if answer.verdict.result is not Result.DOES_NOT_FIT or may_fit(answer, unsaid):
             doubt = both_doubts(doubt, unsaid)
-    mistakes = tuple((rule, _claimed(found, moved, flags, case)) for rule, found in mistakes)
+    mistakes = tuple((rule, claimed_fit(found, moved, flags, case)) for rule, found in mistakes)
     return Checked(
         reads=reads, answer=doubted(answer, doubt), why_not=why_not, assumed=(*left, *whole.assumed), mistakes=mistakes, moved=moved,
-        doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else _unnamed(reads), on_cards=bool(gpus),
+        doubt=doubt.words, not_read=(*skipped, *too_large), no_model="" if name else unnamed_words(reads), on_cards=bool(gpus),
     )  # fmt: skip
 
 
@@ -216,59 +206,9 @@ def _cards(named: Any, reads: Mapping[str, Read]) -> str | None:
     return f"{counts[-1]}x{parse_gpus(str(named))[1]}"
 
 
-def _named(reads: Mapping[str, Read]) -> str | None:
-    """The model that a server's command names, where it is a bundled one: no path in a stranger's file is opened."""
-    from memsheet.catalog import find_model
-
-    named = _served(reads)
-    return named if named and find_model(named) else None
-
-
-def _bundled(read: Read) -> Read:
-    """The file with who drafts by the bundled name, where it is one of those."""
-    from memsheet.catalog import find_model
-
-    found = find_model(str(read.request.get(DRAFT) or ""))
-    return replace(read, request={**read.request, DRAFT: found["name"]}) if found else read
-
-
-def _bundled_name(served: str) -> str | None:
-    from memsheet.catalog import find_model
-
-    found = find_model(served) if served else None
-    return str(found["name"]) if found else None
-
-
-def _strange(reads: Mapping[str, Read], told: Mapping[str, Any]) -> tuple[str, ...]:
-    """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks up for it."""
-    from memsheet.catalog import find_model
-
-    named = [str(read.request[DRAFT]) for read in reads.values() if read.request.get(DRAFT)]
-    unknown = [name for name in named if told.get(DRAFT) is None and not find_model(name)]
-    return tuple(f"{name} drafts and is no bundled model, so there is no sheet: --draft-model" for name in unknown[:1])
-
-
-def _served(reads: Mapping[str, Read]) -> str | None:
-    return next((str(read.request["@model"]) for read in reads.values() if read.request.get("@model")), None)
-
-
-def _unnamed(reads: Mapping[str, Read]) -> str:
-    served = _served(reads)
-    if not served:
-        return "no model is named: --model"
-    return f"{served} is no bundled model: {stand_in(served, _bundled_name) or '--model names one, or its config.json'}"
-
-
 def _of_release(read: Read, flags: Mapping[str, Any], planned: Mapping[str, Any]) -> Read:
     """The file as the engine's release has it: a flag's before the file's own, which is before the plan's beside it."""
     return as_released(read, flags.get("engine_version") or read.request.get("engine_version") or planned.get("engine_version"))
-
-
-def _stored(read: Read, name: str | None) -> Read:
-    """The file with the dtype that the model's checkpoint has, where it takes that."""
-    model = _model(name) if read.values.get(read.form.stored) in (AUTO, UNSAID) else None
-    known = model is not None and (model.dtype or not model.quantization)  # one that is stored quantized computes in bf16
-    return as_stored(read, model.dtype if model and known else "bfloat16")
 
 
 def _answered(ask: Mapping[str, Any], request: Mapping[str, Any]) -> tuple[Answer | None, tuple[str, ...]]:
@@ -287,14 +227,6 @@ def _data_parallel(answer: Answer, whole: Together) -> dict[str, int]:
     if answer.plan.task != "train" or count <= ranks or count % ranks or whole.request.get(axis) is not None:
         return {}
     return {axis: count // ranks}
-
-
-def _model(name: Any) -> ModelSpec | None:
-    """The model of a job that is no plan as it stands."""
-    from memsheet.catalog import model_names
-    from memsheet.readers.model import read_model
-
-    return read_model(name, catalog=api.catalogued, names=model_names()) if name else None
 
 
 def _changed(ask: Mapping[str, Any], request: Mapping[str, Any], changes: Mapping[str, Any]) -> Answer | None:
@@ -337,117 +269,3 @@ def _train(ask: Mapping[str, Any], request: Mapping[str, Any], *, fix: bool) -> 
                 document[group] = value
     asks = api.infer if document.get("task") == "infer" else api.train
     return asks(**ask, plan=document, fix=fix)
-
-
-def _moved(reads: Mapping[str, Read], answer: Answer | None) -> tuple[Moved, ...]:
-    if answer is None:
-        return ()
-    micro = int(answer.plan.microbatch) * int(answer.plan.seq_len or 0)
-    sizes = {
-        "@hidden": answer.model.hidden,
-        "@vocab": answer.model.vocab,
-        "@tokens": micro,
-        "@loss": answer.plan.loss.value,
-        "@layers": sum(stack.layers for stack in answer.model.stacks),
-    }
-    asked = {**sizes, "precision.gradients": answer.plan.precision.gradients.name}
-    return tuple(moved for read in reads.values() if read.form.moves for moved in read.form.moves(read.values, asked))
-
-
-def _may_fit(answer: Answer, doubt: Doubt) -> bool:
-    """Whether what is open may need so much less than a sheet that does not fit that it does."""
-    return bool(doubt.words) and answer.cluster is not None and doubt.least_bytes <= budget_of(answer.cluster).high_bytes
-
-
-def _claimed(found: Found, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case) -> Found:
-    """A finding with what is known of the fit of the plan that it speaks of: where files hold more than the sheet, that of the sheet alone."""
-    other = case.ask(found.other) if found.fits else None
-    if other is None or other.verdict is None:
-        return found.claimed(sure=False)
-    doubt = _doubt(case.reads, other, moved, given, replace(case, answer=other))
-    return found.claimed(sure=other.verdict.result is Result.FITS and not doubt.words)
-
-
-def _beyond(mistakes: tuple[tuple[Rule, Found], ...]) -> tuple[Moved, ...]:
-    """Bytes of mistakes that come on top of the sheet."""
-    return tuple(
-        Moved(at=found.where, why=rule.id, low_bytes=0, high_bytes=found.saves_bytes)
-        for rule, found in mistakes
-        if found.beyond and found.saves_bytes
-    )
-
-
-def _described(read: Read, answer: Answer | None) -> Iterator[tuple[str, int]]:
-    """Sizes of the model that a file says and that are not the sheet's."""
-    if answer is None:
-        return
-    own = {"layers": sum(stack.layers for stack in answer.model.stacks), "hidden": answer.model.hidden}
-    for at, size in read.form.describes.items():
-        if read.values.get(at) not in (None, own[size]):
-            yield at, own[size]
-
-
-def _doubt(
-    reads: Mapping[str, Read], answer: Answer | None, moved: tuple[Moved, ...], given: Mapping[str, Any], case: Case,
-) -> Doubt:  # fmt: skip
-    """Why the sheet's verdict does not hold for these files: what nobody accounts, or buckets that do not fit into what is free."""
-    verdict = answer.verdict if answer else None
-    if answer is None or verdict is None:
-        return Doubt("")
-    fewer, unsure = _at_fewest(answer, case)
-    least = int(fewer.verdict.device.low) if fewer.verdict else 0
-    if stranger := another_model(_served(reads), _model(_named(reads)), answer):
-        return Doubt(stranger, _least_as_stored(_served(reads) or "", stranger, answer, case.ask))
-    other = [f"{at} {read.values[at]}, and the model has {own}" for read in reads.values() for at, own in _described(read, answer)]
-    if apart := [*_other_nodes(reads, answer)]:
-        return Doubt("; ".join(apart), least)
-    if other:
-        return Doubt(f"the files are of another model: {'; '.join(other)}", least)
-    if absent := absent_files(reads):
-        return Doubt(f"{absent[0]} is named and is not among the files: name it on the command line, too")
-    named = [one for read in reads.values() for one in left_open(read, given, verdict.result)]
-    if named:
-        keys = (one.partition(" ")[0] for one in named if not one.startswith(FURTHER))
-        more_need_more = says_sequences_alone(reads.values(), named) and int(answer.plan.microbatch) == 1
-        words = _not_held(reads, named) + "; the range is of one sequence, and more need more" * more_need_more
-        return Doubt(words, least if more_need_more else least_of(fewer, keys))
-    if verdict.result is not Result.FITS and unsure:
-        return Doubt(DTYPE_UNKNOWN, least)
-    more, less = sum(one.high_bytes for one in moved), sum(one.low_bytes for one in moved)
-    room = answer.cluster.device.framework_low_bytes if answer.cluster else 0
-    if verdict.result is Result.FITS and int(verdict.device.high) + more > room:
-        return Doubt(f"with {', '.join(one.at for one in moved if one.high_bytes > 0)} it may need more than a GPU has", least)
-    if less and verdict.result is Result.DOES_NOT_FIT and int(verdict.device.low) + less <= room:
-        return Doubt(f"with {', '.join(one.at for one in moved if one.low_bytes < 0)} it may fit", least + less)
-    return Doubt("")
-
-
-def _at_fewest(answer: Answer, case: Case) -> tuple[Answer, bool]:
-    """The answer with weights of unknown dtype in sixteen bits, where the request takes them of a file; whether there are any."""
-    changes = {key: held for read in case.reads.values() for key, held in in_sixteen_bits(read).items() if key in case.request}
-    return (case.ask(changes) or answer, True) if changes else (answer, False)
-
-
-def _other_nodes(reads: Mapping[str, Read], answer: Answer) -> Iterator[str]:
-    """A server's command for another number of nodes than the cluster has."""
-    for read in reads.values():
-        said = read.values.get("--nnodes")
-        if read.request.get("task") == "infer" and answer.cluster and isinstance(said, int) and said != answer.cluster.nodes:
-            yield f"the command is for {said} nodes, and the cluster has {answer.cluster.nodes}"
-
-
-def _least_as_stored(served: str, words: str, answer: Answer, ask: Callable[[Mapping[str, Any]], Answer | None]) -> int:
-    """The least of the sheet's model, in the format that the served one's name says if that is what the doubt is of."""
-    form = stored_as(served)
-    asked = ask({"quantization.weights": form}) if form and form in words else answer
-    return int(asked.verdict.device.low) if asked and asked.verdict else 0
-
-
-def _not_held(reads: Mapping[str, Read], named: list[str]) -> str:
-    """What the sheet does not hold, in words: what the files say, and what the engine does where they say nothing."""
-    alone = [one for one in named if any(one.startswith(f"{at} ") for read in reads.values() for at in unasked(read))]
-    said = f"{NOT_MODELLED}: {', '.join(one for one in named if one not in alone)}" if len(named) > len(alone) else ""
-    unsaid = (
-        f"the engine does by itself, as the files do not say otherwise, what the sheet does not hold: {', '.join(alone)}" if alone else ""
-    )
-    return "; ".join(filter(None, (said, unsaid)))

@@ -269,7 +269,7 @@ def _fix(target: Target, trials: Trials, least: Tried | None) -> Fix | None:
     if least is None or target not in FIXED:
         return None
     asked = trials.asks(least.value)
-    return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict)
+    return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict, beside=asked.beside)
 
 
 def _ways(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
@@ -277,7 +277,7 @@ def _ways(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
     if least is None:
         return ()
     asked = trials.asks(least.value)
-    return ways_to_fit(asked.model, asked.request, asked.cluster)
+    return ways_to_fit(asked.model, asked.request, asked.cluster, beside=asked.beside)
 
 
 def _at(trials: Trials, index: int | None) -> Tried | None:

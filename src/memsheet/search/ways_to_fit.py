@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from memsheet.account import account
-from memsheet.budget import Result, WayToFit, judge_plan, worst
+from memsheet.budget import Beside, Result, WayToFit, doubted, judge_plan, worst
 from memsheet.catalog import model_names
 from memsheet.errors import InputError, require
 from memsheet.formulas.states.params import parameter_count
@@ -51,22 +51,24 @@ LIBRARY = "@library"
 
 
 def ways_to_fit(
-    spec: ModelSpec, request: Request, cluster: Cluster, read: Callable[[str], ModelSpec] | None = None
+    spec: ModelSpec, request: Request, cluster: Cluster, read: Callable[[str], ModelSpec] | None = None, beside: Beside | None = None
 ) -> tuple[WayToFit, ...]:
-    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no smaller one is looked at."""
+    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no smaller one is looked at; ``beside``: what a
+    library holds that no sheet does.
+    """
     try:
         plan = resolve({key: value for key, value in request.items() if key != LIBRARY}, spec, cluster).plan
     except InputError:
         return ()
-    kinds = _training_ways if plan.task == "train" else _serving_ways
-    smaller = _smaller(spec, request, cluster, plan, read) if read is not None else None
-    return tuple(way for way in (*kinds(spec, request, cluster, plan), smaller) if way is not None)
+    kinds = _training_ways(spec, request, cluster, plan, beside) if plan.task == "train" else _serving_ways(spec, request, cluster, plan)
+    smaller = _smaller(spec, request, cluster, plan, read, beside) if read is not None else None
+    return tuple(way for way in (*kinds, smaller) if way is not None)
 
 
-def _training_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> Iterator[WayToFit | None]:
-    yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)))
+def _training_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, beside: Beside | None) -> Iterator[WayToFit | None]:
+    yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)), beside)
     if edits := adapter_edits(request, plan):
-        yield next(_fitting(spec, request, cluster, edits), None) or _on_more(spec, request, cluster, edits)
+        yield next(_fitting(spec, request, cluster, edits, beside), None) or _on_more(spec, request, cluster, edits, beside)
 
 
 def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
@@ -135,7 +137,9 @@ def _last_that_fits(most: int, at: Callable[[int], WayToFit | None]) -> WayToFit
     return best
 
 
-def _on_more(spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...]) -> WayToFit | None:
+def _on_more(
+    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], beside: Beside | None = None
+) -> WayToFit | None:
     """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so that only free degrees grow;
     a cluster in a file is all there is.
     """
@@ -151,21 +155,25 @@ def _on_more(spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[t
         gpus: dict[str, Any] = {"gpus": f"{count}x{cluster.device.name}"}
         gpus |= {"per_node": per_node} if per_node and count > per_node else {}
         for words, edits in kinds:
-            found = _tried(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}")
+            found = _tried(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}", beside)
             if found is not None:
                 return found
     return None
 
 
-def _fitting(spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...]) -> Iterator[WayToFit]:
-    return (found for words, edits in kinds if (found := _tried(spec, request, cluster, edits, words)) is not None)
+def _fitting(
+    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], beside: Beside | None = None
+) -> Iterator[WayToFit]:
+    return (found for words, edits in kinds if (found := _tried(spec, request, cluster, edits, words, beside)) is not None)
 
 
 SMALLEST_SHARE = 100
 """A model of less than a hundredth of what was asked is no answer to it."""
 
 
-def _smaller(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, read: Callable[[str], ModelSpec]) -> WayToFit | None:
+def _smaller(
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, read: Callable[[str], ModelSpec], beside: Beside | None
+) -> WayToFit | None:
     """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the same series first."""
     own, letters = int(parameter_count(spec)), _letters(spec.name)
     if not letters or request.get("speculative.model") is not None:
@@ -178,7 +186,7 @@ def _smaller(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, re
     kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
     for model in sorted(smaller, key=lambda model: (_series(model.name) != _series(spec.name), -int(parameter_count(model)))):
         for words, edits in kinds:
-            found = _tried(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}")
+            found = _tried(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", beside)
             if found is not None:
                 return found
     return None
@@ -195,7 +203,7 @@ def _series(name: str) -> str:
     return re.sub(r"-\d+(\.\d+)?[bm]\b.*$", "", name.lower())
 
 
-def _tried(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str) -> WayToFit | None:
+def _tried(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str, beside: Beside | None = None) -> WayToFit | None:
     """The question with some changes, where it is sure to fit; None elsewhere."""
     asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model", LIBRARY)}
     asked |= consequences(request.get(LIBRARY), asked) if "engine" not in edits else {}
@@ -206,6 +214,8 @@ def _tried(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, wo
     except InputError:
         return None
     if sheets is None:
+        return None
+    if beside and doubted(judge_plan(spec, plan, cluster, sheets), cluster, *beside(spec, plan)).result is not Result.FITS:
         return None
     found = worst(sheets)
     return WayToFit(words=words, changes=dict(edits), device=found.device, host_bytes=max(sheet.host_bytes for sheet in sheets))

@@ -8,12 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from memsheet.account import account, account_bare
+from memsheet.account import account
+from memsheet.api.bare_counts import bare_answer, count_of
 from memsheet.budget import (
     Answer,
     Beside,
-    Change,
-    Fix,
     OtherEngine,
     Result,
     Verdict,
@@ -21,7 +20,6 @@ from memsheet.budget import (
     answer_of,
     doubted,
     holding,
-    judge_on,
     judge_plan,
     started,
 )
@@ -38,20 +36,19 @@ from memsheet.spec.check import flatten
 from memsheet.spec.device import Cluster, cluster_of, parse_gpus
 from memsheet.spec.hardware import eight_bit_cache, emulated_bf16, unsupported, written_scores
 from memsheet.spec.library_defaults import consequences, of_library, shown, taken
-from memsheet.spec.model import Embeddings, Head, ModelSpec
+from memsheet.spec.model import ModelSpec
 from memsheet.spec.options import InferOptions, Method, Model, Seconds, TrainOptions
 from memsheet.spec.overriding import without_overridden
 from memsheet.spec.plan import Plan
 from memsheet.spec.together import SEQUENCES
 from memsheet.spec.values import option_problems
 from memsheet.spec.words import ACCUMULATION, Asked, accumulated, in_our_words, refuse_counts
-from memsheet.units import format_bytes, parse_bytes
+from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
     from memsheet.search.advice import Advice
     from memsheet.search.serve import Deployment
 
-MAX_PARAMETERS = 10**15
 VARIED = frozenset({"microbatch", "recompute", "offload", "optimizer", "global_batch"})
 """Of which a search for plans tries every value that saves memory, whatever a library does by itself."""
 METHOD_KEYS = frozenset({"adapter.rank", "adapter.kind", "adapter.targets", "quantization.weights"})
@@ -89,7 +86,9 @@ def plan(model: Model | None = None, *, method: Method | None = None, top: int =
     except ModuleNotFoundError as error:
         raise (missing_package(error) or error) from error
 
-    require(option_problems({"top": 0.5 if top is None else top}))
+    require(
+        option_problems({"top": top}) if top is not None else (Problem(field="top", reason="is no number of plans", hint="for example 5"),)
+    )
     if method is not None and (not isinstance(method, str) or method not in METHODS):
         raise refuse("method", method, "is none", f"one of {', '.join(METHODS)}")
     if options.get("parameters") is not None:
@@ -150,7 +149,7 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
     if where["parameters"] is not None:
         if model is not None:
             raise refuse("parameters", where["parameters"], "takes the place of a model", "give one or the other")
-        return _answer_bare(count_of(where["parameters"]), request, cluster)
+        return bare_answer(count_of(where["parameters"]), request, cluster)
     if model is None:
         raise refuse("model", None, "is missing", "a bundled name (`memsheet models`), a config.json, or --parameters 7e9")
     spec, fix, assumed = read_model(model, catalog=catalogued, names=model_names()), where["fix"] is not False, where["assumed"]
@@ -162,48 +161,11 @@ def _ask(task: str, model: Any, options: dict[str, Any]) -> Answer:
         )
     else:
         found = answer(spec, request, cluster, fix=fix, wanted=where["wanted"], assumed=assumed, library=where["library"])
-    return beside_the_sheet(found, where["library"], {key: request[key] for key in where["own"] if key in request})
-
-
-def beside_the_sheet(found: Answer, library: str | None, own: Mapping[str, Any]) -> Answer:
-    """The answer with what a library does that the sheet does not hold: a note, and no verdict that it may turn. Changes to another engine say
-    what was the library's ``own``, which is gone with it.
-    """
-    if library is None or found.plan.task != "train":
+    if where["library"] is None or task != "train":
         return found
-    fix = found.verdict.cheapest_fix if found.verdict else None
-    if found.verdict and fix and own:
-        fix = replace(fix, changes=tuple(_with_own(change, fix, own) for change in fix.changes))
-        found = replace(found, verdict=replace(found.verdict, cheapest_fix=fix))
-    ways = tuple(replace(way, changes={**own, **way.changes}) if "engine" in way.changes else way for way in found.ways_to_fit)
-    found = replace(found, ways_to_fit=ways)
-    from memsheet.exchange.libraries import moved_by
+    from memsheet.exchange.libraries import beside_the_sheet
 
-    moved = tuple(moved_by(library, found.model, found.plan))
-    verdict, cluster = found.verdict, found.cluster
-    if verdict and cluster and moved:
-        verdict = doubted(verdict, cluster, *beside_of(library)(found.model, found.plan))
-    notes = tuple(f"{one.why} ({format_bytes(one.low_bytes)} to {format_bytes(one.high_bytes)} beside the sheet)" for one in moved)
-    return replace(found, verdict=verdict, notes=(*notes, *found.notes))
-
-
-def beside_of(library: str | None) -> Beside:
-    """What a library holds beside the sheet of a plan, at the least and at the most."""
-    from memsheet.exchange.libraries import moved_by
-
-    def beside(model: ModelSpec, plan: Plan) -> tuple[int, int]:
-        moved = tuple(moved_by(library, model, plan)) if library and plan.task == "train" else ()
-        return sum(one.low_bytes for one in moved), sum(one.high_bytes for one in moved)
-
-    return beside
-
-
-def _with_own(change: Change, fix: Fix, own: Mapping[str, Any]) -> Change:
-    """The change of the engine with a library's own values, but those that change."""
-    if "engine" not in (change.key, *(key for key, _, _ in change.also)):
-        return change
-    changed = {key for one in fix.changes for key in (one.key, *(key for key, _, _ in one.also))}
-    return replace(change, also=(*change.also, *((key, value, value) for key, value in own.items() if key not in changed)))
+    return beside_the_sheet(found, where["library"], {key: request[key] for key in where["own"] if key in request})
 
 
 def question(
@@ -253,7 +215,7 @@ def answer(
 ) -> Answer:  # fmt: skip
     """The answer to a question about a model that has been read. ``fix``: look for changes when it does not fit; ``wanted``: sequences that
     were asked for, which the verdict is about then, as a server starts without room for all of them; ``assumed``: what was, before; ``library``:
-    whose ways changes have.
+    whose ways changes have, and what of it stands beside the sheet.
     """
     request, said = with_method(request)
     said = (*assumed, *said)
@@ -267,10 +229,13 @@ def answer(
     verdict = judge_plan(spec, resolved.plan, cluster, sheets) if cluster else None
     if verdict and serving and "short_bytes" in serving:
         verdict = started(verdict, serving["short_bytes"])
+    beside = beside_of(library) if library else None
+    if verdict and cluster and beside:
+        verdict = doubted(verdict, cluster, *beside(spec, resolved.plan))
     if verdict and cluster and fix and verdict.result is not Result.FITS:
         from memsheet.fixes import cheapest_fix
 
-        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, library))
+        verdict = replace(verdict, cheapest_fix=cheapest_fix(spec, request, cluster, sheets, verdict, library, beside))
     if verdict and cluster and fix and verdict.result is Result.UNCERTAIN and _prompts_unknown(resolved.plan):
         from memsheet.search.prompts import prompts_that_fit
 
@@ -291,7 +256,7 @@ def answer(
         from memsheet.search.ways_to_fit import LIBRARY, ways_to_fit
 
         asked = {**request, LIBRARY: library}
-        ways = ways_to_fit(spec, asked, cluster, lambda name: read_model(name, catalog=catalogued, names=model_names()))
+        ways = ways_to_fit(spec, asked, cluster, lambda name: read_model(name, catalog=catalogued, names=model_names()), beside)
     found = answer_of(spec, resolved, cluster, sheets, verdict)
     return replace(found, notes=notes, serving=serving, other_engines=others, ways_to_fit=ways)
 
@@ -369,51 +334,6 @@ def sheets_of(spec: ModelSpec, resolved: Resolved, cluster: Cluster | None) -> t
     return tuple(account(spec, resolved.plan, cluster, stage, replays=True) for stage in range(resolved.plan.mesh.pp))
 
 
-COUNTED_SERVING = ("task", "engine", "engine_version", "mesh.tp", "mesh.pp", "precision.", "quantization.", "phase")
-"""Keys that mean something of a bare count that is served: how its weights are stored and divided."""
-SHOWN_DTYPES = ("fp32", "bf16", "int8", "nf4")
-
-
-def _answer_bare(parameters: int, request: Mapping[str, Any], cluster: Cluster | None) -> Answer:
-    served = request["task"] == "infer"
-    resolved = _bare_plan(request, cluster)
-    resolved = replace(resolved, assumed=(*cluster.device.assumed, *resolved.assumed)) if cluster else resolved
-    sheet = account_bare(parameters, resolved.plan, cluster)
-    nothing = ModelSpec(
-        name=f"{parameters:,} parameters", model_type="", hidden=0, vocab=0, embeddings=Embeddings(weights=()), stacks=(),
-        head=Head(kind="none", width=0),
-    )  # fmt: skip
-    verdict = judge_on((sheet,), cluster) if cluster else None
-    if verdict and verdict.result is Result.FITS:  # everything but the states is still to come
-        verdict = replace(verdict, result=Result.UNCERTAIN)
-    why = "weights only: the cache, activations and what is left whole by a quantization need a model's config"
-    notes = (why,) if served else ("states only: activations, gathered layers and buffers need a model's config",)
-    return Answer(
-        model=nothing, parameters=parameters, active_parameters=parameters, plan=resolved.plan, assumed=resolved.assumed, cluster=cluster,
-        sheets=(sheet,), verdict=verdict, notes=notes, serving=_weights_by_dtype(parameters, resolved.plan) if served else None,
-    )  # fmt: skip
-
-
-def _bare_plan(request: Mapping[str, Any], cluster: Cluster | None) -> Resolved:
-    """The plan of a bare count. What is served of it is its weights, and whatever needs a model's layers is refused."""
-    if request["task"] == "train":
-        return resolve(request, None, cluster)
-    require(
-        Problem(field=key, value=value, reason="needs a model's layers, and a count has none", hint="leave it out, or name a model")
-        for key, value in request.items() if value is not None and not key.startswith(COUNTED_SERVING)
-    )  # fmt: skip
-    found = resolve({"engine": "transformers", **request, "phase": "load"}, None, cluster)
-    return replace(found, assumed=tuple(line for line in found.assumed if line.startswith(COUNTED_SERVING)))
-
-
-def _weights_by_dtype(parameters: int, plan: Plan) -> Mapping[str, Any]:
-    """Bytes of the weights on one GPU in the dtypes that people ask about."""
-    from memsheet.formulas.bare import rank_parameters
-    from memsheet.spec.dtypes import BY_NAME
-
-    return {"weights_by_dtype": {name: BY_NAME[name].nbytes(rank_parameters(parameters, plan)) for name in SHOWN_DTYPES}}
-
-
 def with_method(request: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     """The request with a method of drafting where it names a model that drafts and no method, and what was taken for granted."""
     if request.get("task") != "infer" or request.get("speculative.model") is None or request.get("speculative.method") is not None:
@@ -428,6 +348,13 @@ def drafted(spec: ModelSpec, request: Mapping[str, Any]) -> ModelSpec:
     from memsheet.readers.draft import with_draft
 
     return with_draft(spec, request, catalog=catalogued, names=model_names())
+
+
+def beside_of(library: str | None) -> Beside:
+    """What a library holds beside the sheet of a plan, at the least and at the most."""
+    from memsheet.exchange.libraries import bytes_beside
+
+    return lambda model, plan: bytes_beside(library, model, plan)
 
 
 def catalogued(name: str) -> Mapping[str, Any] | None:
@@ -474,16 +401,3 @@ def _in_file(where: Mapping[str, Any]) -> Cluster:
     from memsheet.readers.cluster_file import described
 
     return described(where["cluster"], where)
-
-
-def count_of(text: Any, field: str = "parameters") -> int:
-    """``7e9`` or 7000000000, exactly."""
-    from decimal import Decimal, InvalidOperation
-
-    try:
-        number = Decimal(str(text).replace("_", "").replace(",", ""))
-    except InvalidOperation:
-        raise refuse(field, text, "is not a number", "write for example 7e9") from None
-    if not number.is_finite() or not 1 <= number <= MAX_PARAMETERS or number != number.to_integral_value():
-        raise refuse(field, text, f"is not a whole number from 1 to {MAX_PARAMETERS:,}", "write for example 7e9")
-    return int(number)

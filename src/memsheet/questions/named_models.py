@@ -1,0 +1,74 @@
+"""Which model the files of a job name, and whether anybody knows it: no path in a stranger's file is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet import api
+from memsheet.exchange import as_stored
+from memsheet.exchange.doubts import stand_in
+from memsheet.spec.exchange import AUTO, Read
+from memsheet.spec.model import ModelSpec
+from memsheet.spec.trainer_script import UNSAID
+
+DRAFT = "speculative.model"
+
+
+def named_model(reads: Mapping[str, Read]) -> str | None:
+    """The model that a server's command names, where it is a bundled one: no path in a stranger's file is opened."""
+    from memsheet.catalog import find_model
+
+    named = served_model(reads)
+    return named if named and find_model(named) else None
+
+
+def bundled_draft(read: Read) -> Read:
+    """The file with who drafts by the bundled name, where it is one of those."""
+    from memsheet.catalog import find_model
+
+    found = find_model(str(read.request.get(DRAFT) or ""))
+    return replace(read, request={**read.request, DRAFT: found["name"]}) if found else read
+
+
+def bundled_name(served: str) -> str | None:
+    from memsheet.catalog import find_model
+
+    found = find_model(served) if served else None
+    return str(found["name"]) if found else None
+
+
+def strange_drafts(reads: Mapping[str, Read], told: Mapping[str, Any]) -> tuple[str, ...]:
+    """Why there is no sheet: a stranger's file names who drafts by a path or a hub's name, which nobody looks up for it."""
+    from memsheet.catalog import find_model
+
+    named = [str(read.request[DRAFT]) for read in reads.values() if read.request.get(DRAFT)]
+    unknown = [name for name in named if told.get(DRAFT) is None and not find_model(name)]
+    return tuple(f"{name} drafts and is no bundled model, so there is no sheet: --draft-model" for name in unknown[:1])
+
+
+def served_model(reads: Mapping[str, Read]) -> str | None:
+    return next((str(read.request["@model"]) for read in reads.values() if read.request.get("@model")), None)
+
+
+def unnamed_words(reads: Mapping[str, Read]) -> str:
+    served = served_model(reads)
+    if not served:
+        return "no model is named: --model"
+    return f"{served} is no bundled model: {stand_in(served, bundled_name) or '--model names one, or its config.json'}"
+
+
+def stored_dtype(read: Read, name: str | None) -> Read:
+    """The file with the dtype that the model's checkpoint has, where it takes that."""
+    model = model_of(name) if read.values.get(read.form.stored) in (AUTO, UNSAID) else None
+    known = model is not None and (model.dtype or not model.quantization)  # one that is stored quantized computes in bf16
+    return as_stored(read, model.dtype if model and known else "bfloat16")
+
+
+def model_of(name: Any) -> ModelSpec | None:
+    """The model of a job that is no plan as it stands."""
+    from memsheet.catalog import model_names
+    from memsheet.readers.model import read_model
+
+    return read_model(name, catalog=api.catalogued, names=model_names()) if name else None
