@@ -95,7 +95,7 @@ def cases() -> Iterator[Case]:
     """Every family, attention and recomputation, with the optimizers in turn; then other precisions and kinds of steps."""
     crossed = product(FAMILIES.items(), ("sdpa", "eager"), ("none", "full"))
     for number, ((family, config), attention, recompute) in enumerate(crossed):
-        precision = ("fp32", "bf16-pure")[number // 2 % 2]
+        precision = "bf16-pure" if number % 4 == 2 + number // 4 % 2 else "fp32"  # a processor multiplies bf16 ten times slower
         request = {"attention": attention, "recompute": recompute, "precision": precision, **_STEPS[number % len(_STEPS)]}
         yield _case(family, config, request)
     dense = FAMILIES["dense"]
@@ -107,7 +107,7 @@ def cases() -> Iterator[Case]:
     yield _case("gpt2", FAMILIES["gpt2"], {"precision": "fp32", "attention": "eager", "dropout": 0.1, **_FOREACH})
     yield _case("dense lora", dense, {"precision": "bf16-pure", "lora_rank": 8, "lora_targets": ("q_proj", "v_proj"), **_FOREACH})
     for technique in TECHNIQUES:
-        yield _case("deep", {**dense, "num_hidden_layers": 6}, technique)
+        yield _case("deep", {**dense, "num_hidden_layers": 4}, technique)
 
 
 def _case(family: str, config: Config, request: Mapping[str, Any]) -> Case:

@@ -18,11 +18,11 @@ from memsheet.spec.words import request_from
 from memsheet.timeline import alive, peaks, sheet_of, sizes
 from memsheet.trace import distributed_job, fake_distributed
 from memsheet.trace.distributed_job import trace_rank
-from memsheet.trace.fold import depth_of
+from memsheet.trace.fold import Depth, depth_of
 from memsheet.trace.job import How
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from distributed import LLAMA_8B, beside_torch, layers_and_rest
+from distributed import LLAMA_8B, beside_torch
 
 TINY = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -55,12 +55,12 @@ def pipeline(schedule, rank, config=FOUR, microbatches=4, **mesh):
 
 
 @cache
-def traced(config, plan, rank, how=HOW):
-    return trace_rank(dict(json.loads(config)), plan, how, rank)
+def traced(config, plan, rank, how=HOW, depth=None):
+    return trace_rank(dict(json.loads(config)), plan, how, rank, depth)
 
 
-def facts(config, plan, rank=0, how=HOW):
-    timeline = traced(json.dumps(config), plan, rank, how)
+def facts(config, plan, rank=0, how=HOW, depth=None):
+    timeline = traced(json.dumps(config), plan, rank, how, depth)
     sheet = sheet_of(timeline)
     first = next((mark.at for mark in timeline.marks if mark.instant is Instant.BACKWARD), 0)
     paths = {}
@@ -85,10 +85,10 @@ def seen(timeline, event):
     return event >= 0, storage.bytes, storage.op, storage.path
 
 
-def sharded(config=TINY, mesh=None, rank=0, **short):
+def sharded(config=TINY, mesh=None, rank=0, depth=None, **short):
     """FSDP2 beside the formulas."""
     spec, plan = planned(config, mesh, **{**FSDP, **short})
-    return {**facts(config, plan, rank), "predicted": predicted(spec, plan)}
+    return {**facts(config, plan, rank, depth=depth), "predicted": predicted(spec, plan)}
 
 
 def predicted(spec, plan):
@@ -157,10 +157,10 @@ def on_cpu():
     return facts(TINY, plan, how=How(device="cpu", scratch=False))
 
 
-def tracker(config, seq_len, shard=apply_fsdp2):
+def tracker(config, seq_len):
     """What torch's own tracker says of the same step."""
     _, plan = planned(config, **FSDP, seq_len=seq_len)
-    return beside_torch(config, plan, shard)
+    return beside_torch(config, plan, apply_fsdp2)
 
 
 def undone():
@@ -226,8 +226,6 @@ FOLDED = {
     "loop": lambda: folded(optimizer_implementation="loop"),
     "foreach": lambda: folded(optimizer_implementation="foreach"),
     "accumulated": lambda: folded(global_batch=16),
-    "gpipe": lambda: folded(DEEP, {"pp": 2}, 0, Schedule.GPIPE, global_batch=32),
-    "experts": lambda: folded(EXPERTS, {"ep": 4}, 3),
     "cut experts": lambda: folded(EXPERTS, {"ep": 4, "tp": 2}, 3, dp_shard=4),
 }  # fmt: skip
 DDP = {"engine": "transformers", "precision": "bf16-autocast", "dp_replicate": 2}
@@ -273,9 +271,8 @@ CASES = {
     "interleaved 0": lambda: pipeline(Schedule.INTERLEAVED, 0, vpp=2),
     "pipeline of replicas": lambda: pipeline(Schedule.ONE_F_ONE_B, 0, microbatches=8, dp_replicate=2),
     "tied pipeline 1": lambda: pipeline(Schedule.ONE_F_ONE_B, 1, {**FOUR, "tie_word_embeddings": True}),
-    "large": lambda: {**sharded(LLAMA_8B, seq_len=2048), "events": []},
+    "large": lambda: {**sharded(LLAMA_8B, depth=Depth(layers=32, start=0, period=1, count=32), seq_len=2048), "events": []},
     "large tracker": lambda: tracker(LLAMA_8B, 2048),
-    "large plain tracker": lambda: tracker(LLAMA_8B, 2048, layers_and_rest),
 }
 if __name__ == "__main__":
     json.dump({name: make() for name, make in CASES.items()}, sys.stdout)

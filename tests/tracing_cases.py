@@ -23,7 +23,6 @@ GEMMA = {
 }  # fmt: skip
 CASES = {
     "pure foreach": (LLAMA, {"precision": "bf16-pure", "optimizer_implementation": "foreach"}),
-    "pure loop": (LLAMA, {"precision": "bf16-pure", "optimizer_implementation": "loop"}),
     "pure eager recomputed": (LLAMA, {"precision": "bf16-pure", "attention": "eager", "recompute": "full"}),
     "fp32 momentum": (LLAMA, {"precision": "fp32", "optimizer": "sgd_momentum"}),
     "accumulating": (LLAMA, {"precision": "bf16-pure", "microbatch": 2, "global_batch": 8}),

@@ -72,7 +72,7 @@ def test_where_nobody_reads_there_is_no_traceback(words: tuple[str, ...], end: s
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize("wait_s", [0.25, 0.4, 0.8, 1.5])
+@pytest.mark.parametrize("wait_s", [0.25, 0.8, *(pytest.param(wait_s, marks=pytest.mark.slow) for wait_s in (0.4, 1.5))])
 def test_an_interrupt_is_said_in_a_word(wait_s: float, tmp_path: Path) -> None:
     words = ("plan", "train", "llama-3.1-70b", "--gpus", "512xH100-80GB", "--seq-len", "8192", "--global-batch", "1024")
     with subprocess.Popen([MEMSHEET, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as running:

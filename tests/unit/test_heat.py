@@ -72,6 +72,7 @@ def offload(request) -> str:
     return " + ".join(key for key in ("optimizer", "parameters", "activations") if request.get(f"offload.{key}")) or "none"
 
 
+@pytest.mark.slow
 def test_a_quantity_of_the_question_is_asked_anew():
     found = heat(TINY, FOUR, ASKED, ("fsdp2", "megatron"), axes_of("seq_len=256:512,gpus=2:4"))
     assert (found.across.values, found.down.values) == ((256, 512), (2, 4))

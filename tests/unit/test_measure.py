@@ -14,7 +14,7 @@ from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline
 from memsheet.trace.parent import Traced
 
-JOB = ["llama-tiny", "--seq-len", "256", "--microbatch", "2", "--precision", "bf16-autocast", "--recompute", "full"]
+JOB = ["llama-tiny", "--seq-len", "128", "--microbatch", "2", "--precision", "bf16-autocast", "--recompute", "full"]
 BAR = 0.001
 
 
@@ -62,7 +62,7 @@ def test_a_step_is_timed(sheets):
     found = sheets["measured"]["trace"]["measured"]
     assert found["steps"] == 1
     assert 0 < found["fastest_s"] <= found["step_s"] <= found["slowest_s"]
-    assert found["tokens_per_s"] == pytest.approx(2 * 256 / found["step_s"], rel=0.01)
+    assert found["tokens_per_s"] == pytest.approx(2 * 128 / found["step_s"], rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def test_two_processes_hold_what_was_traced_of_each_rank(capsys):
 @pytest.mark.parametrize(
     "mesh",
     [
-        ["--dp-shard", "4"], ["--dp-shard", "2", "--tp", "2"], ["--dp-replicate", "4", "--engine", "transformers"],
+        ["--dp-shard", "2", "--tp", "2"],
         ["--dp-shard", "2", "--pp", "2", "--schedule", "1f1b", "--global-batch", "8"],
     ],
 )  # fmt: skip

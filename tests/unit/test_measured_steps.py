@@ -131,6 +131,7 @@ def test_a_gpu_s_own_counters_are_read_and_set_back():
     assert cuda.resets == 1
 
 
+@pytest.mark.slow
 def test_varied_lengths_on_text_are_measured_and_shown(tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     (tmp_path / "text.txt").write_text("to be or not to be " * 50)
@@ -203,6 +204,7 @@ def test_other_errors_are_not_taken_for_it():
     assert stop_of(RuntimeError("out of memory")) is None  # nobody saw where
 
 
+@pytest.mark.slow
 def test_a_job_that_dies_exits_with_ten(capsys):
     command = ["measure", "llama-tiny", "--seq-len", "2048", "--microbatch", "8", "--attention", "eager", "--memory-limit", "900MiB"]
     assert main(command) == 10

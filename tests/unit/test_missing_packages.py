@@ -11,7 +11,7 @@ from memsheet.errors import missing_package
 MODEL = ("llama-3.2-1b", "--gpus", "2xL4")
 COMMANDS = [
     ("plan", "train", *MODEL, "--seq-len", "1024", "--global-batch", "8"), ("plan", "infer", *MODEL, "--context", "1024", "--users", "2"),
-    ("solve", "parameters", "--gpus", "8xH100-80GB"), ("solve", "gpus", "llama-3.2-1b", "--gpus", "L4", "--seq-len", "1024"),
+    ("solve", "gpus", "llama-3.2-1b", "--gpus", "L4", "--seq-len", "1024"),
     ("train", *MODEL, "--seq-len", "1024"), ("infer", *MODEL, "--max-model-len", "1024"), ("models",), ("explain", "kv_cache"),
 ]  # fmt: skip
 WITHOUT_NUMPY = "import sys; sys.modules['numpy'] = None\n"

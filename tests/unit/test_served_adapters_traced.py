@@ -25,7 +25,7 @@ def instants(more: dict[str, Any], *, traced: bool) -> dict[str, int]:
     return {when.value: int(sheet.at(when).value) for when in sheet.instants}
 
 
-@pytest.mark.parametrize("more", ADAPTERS)
+@pytest.mark.parametrize("more", [pytest.param(more, marks=[pytest.mark.slow] if place else []) for place, more in enumerate(ADAPTERS)])
 def test_adapters_add_to_every_instant_what_the_real_layers_add(more: dict[str, Any]) -> None:
     """The low-rank pairs at load, to the byte; and with the branch beside each layer's result, what prompts and tokens take."""
     real, ours = (

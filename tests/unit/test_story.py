@@ -41,9 +41,10 @@ CASES = (
     ("llama-3-8b", 1, "RTX4090", 2048, 16),
     ("llama-tiny", 4, "A100-80GB", 512, 8),
 )
+EACH = [pytest.param(case, id=f"{case[0]}-{case[1]}x{case[2]}", marks=[pytest.mark.slow] if case[1] == 8 else []) for case in CASES]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}x{case[2]}")
+@pytest.mark.parametrize("case", EACH)
 def test_the_story_stops_as_soon_as_it_fits(case):
     story = advised(*case).story
     assert story
@@ -52,7 +53,7 @@ def test_the_story_stops_as_soon_as_it_fits(case):
     assert story[-1].fits
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]}-{case[1]}x{case[2]}")
+@pytest.mark.parametrize("case", EACH)
 def test_what_steps_save_adds_up(case):
     story = advised(*case).story
     taken = [step for step in story if step.taken]
@@ -130,6 +131,7 @@ def test_a_step_whose_ranks_cannot_share_the_batch_is_no_plan_for_it():
     assert not any(step.fits and not step.shares for step in found.story)
 
 
+@pytest.mark.slow
 def test_host_memory_that_is_not_there_is_what_is_missing():
     few = cluster_of(find_device("A100-80GB"), 8, host_bytes=512 * 2**30)
     found = advise(model("llama-3-70b"), few, {"seq_len": 2048, "global_batch": 32}, ("fsdp2", "deepspeed"), top=1)

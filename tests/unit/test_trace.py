@@ -85,6 +85,7 @@ def notebook(before=""):
     )
 
 
+@pytest.mark.slow
 def test_a_step_from_a_notebook():
     load, forward, parameters = json.loads(notebook().stdout)
     matrix = 4 * 500_000
@@ -164,6 +165,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_run(flag, c
     assert "a folder that does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_step_leaves_behind_is_not_waited_for(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
@@ -180,8 +182,8 @@ def test_what_a_step_leaves_behind_is_not_waited_for(tmp_path):
     ("line", "reason"),
     [
         ("raise SystemExit(3)", "ends the program"),
-        ("import no_such_package", "needs a package"),
-        ("torch.zeros(2) + torch.zeros(2, device='cpu')", "two devices"),
+        pytest.param("import no_such_package", "needs a package", marks=pytest.mark.slow),
+        pytest.param("torch.zeros(2) + torch.zeros(2, device='cpu')", "two devices", marks=pytest.mark.slow),
     ],
 )
 def test_usual_mistakes_have_their_cure(line, reason, tmp_path):
@@ -221,6 +223,7 @@ def test_a_model_that_reads_values_is_refused_in_one_error(capsys, tmp_path):
     assert "modeling_longformer.py" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_a_model_takes_besides_text_is_said_to_be_left_out(tmp_path):
     """A vision tower is held and not run; an encoder reads as much as its decoder."""
     text = {
@@ -247,6 +250,7 @@ def test_what_a_model_takes_besides_text_is_said_to_be_left_out(tmp_path):
         assert "assumed" not in (answer.trace or {})
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("flash_attn") is not None, reason="the package is there")
 def test_a_kernel_of_a_package_that_is_missing_is_refused_with_what_to_take_instead(capsys):
     assert main(["trace", "llama-tiny", "--seq-len", "64", "--precision", "bf16-pure", "--attention", "flash"]) == 2

@@ -76,6 +76,7 @@ def test_stand_ins_are_named(cases):
     assert list(named.values()) == [[FOUR_BITS]]
 
 
+@pytest.mark.slow
 def test_a_family_that_only_the_library_knows_is_counted(tmp_path):
     config = {"model_type": "codegen", "vocab_size": 320, "n_embd": 64, "n_layer": 2, "n_head": 4, "rotary_dim": 8, "n_positions": 256, "n_ctx": 256}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))

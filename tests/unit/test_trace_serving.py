@@ -36,6 +36,7 @@ def cases(found):
     return found["cases"]
 
 
+@pytest.mark.slow
 def test_fake_tensors_tell_of_a_cpu_what_real_ones_do(found):
     """Every allocation and release of prefill, jump and decode, in order and size."""
     assert found["alike"] == dict.fromkeys(found["alike"], True)

@@ -19,6 +19,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "gpus", "asked"), CASES)
 def test_no_printed_plan_is_slower_and_larger_than_another(name: str, gpus: str, asked: dict[str, Any]) -> None:
     plans = memsheet.plan(name, gpus=gpus, top=5, **asked).ranking.plans

@@ -216,6 +216,7 @@ def test_a_run_that_failed_leaves_the_rest_verified_in_part():
     assert render_verification(replace(found, rungs=(lost,)), Look(width=80)).startswith("TRACED")
 
 
+@pytest.mark.slow
 def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monkeypatch):
     pytest.importorskip("torch")
 
@@ -239,6 +240,7 @@ def test_the_headline_says_how_many_rungs_were_measured():
     assert "none of them measured" in render_verification(replace(found, rungs=(traced,)), Look(width=200))
 
 
+@pytest.mark.slow
 def test_more_than_a_processor_can_afford_is_said(somewhere, capsys):
     pytest.importorskip("torch")
     plan = {"model": "llama-tiny", "seq_len": 64, "schema": "memsheet/plan/1"}

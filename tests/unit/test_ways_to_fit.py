@@ -60,7 +60,7 @@ def test_what_fits_names_no_other_way():
     [
         ("max-model-len", "llama-3.1-70b", "--gpus", "1xRTX4090", "--engine", "transformers"),
         ("seq-len", "llama-3.1-70b", "--gpus", "1xRTX4090"),
-        ("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "8192", "--most", "2"),
+        pytest.param(("gpus", "llama-3.1-70b", "--gpus", "RTX4090", "--seq-len", "8192", "--most", "2"), marks=pytest.mark.slow),
     ],
 )
 def test_solving_that_finds_nothing_names_what_would(line, capsys):
@@ -81,7 +81,7 @@ NOWHERE = (
 )
 
 
-@pytest.mark.parametrize("place", range(len(NOWHERE)))
+@pytest.mark.parametrize("place", [pytest.param(place, marks=pytest.mark.slow) if place < 3 else place for place in range(len(NOWHERE))])
 def test_a_change_names_the_fewest_gpus_it_fits_on(place):
     """Where no number of GPUs that was looked at holds the job: with the change the same search ends at the number that was said, and it fits."""
     model, asked, most = NOWHERE[place]
