@@ -63,11 +63,11 @@ FAMILIES: dict[str, Config] = {
 NOTEWORTHY = 0.001
 
 TECHNIQUES: tuple[Mapping[str, Any], ...] = (
-    {"precision": "fp16-autocast"}, {"precision": "bf16-master"}, {"precision": "bf16-pure", "recompute_every": 2},
-    {"precision": "bf16-pure", "recompute_segments": 3}, {"precision": "bf16-pure", "recompute_layers": 2},
-    {"precision": "bf16-pure", "recompute_modules": ("mlp",)},
+    {"precision": "fp16-autocast"}, {"precision": "bf16-master"}, {"precision": "fp32", "recompute_every": 2},
+    {"precision": "fp32", "recompute_segments": 3}, {"precision": "fp32", "recompute_layers": 2},
+    {"precision": "fp32", "recompute_modules": ("mlp",)},
     {"precision": "bf16-pure", "loss": "chunked"}, {"precision": "bf16-pure", "loss": "fused"}, {"precision": "fp32", "loss": "fused"},
-    {"precision": "bf16-pure", "optimizer_in_backward": True}, {"precision": "bf16-pure", "optimizer": "sgd", "optimizer_in_backward": True},
+    {"precision": "fp32", "optimizer_in_backward": True}, {"precision": "fp32", "optimizer": "sgd", "optimizer_in_backward": True},
     {"precision": "fp32", "global_batch": 7}, {"precision": "bf16-autocast", "recompute": "full", "loss": "chunked"},
 )  # fmt: skip
 """What is done to a step besides, one at a time."""
