@@ -48,7 +48,7 @@ CASES = {
 }  # fmt: skip
 REFUSED = {
     "integers": ("llama", {**LENGTHS, "kv_dtype": "int8"}, None), "contradiction": ("llama", {**LENGTHS, "kv_dtype": "fp8"}, "static"),
-    "windows": ("gemma", {**LENGTHS, "kv_dtype": "fp8"}, None), "several": ("llama", {**LENGTHS, "tp": 2}, None),
+    "several": ("llama", {**LENGTHS, "tp": 2}, None),
 }  # fmt: skip
 ALIKE = [(model, "dynamic") for model in MODELS] + [("llama", "static"), ("gemma", "static")]
 GENERATED = [("llama", "dynamic"), ("llama", "static"), ("gpt2", "dynamic")]

@@ -100,7 +100,7 @@ def test_an_open_batch_ranges_from_one_sequence_to_the_trainers_own(job: str, tm
 def test_a_batch_of_an_argument_nobody_sets_is_at_least_one_sequence(gpus: str, tmp_path: Path) -> None:
     (tmp_path / "tune.py").write_text(
         "import argparse\nfrom transformers import AutoModelForCausalLM, TrainingArguments\np = argparse.ArgumentParser()\n"
-        "p.add_argument('--bs', type=int, default=4)\na = p.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.2-1B')\n"
+        "p.add_argument('--bs', type=int)\na = p.parse_args()\nmodel = AutoModelForCausalLM.from_pretrained('meta-llama/Llama-3.2-1B')\n"
         "args = TrainingArguments('out', per_device_train_batch_size=a.bs, bf16=True)\n"
     )
     lows = []

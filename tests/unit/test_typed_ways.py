@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,13 @@ OTHERS_WORDS = (
     "--engine axolotl --micro-batch-size 2",
 )
 TRAINED = tuple(f"llama-3.1-70b --gpus 1xRTX4090 --max-length 2048 {words}" for words in OTHERS_WORDS)
+
+
+def first_quick(lines: Sequence[str], quick: int) -> list[Any]:
+    """The first few lines, and the others for whoever has the patience."""
+    return [line if place < quick else pytest.param(line, marks=pytest.mark.slow) for place, line in enumerate(lines)]
+
+
 SERVED = (
     "llama-3.1-70b --gpus 1xRTX4090 --engine transformers --dtype bfloat16 --max-length 1024 --prompt-tokens 1024",
     "llama-3.1-70b --gpus 1xRTX4090 --engine llama.cpp -c 4096 --quantize gguf:Q4_K_M",
@@ -92,7 +100,7 @@ def offered(line: list[str], capsys: pytest.CaptureFixture[str]) -> list[str]:
     return list(printed_changes(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("asked", [f"train {line}" for line in TRAINED] + [f"infer {line}" for line in SERVED])
+@pytest.mark.parametrize("asked", first_quick([*(f"infer {line}" for line in SERVED), *(f"train {line}" for line in TRAINED)], 4))
 def test_a_way_to_fit_can_be_typed_as_it_is_printed(
     asked: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,7 +114,7 @@ def test_a_way_to_fit_can_be_typed_as_it_is_printed(
         assert (verdict["result"], verdict["device_bytes"]) == (Result.FITS.value, way["device_bytes"]), (asked, change)
 
 
-@pytest.mark.parametrize("asked", POOLS)
+@pytest.mark.parametrize("asked", first_quick(POOLS, 2))
 def test_what_makes_room_in_a_pool_can_be_typed_as_it_is_printed(
     asked: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,7 +128,7 @@ def test_what_makes_room_in_a_pool_can_be_typed_as_it_is_printed(
     assert sum(one == Result.FITS.value for one in found) >= min(sure, len(said)), list(zip(said, found, strict=True))
 
 
-@pytest.mark.parametrize("asked", SOLVED)
+@pytest.mark.parametrize("asked", first_quick(SOLVED, 2))
 def test_what_solving_offers_can_be_typed_as_it_is_printed(
     asked: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
