@@ -24,12 +24,12 @@ import torch
 from memsheet.account import account
 from memsheet.errors import InputError
 from memsheet.measure.profiler import profiled
+from memsheet.plan.plan import Plan
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.step import At
 from memsheet.run.train import trainer
-from memsheet.spec.plan import Plan
-from memsheet.spec.words import request_from
 from memsheet.timeline import Peak, Timeline, alive, peak, peaks
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 

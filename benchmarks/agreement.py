@@ -24,13 +24,13 @@ from typing import Any
 from memsheet.account import account
 from memsheet.catalog import find_model
 from memsheet.errors import InputError
+from memsheet.plan.document import plan_document
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.sheet import NOTHING, Sheet, held
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
-from memsheet.spec.words import request_from
 from memsheet.timeline import sheet_of, timeline_from
 from memsheet.units import GIB
 
@@ -152,8 +152,8 @@ def compared(model: str, name: str, config: Mapping[str, Any], options: Options,
 
 
 def _traced(config: Mapping[str, Any], spec: ModelSpec, plan: Plan, device: str) -> Sheet:
+    from memsheet.questions.traced import repeating
     from memsheet.trace.requests import answer
-    from memsheet.tracing import repeating
 
     asked = {
         "config": dict(config), "plan": plan_document(plan), "device": device, "scratch": False, "ranks": [0],

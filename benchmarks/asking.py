@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memsheet.api import answer
 from memsheet.budget import Answer, Budget, Result, judge
 from memsheet.catalog import devices, find_device
 from memsheet.engines import find_engine
 from memsheet.errors import InputError
+from memsheet.plan.check import flatten
+from memsheet.plan.device import ONE_NODE, Basis, Cluster, Device, cluster_of
+from memsheet.questions.accounted import answer
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.sheet import Bytes, Component, Instant, Sheet, total
-from memsheet.spec.check import flatten
-from memsheet.spec.device import ONE_NODE, Basis, Cluster, Device, cluster_of
 from memsheet.units import GIB, MIB
 
 Case = Mapping[str, Any]

@@ -16,10 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from memsheet.plan.plan import Plan
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.plan import Plan
-from memsheet.spec.words import request_from
 from memsheet.timeline import sizes
 
 GIB = 2**30

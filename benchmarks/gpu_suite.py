@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from suite_cases import OWN, Case, cases
 
-from memsheet.report.record import record_of, write_record
+from memsheet.report.json.record import record_of, write_record
 
 LIMIT_S = 300
 HISTORY = {

@@ -22,12 +22,12 @@ from asking import Case, cluster_for, reason_of
 
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
+from memsheet.plan.check import flatten
+from memsheet.plan.plan import Plan
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search.rank import Ranking, ranked
-from memsheet.search.space import Space, space_of
-from memsheet.search.timed import APART, Planned, planned_of
-from memsheet.spec.check import flatten
-from memsheet.spec.plan import Plan
+from memsheet.search.train.rank import Ranking, ranked
+from memsheet.search.train.space import Space, space_of
+from memsheet.search.train.timed import APART, Planned, planned_of
 from memsheet.units import GIB
 
 GROUPS = ("korthikanti_tab5", "megatronlm_llama_fp8", "torchtitan_", "mbridge_perf_")

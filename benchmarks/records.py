@@ -19,11 +19,11 @@ from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
 from memsheet.guard import MAX_JSON_BYTES, read_bytes
+from memsheet.plan.device import ONE_NODE, Cluster, cluster_of
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.record import RECORD_SCHEMA, Record, parse_packed, record_from
 from memsheet.resolve import reread
 from memsheet.sheet import Bytes, Sheet
-from memsheet.spec.device import ONE_NODE, Cluster, cluster_of
 
 SHEET_SCHEMA = "memsheet/sheet/1"
 ENDINGS, HISTORY = (".json", ".json.gz"), (".history.", ".events.")

@@ -57,10 +57,10 @@ CASES = {
 def measured(case: Case) -> dict[str, Any]:
     """Plans, seconds and peak memory of a case."""
     from memsheet.catalog import find_device, find_model
+    from memsheet.plan.device import cluster_of
     from memsheet.readers.hf_config import read_hf_config
-    from memsheet.search.grid import account_stratum, grid
-    from memsheet.search.space import space_of
-    from memsheet.spec.device import cluster_of
+    from memsheet.search.train.grid import account_stratum, grid
+    from memsheet.search.train.space import space_of
 
     described = find_model(case.model)
     assert described is not None
@@ -87,8 +87,8 @@ def _timed(one: Any) -> int:
     import numpy as np
 
     from memsheet.budget import Result
-    from memsheet.search.grid import results
-    from memsheet.search.timed import seconds_of
+    from memsheet.search.train.grid import results
+    from memsheet.search.train.timed import seconds_of
 
     space = one.stratum.space
     return len(seconds_of(one.stratum, np.flatnonzero(results(one, space)[Result.FITS]), space, None))

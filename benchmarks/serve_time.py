@@ -17,9 +17,9 @@ from asking import cluster_for
 
 from memsheet.errors import InputError
 from memsheet.formulas.serving_time import Seconds, decode_time, prefill_time
+from memsheet.plan.check import flatten
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.check import flatten
 
 GROUPS = ("gptfast_v", "qwen3_sglang_v")
 APART = 0.03

@@ -113,10 +113,10 @@ def _of(name: str, what: str, seconds: Sequence[float], peak: int | None = None)
 
 def in_process(runs: int) -> list[Timing]:
     """One question each, the model already read; reading one config; all in this process, warm."""
-    from memsheet.api import answer
     from memsheet.catalog import find_gpus, find_model
+    from memsheet.plan.device import cluster_of
+    from memsheet.questions.accounted import answer
     from memsheet.readers.hf_config import read_hf_config
-    from memsheet.spec.device import cluster_of
 
     def question(model: str, gpus: str, request: dict[str, Any]) -> Callable[[], object]:
         found = find_model(model)

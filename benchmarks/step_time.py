@@ -18,10 +18,10 @@ from asking import cluster_for
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import StepTime, fitted, step_time
 from memsheet.formulas.step_time.calibration import MeasuredStep
+from memsheet.plan.check import flatten
+from memsheet.plan.device import Cluster
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.check import flatten
-from memsheet.spec.device import Cluster
 
 GROUPS = (
     "simumax_70b", "simumax_70b_cp", "simumax_dsv2", "llmfoundry_v", "mbridge_perf_70b", "mbridge_perf_70b_sft_lora", "mbridge_perf_dsv3",

@@ -17,9 +17,9 @@ import parallelism  # noqa: E402
 
 import memsheet  # noqa: E402
 from golden import worked  # noqa: E402
-from memsheet.report.bars import Look  # noqa: E402
-from memsheet.report.plans import render_plans  # noqa: E402
-from memsheet.report.table import render  # noqa: E402
+from memsheet.report.screen.plans.ranking import render_plans  # noqa: E402
+from memsheet.report.screen.table import render  # noqa: E402
+from memsheet.report.shared.look import Look  # noqa: E402
 from memsheet.sheet import Component, Instant, Sheet  # noqa: E402
 from memsheet.textbook import recomputed_activations  # noqa: E402
 from memsheet.units import GIB  # noqa: E402

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from memsheet import catalog
 from memsheet.budget import Answer, Change, Fix, Result, Verdict, budget_of, judge
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.references import DERIVATIVES, TORCH_FSDP2, ZERO
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Fitted, Instant, Item, Sheet
-from memsheet.spec.device import Cluster, cluster_of
-from memsheet.spec.model import ModelSpec, Source
 from memsheet.units import GIB, MIB
 
 C, T = Component, Instant

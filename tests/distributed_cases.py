@@ -9,12 +9,12 @@ from unittest.mock import patch
 
 from memsheet.account import account
 from memsheet.errors import InputError
+from memsheet.plan.plan import Implementation, Offload, Optimizer, OptimizerName, Schedule
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.fsdp2 import apply_fsdp2
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Implementation, Offload, Optimizer, OptimizerName, Schedule
-from memsheet.spec.words import request_from
 from memsheet.timeline import alive, peaks, sheet_of, sizes
 from memsheet.trace import distributed_job, fake_distributed
 from memsheet.trace.distributed_job import trace_rank

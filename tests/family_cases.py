@@ -5,9 +5,9 @@ import sys
 import time
 
 from memsheet.errors import InputError
-from memsheet.report.json import plan_document
+from memsheet.plan.document import plan_document
+from memsheet.plan.words import request_from
 from memsheet.resolve import resolve
-from memsheet.spec.words import request_from
 from memsheet.timeline import peaks, sheet_of, timeline_from
 from memsheet.trace.requests import answer
 

@@ -10,9 +10,9 @@ from memsheet.formulas.activations import numerics
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.recordings import record
 from memsheet.formulas.tapes.evaluate import entry_bytes
+from memsheet.plan.model import Block
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.model import Block
 
 
 def blocks(config: dict[str, Any]) -> list[Block]:

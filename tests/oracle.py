@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.formulas.states.params import fold, tensors
+from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.spec.model import ModelSpec
 
 
 def meta_model(config: Mapping[str, Any], auto_class: str = "AutoModelForCausalLM") -> Any:

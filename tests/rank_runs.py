@@ -16,12 +16,12 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 
 from memsheet.measure.ranks import answer_together, join
-from memsheet.measuring import measured_sheet
-from memsheet.report.json import plan_document
+from memsheet.plan.document import plan_document
+from memsheet.plan.plan import Schedule
+from memsheet.plan.words import request_from
+from memsheet.questions.measured import measured_sheet
 from memsheet.resolve import resolve
 from memsheet.run.train import trainer
-from memsheet.spec.plan import Schedule
-from memsheet.spec.words import request_from
 from memsheet.timeline import sheet_of
 from memsheet.trace.distributed_job import trace_rank
 from memsheet.trace.job import How

@@ -7,11 +7,11 @@ import torch
 
 from memsheet.account import account
 from memsheet.errors import InputError
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.model import build_config, build_model
 from memsheet.sheet import Component, Instant
-from memsheet.spec.words import request_from
 from memsheet.timeline import Timeline, alive, peaks, sheet_of
 from memsheet.trace.job import How, recording, timeline
 from memsheet.trace.serving_job import trace_serving

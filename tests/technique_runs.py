@@ -9,12 +9,12 @@ import torch
 
 from memsheet.account import account
 from memsheet.measure.profiler import profiled
+from memsheet.plan.plan import Plan
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.run.train import Trainer, trainer
 from memsheet.sheet import Instant, Sheet
-from memsheet.spec.plan import Plan
-from memsheet.spec.words import request_from
 from memsheet.timeline import sheet_of
 from memsheet.trace.job import MICRO, STEPS, How, trace_training
 

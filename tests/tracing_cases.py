@@ -5,9 +5,9 @@ import sys
 
 from memsheet.account import account
 from memsheet.errors import InputError
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.words import request_from
 from memsheet.timeline import peaks, sheet_of
 from memsheet.trace.fold import depth_of
 from memsheet.trace.job import How, trace_training

@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memsheet import textbook
-    from memsheet.api import plan, plan_serving
     from memsheet.budget import Result, Verdict
     from memsheet.errors import InputError
-    from memsheet.fitting import DoesNotFitError, assert_fits, trainer_callback
-    from memsheet.measuring import measure_step
+    from memsheet.questions.accounted import plan, plan_serving
     from memsheet.questions.answer import infer, train
     from memsheet.questions.check import check
     from memsheet.questions.compare import compare
     from memsheet.questions.explain import explain
     from memsheet.questions.export import export
+    from memsheet.questions.fit import DoesNotFitError, assert_fits, trainer_callback
     from memsheet.questions.measure import measure
+    from memsheet.questions.measured import measure_step
     from memsheet.questions.solve import solve
     from memsheet.questions.trace import trace
+    from memsheet.questions.traced import trace_step
     from memsheet.questions.verify import verify
     from memsheet.report.answer import Answer
     from memsheet.sheet import Component, Instant, Item, Sheet
-    from memsheet.tracing import trace_step
 
 __all__ = [
     "Answer",
@@ -56,23 +56,23 @@ __all__ = [
 __version__ = "0.1.0"
 
 _HOMES = {
-    "api": ("plan", "plan_serving"),
     "budget": ("Result", "Verdict"),
     "errors": ("InputError",),
-    "fitting": ("DoesNotFitError", "assert_fits", "trainer_callback"),
-    "measuring": ("measure_step",),
+    "questions.fit": ("DoesNotFitError", "assert_fits", "trainer_callback"),
+    "questions.accounted": ("plan", "plan_serving"),
     "questions.answer": ("infer", "train"),
     "questions.check": ("check",),
     "questions.compare": ("compare",),
     "questions.explain": ("explain",),
     "questions.export": ("export",),
     "questions.measure": ("measure",),
+    "questions.measured": ("measure_step",),
     "questions.solve": ("solve",),
     "questions.trace": ("trace",),
+    "questions.traced": ("trace_step",),
     "questions.verify": ("verify",),
     "report.answer": ("Answer",),
     "sheet": ("Component", "Instant", "Item", "Sheet"),
-    "tracing": ("trace_step",),
 }
 """Where each name is from: loaded when it is asked for, so that a start stays short."""
 _HOME = {name: f"memsheet.{home}" for home, names in _HOMES.items() for name in names}

@@ -16,12 +16,12 @@ from memsheet.errors import refuse
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.frozen import dataclass
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
+from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import DERIVATIVES, ZERO
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet, total
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import LatentAttention, LinearAttention, ModelSpec, StateSpace
-from memsheet.spec.plan import AttentionKind, Plan
 
 if TYPE_CHECKING:
     from memsheet.formulas.step import Rank, Trained

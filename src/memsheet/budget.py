@@ -10,11 +10,11 @@ from typing import Any
 from memsheet.account import account
 from memsheet.formulas.states.params import idle_parameter_count, parameter_count
 from memsheet.frozen import dataclass
+from memsheet.plan.device import Cluster
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.resolve import Resolved
 from memsheet.sheet import Bytes, Component, Instant, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 SHOWN = 3
 Beside = Callable[[ModelSpec, Plan], tuple[int, int]]

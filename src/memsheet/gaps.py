@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from memsheet.errors import Problem
-from memsheet.spec.check import Request
+from memsheet.plan.check import Request
 
 E = TypeVar("E", bound=Enum)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
 from memsheet.errors import refuse
+from memsheet.plan.defaults import NAMED_PRECISIONS
+from memsheet.plan.dtypes import INT8_ADAM, DType, dtype_named
+from memsheet.plan.plan import Precision
 from memsheet.references import EIGHT_BIT, FLASH, LORA, MEGATRON_SP, PAGED, SUBLINEAR, TRANSFORMER, ZERO, formula
-from memsheet.spec.defaults import NAMED_PRECISIONS
-from memsheet.spec.dtypes import INT8_ADAM, DType, dtype_named
-from memsheet.spec.plan import Precision
 
 __all__ = [
     "adam_states",

@@ -4,7 +4,7 @@ import memsheet
 from memsheet.cli.commands import COMMANDS
 from memsheet.cli.flags import WORDS
 from memsheet.cli.line import spellings
-from memsheet.spec.aliases import ALIASES, LIBRARIES, SHORT_FLAGS
+from memsheet.plan.aliases import ALIASES, LIBRARIES, SHORT_FLAGS
 
 NAMES = [
     "Answer",

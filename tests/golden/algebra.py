@@ -17,14 +17,14 @@ from memsheet.engines import find_engine
 from memsheet.formulas.groups import Group, Walk, walk
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import Bag
+from memsheet.plan.defaults import NAMED_PRECISIONS
+from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight
+from memsheet.plan.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule
 from memsheet.readers.model import read_model
 from memsheet.references import FORMULAS
 from memsheet.resolve import resolve
 from memsheet.sheet import Component
-from memsheet.spec.defaults import NAMED_PRECISIONS
-from memsheet.spec.dtypes import BF16, FP32
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight
-from memsheet.spec.plan import Implementation, Mesh, Optimizer, OptimizerName, Plan, Schedule
 
 HEADER = """\
 # Every formula of memsheet.formulas, evaluated once on symbols, and what it stands on. `make regold` writes it again.

@@ -19,12 +19,12 @@ from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
 from memsheet.formulas.states.params import parameter_count, tensors
 from memsheet.formulas.states.sharding import elements_of, held_shape
+from memsheet.plan.defaults import NAMED_PRECISIONS
+from memsheet.plan.dtypes import BF16, FP32, dtype_named
+from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.plan import Mesh
 from memsheet.readers.model import read_model
 from memsheet.sheet import STATES, Component, Instant
-from memsheet.spec.defaults import NAMED_PRECISIONS
-from memsheet.spec.dtypes import BF16, FP32, dtype_named
-from memsheet.spec.model import ModelSpec, Role
-from memsheet.spec.plan import Mesh
 
 FILE = Path(__file__).with_name("worked_examples.toml")
 MIXED = NAMED_PRECISIONS["bf16-master"]

@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from memsheet import catalog
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
-from memsheet.spec.device import Cluster, cluster_of
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 TRAINED = ("llama-tiny", "llama-3.2-1b", "qwen2.5-0.5b", "gpt2")
 SERVED = (*TRAINED, "mistral-7b", "gemma-3-1b", "deepseek-v2", "mamba-2.8b", "jamba-v0.1", "qwen3-30b-a3b", "gpt-oss-20b")

@@ -12,8 +12,8 @@ from strategies import TRAINED, cluster, law, lengths, microbatches, model, plan
 
 from memsheet.account import account
 from memsheet.formulas.serving.kv_cache import cache_bytes
+from memsheet.plan.dtypes import BF16
 from memsheet.sheet import Sheet
-from memsheet.spec.dtypes import BF16
 
 Held = dict[tuple[str, str, str, str], Any]
 

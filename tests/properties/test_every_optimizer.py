@@ -11,11 +11,11 @@ from memsheet.catalog import find_model, model_names
 from memsheet.errors import InputError
 from memsheet.formulas.states.held import held_tensors
 from memsheet.formulas.states.optimizers import adam_mini_problems
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import OptimizerName, RecomputeMode
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import OptimizerName, RecomputeMode
 
 
 @cache

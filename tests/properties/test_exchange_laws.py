@@ -18,11 +18,11 @@ from strategies import cluster, law, model
 
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, told, write
-from memsheet.exchange.together import asked_of, together
+from memsheet.exchange.joined_files import asked_of, together
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.report.json import plan_document
+from memsheet.plan.document import plan_document
+from memsheet.plan.plan import Plan
 from memsheet.resolve import resolve
-from memsheet.spec.plan import Plan
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 LAUNCHES = ("torchrun", "slurm", "skypilot", "kubernetes")

@@ -9,8 +9,9 @@ import pytest
 
 from memsheet.errors import InputError
 from memsheet.questions.check import checking
-from memsheet.report.bars import Look
-from memsheet.report.checked import checked_document, render_checked
+from memsheet.report.json.checked import checked_document
+from memsheet.report.screen.checked import render_checked
+from memsheet.report.shared.look import Look
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
 VALUES: tuple[Any, ...] = (None, True, -1, 0, 3, 1.5, 1e300, 2**62, "", "auto", "x", "cpu", [], [1], {}, {"a": 1}, "true", "1e9")

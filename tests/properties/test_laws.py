@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from strategies import CARDS, SERVED, TRAINED, attentions, cluster, law, lengths, microbatches, model, plan_of, ranks, requests, with_counts
 
 from memsheet.account import account
-from memsheet.api import answer
 from memsheet.budget import Result, budget_of, judge
 from memsheet.formulas.pipeline import in_flight
 from memsheet.formulas.states.params import parameter_count, tensors
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
+from memsheet.plan.dtypes import BF16
+from memsheet.plan.plan import Mesh, Schedule
+from memsheet.questions.accounted import answer
 from memsheet.sheet import OUTSIDE_TENSORS, STATES, Component, Instant, Sheet
-from memsheet.spec.dtypes import BF16
-from memsheet.spec.plan import Mesh, Schedule
 
 Question = tuple[str, dict[str, Any]]
 SAVED = Component.SAVED_ACTIVATIONS

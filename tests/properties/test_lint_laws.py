@@ -8,8 +8,8 @@ from test_exchange_laws import ENGINES, PARSERS, asked, drawn
 
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, of_version, read_text, write
-from memsheet.exchange.lint import Case, lint
-from memsheet.exchange.together import together
+from memsheet.exchange.joined_files import together
+from memsheet.exchange.mistakes import Case, lint
 
 EACH = 40
 CHOSEN = {

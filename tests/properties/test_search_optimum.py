@@ -22,16 +22,16 @@ from memsheet.account import account
 from memsheet.budget import Result, budget_of, host_shortage, judge
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.hardware import unsupported
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.search.grid import Graded, grid, one_plan, results
-from memsheet.search.space import Space, divisors, space_of
-from memsheet.search.timed import seconds_of
+from memsheet.search.train.grid import Graded, grid, one_plan, results
+from memsheet.search.train.space import Space, divisors, space_of
+from memsheet.search.train.timed import seconds_of
 from memsheet.sheet import Sheet
-from memsheet.spec.device import Cluster, cluster_of
-from memsheet.spec.hardware import unsupported
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 QUICK, ALL = 40, 250
 WIDE = 24

@@ -142,7 +142,7 @@ class Asked:
 @cache
 def vocabulary() -> tuple[str, ...]:
     """Words that options take: the values of every enum of a plan, engines, devices and metavars."""
-    homes = [import_module(f"memsheet.spec.{name}") for name in ("plan", "engine", "dtypes", "model", "segments")]
+    homes = [import_module(f"memsheet.plan.{name}") for name in ("plan", "engine", "dtypes", "model", "segments")]
     enums = {kind for home in homes for kind in vars(home).values() if isinstance(kind, type) and issubclass(kind, Enum)}
     found = {str(member.value) for kind in enums for member in kind}
     words = ("bf16-true", "bf16-mixed", "bf16-master", "fp16-master", "fp32", "fp8", "nf4", "int8", "awq", "gptq", "mxfp4", "full", "lora", "qlora", "front", "heat", "waterfall", "least", "fastest",
@@ -369,7 +369,7 @@ def models_asked(luck: random.Random) -> Asked:
 
 def python_asked(luck: random.Random) -> Asked:
     """Keywords of a function that are anything at all."""
-    from memsheet.spec.names import SHORT
+    from memsheet.plan.names import SHORT
 
     function = luck.choice(
         ("train", "train", "infer", "infer", "plan", "plan_serving", "solve", "check", "compare", "explain", "export", "assert_fits")

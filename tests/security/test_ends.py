@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from memsheet import api
 from memsheet.cli import main, screen
 from memsheet.cli.trouble import explain_input
 from memsheet.errors import MOST_SHOWN, InputError, Problem
+from memsheet.questions import accounted as api
 from memsheet.readers.calibration import read_calibrations
-from memsheet.report.files import alone_with, check_file, check_folder, write_all, write_whole
+from memsheet.report.shared.files import alone_with, check_file, check_folder, write_all, write_whole
 
 MEMSHEET = str(Path(sys.executable).parent / "memsheet")
 ESCAPES = ("\x1b]0;owned\x07", "\x1b[2J", "\x07", "\u202e", "\r", "\x9b31m", "\x00", "\n\x1b[8m")

@@ -13,9 +13,9 @@ import pytest
 import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import NAMES, find_format
-from memsheet.exchange.together import together
-from memsheet.spec.exchange import read
-from memsheet.spec.values import KINDS, option_problems
+from memsheet.exchange.joined_files import together
+from memsheet.exchange.shared.file_format import read
+from memsheet.plan.values import KINDS, option_problems
 
 SAMPLE = 20
 ODD: tuple[Any, ...] = (True, -1, 10**18, 1.5, "", "x", "\x1b[2J", "9" * 400, [], [None], [[1]], {}, {"a": [1]}, "auto", "cpu", "none")

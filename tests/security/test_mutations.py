@@ -19,6 +19,7 @@ from memsheet.allocator.recorded import against
 from memsheet.errors import InputError
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.guard.toml import parse_toml
+from memsheet.plan.device import MAX_DEVICES
 from memsheet.readers.cluster_file import cluster_from
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.gguf_model import model_from_gguf
@@ -27,7 +28,6 @@ from memsheet.readers.record import read_record
 from memsheet.readers.safetensors import read_header as read_safetensors
 from memsheet.readers.sheet_json import read_sheets
 from memsheet.readers.snapshot import read_snapshot
-from memsheet.spec.device import MAX_DEVICES
 
 SAFE = write_safetensors(
     {"__metadata__": {"format": "pt"}, "a": entry(), "b": entry("BF16", (3,), (16, 22)), "c": entry("U8", (0,), (22, 22))}, 22

@@ -12,6 +12,7 @@ from craft import LLAMA, array, config, entry, gguf, gguf_llama, info, key, raw_
 
 from memsheet.errors import InputError
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.plan.model import ModelSpec
 from memsheet.readers.gguf import MAX_KEYS
 from memsheet.readers.gguf import read_header as read_gguf
 from memsheet.readers.gguf import stored_bytes as gguf_bytes
@@ -19,7 +20,6 @@ from memsheet.readers.model import read_model
 from memsheet.readers.safetensors import folder_stored_bytes, read_index
 from memsheet.readers.safetensors import read_header as read_safetensors
 from memsheet.readers.safetensors import stored_bytes as safetensors_bytes
-from memsheet.spec.model import ModelSpec
 
 
 def model(path: Path) -> ModelSpec:

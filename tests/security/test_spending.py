@@ -31,7 +31,7 @@ ELSEWHERE = {
     "measure/environment.py": "/proc",
     "measure/snapshot.py": "what this process writes",
     "run/data.py": "a person's own text, with its own limit, in the child that trains on it",
-    "report/files.py": "what is written",
+    "report/shared/files.py": "what is written",
     "cli/__init__.py": "streams that lead nowhere",
     "cli/screen.py": "streams that lead nowhere",
     "cli/trouble.py": "streams that lead nowhere",

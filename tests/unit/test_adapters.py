@@ -10,11 +10,11 @@ import memsheet
 from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.errors import InputError
+from memsheet.plan.document import plan_document
+from memsheet.plan.plan import AdapterKind
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.report.json import plan_document
 from memsheet.resolve import reread, resolve
 from memsheet.sheet import Component, Instant, Sheet
-from memsheet.spec.plan import AdapterKind
 
 TINY: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8,

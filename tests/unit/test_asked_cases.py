@@ -14,7 +14,7 @@ sys.path.insert(0, str(BENCHMARKS))
 from asking import SAID, cluster_for  # noqa: E402
 
 from memsheet.catalog import find_device  # noqa: E402
-from memsheet.spec.check import RULES  # noqa: E402
+from memsheet.plan.check import RULES  # noqa: E402
 
 
 @pytest.mark.parametrize(

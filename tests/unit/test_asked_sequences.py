@@ -6,7 +6,7 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.search.serve_load import Holds
+from memsheet.search.serve.load import Holds
 
 SAME = {Holds.YES: Result.FITS, Holds.PERHAPS: Result.UNCERTAIN, Holds.NO: Result.DOES_NOT_FIT}
 CASES = [
@@ -36,7 +36,7 @@ def test_infer_and_plan_infer_give_one_answer(engine: str, name: str, gpus: str,
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_what_is_said_to_hold_instead_holds(engine: str) -> None:
-    from memsheet.spec.names import SHORT
+    from memsheet.plan.names import SHORT
 
     short = {key: name for name, key in SHORT.items()}
     asked = {"gpus": "1xH100-80GB", "engine": engine, "max_model_len": 32768, "sequences": 40}

@@ -11,12 +11,12 @@ from memsheet.catalog import find_model, model_names
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count, tensors
+from memsheet.plan.check import PRECISIONS
+from memsheet.plan.engine import Sharding
+from memsheet.plan.model import ModelSpec
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.sheet import STATES, Component, Instant, Sheet
-from memsheet.spec.check import PRECISIONS
-from memsheet.spec.engine import Sharding
-from memsheet.spec.model import ModelSpec
 
 LLAMA, MPT = (read_model(name, catalog=find_model, names=model_names()) for name in ("llama-2-7b", "mpt-7b"))
 COUNT = parameter_count(LLAMA)

@@ -14,12 +14,12 @@ from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.model_code.transformers.code import block_axes, block_numerics
 from memsheet.formulas.recordings import record
 from memsheet.formulas.tapes.evaluate import entry_bytes
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
 from memsheet.readers.nested import of_kind
 from memsheet.resolve import resolve
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import AttentionKind, Plan
 
 
 def bundled(name: str) -> ModelSpec:

@@ -6,8 +6,8 @@ import pytest
 
 from memsheet.budget import Budget, Result, budget_of, judge, largest_components, worst
 from memsheet.catalog import find_device
+from memsheet.plan.device import cluster_of
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
-from memsheet.spec.device import cluster_of
 
 BUDGET = Budget(low_bytes=75, capacity_bytes=78, high_bytes=80)
 WHY = Derived("made for a test")

@@ -16,9 +16,9 @@ from memsheet import catalog
 from memsheet.catalog.spellings import device_key, family_and_size
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.device import MAX_DEVICES, Basis, cluster_of, parse_gpus
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.registry import FAMILIES
-from memsheet.spec.device import MAX_DEVICES, Basis, cluster_of, parse_gpus
 from memsheet.units import GIB
 
 MODELS = Path(catalog.__file__).parent / "models"
@@ -240,7 +240,7 @@ def test_what_is_taken_off_a_cards_chips_is_what_the_reported_cards_lack():
 
 
 def test_engines_are_refused_where_a_device_does_not_run_them():
-    from memsheet import api
+    from memsheet.questions import accounted as api
 
     for device in catalog.devices():
         if device.engines is None:

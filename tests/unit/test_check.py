@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.spec.check import RULES, check_request, flatten
+from memsheet.plan.check import RULES, check_request, flatten
 
 
 @pytest.mark.parametrize(

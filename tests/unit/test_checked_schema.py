@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from memsheet.questions.check import checking
-from memsheet.report.checked import checked_document
-from memsheet.report.json import dumps
+from memsheet.report.json.checked import checked_document
+from memsheet.report.shared.json_text import dumps
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
 DS = json.dumps(
@@ -36,14 +36,14 @@ def document(folder: Path, name: str, text: str, model: str | None, gpus: str | 
 @pytest.mark.parametrize("model", [None, "llama-3.2-1b", "llama-3-70b"])
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_printed_agrees_with_its_schema(name: str, model: str | None, tmp_path: Path) -> None:
-    schema = pytest.importorskip("memsheet.report.schema")
+    schema = pytest.importorskip("memsheet.report.schema.documents")
     made = document(tmp_path, name, FILES[name][0], model, "8xA100-80GB" if model else None)
     schema.Checked.model_validate_json(dumps(made))
     assert made["sheet"] is not None or made["result"] is None
 
 
 def test_another_key_or_kind_does_not_agree(tmp_path: Path) -> None:
-    schema = pytest.importorskip("memsheet.report.schema")
+    schema = pytest.importorskip("memsheet.report.schema.documents")
     made = document(tmp_path, "args.yaml", FILES["args.yaml"][0], "llama-3.2-1b", "8xA100-80GB")
     assert made["mistakes"]
     for wrong in ({"more": 1}, {"starts": 1.5}, {"mistakes": [{**made["mistakes"][0], "source": None}]}, {"result": "perhaps"}):

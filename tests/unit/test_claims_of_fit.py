@@ -9,7 +9,7 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.errors import InputError
-from memsheet.exchange.lint import RULES
+from memsheet.exchange.mistakes import RULES
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 CLAIMING = {"recompute-without-need", "offload-without-need", "zero3-where-less-fits"}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import answers
-import memsheet.api
+import memsheet.questions.accounted
 from memsheet.cli import main, screen
 from memsheet.cli.commands import COMMANDS, MEASURE_FLAGS
 from memsheet.cli.flags import HELP, PLAN_FLAGS, WORDS
@@ -18,13 +18,13 @@ from memsheet.cli.help import START
 from memsheet.cli.line import given
 from memsheet.cli.trouble import explain_input
 from memsheet.errors import InputError, Problem
-from memsheet.measuring import STEPS, VARIED_STEPS
-from memsheet.report.schema import ErrorDocument
-from memsheet.spec.aliases import SHORT_FLAGS
-from memsheet.spec.check import RULES
-from memsheet.spec.names import SHORT
-from memsheet.tracing import CACHES
-from memsheet.verify.ladder import CPU_OPERATIONS
+from memsheet.plan.aliases import SHORT_FLAGS
+from memsheet.plan.check import RULES
+from memsheet.plan.names import SHORT
+from memsheet.questions.measured import STEPS, VARIED_STEPS
+from memsheet.questions.traced import CACHES
+from memsheet.questions.verification.ladder import CPU_OPERATIONS
+from memsheet.report.schema.documents import ErrorDocument
 
 TWO_SCREENS = 60
 TRAIN = ("train", "llama-tiny", "--seq-len", "128")
@@ -60,7 +60,7 @@ def test_the_exit_code_is_the_verdict(capsys, arguments, code, word):
 def test_uncertain_is_eleven(capsys, monkeypatch):
     capacity = answers.cluster("8xB200").device.framework_bytes
     near = answers.answer(activations=2 + (capacity - 145.37 * 2**30) / 2**30, gpus="8xB200", fix=1)
-    monkeypatch.setattr(memsheet.api, "train", lambda **_: near)
+    monkeypatch.setattr(memsheet.questions.accounted, "train", lambda **_: near)
     monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
     code, out, _ = ask(capsys, *TRAIN)
     assert code == 11
@@ -152,7 +152,7 @@ def test_a_fault_of_ours_is_said_to_be_ours(capsys, monkeypatch):
     def fails(**_):
         raise ZeroDivisionError("all is lost")
 
-    monkeypatch.setattr(memsheet.api, "train", fails)
+    monkeypatch.setattr(memsheet.questions.accounted, "train", fails)
     monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
     code, out, err = ask(capsys, *TRAIN)
     assert (code, out) == (70, "")
@@ -168,7 +168,7 @@ def test_an_interrupt_is_quiet(capsys, monkeypatch):
     def interrupted(**_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(memsheet.api, "train", interrupted)
+    monkeypatch.setattr(memsheet.questions.accounted, "train", interrupted)
     monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
     assert ask(capsys, *TRAIN) == (130, "", "interrupted\n")
 
@@ -260,7 +260,7 @@ def test_offload_takes_a_list(capsys, plan_file):
 def test_flags_reach_the_question_as_they_were_written(monkeypatch):
     """Counts and sizes are read where they are needed, exactly: no float on the way."""
     asked = {}
-    monkeypatch.setattr(memsheet.api, "train", lambda **question: asked.update(question) or answers.answer(gpus=None))
+    monkeypatch.setattr(memsheet.questions.accounted, "train", lambda **question: asked.update(question) or answers.answer(gpus=None))
     monkeypatch.delitem(sys.modules, "memsheet.cli.train", raising=False)
     machines = "--gpus 16xH100-80GB --host-memory 1TiB --nodes 2 --per-node 8"
     given = f"--parameters 70553706496 {machines} --layers-per-stage 10,11,11 --dropout 0.1".split()

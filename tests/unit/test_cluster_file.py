@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from memsheet import api
 from memsheet.catalog import devices, find_device
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.formulas.step_time.rates import rates_of
 from memsheet.guard.toml import MAX_TOML_BYTES, parse_toml
+from memsheet.plan.device import MAX_DEVICES, Links, cluster_of, parse_gpus
+from memsheet.questions import accounted as api
 from memsheet.readers.cluster_file import cluster_from, read_cluster
-from memsheet.report.machines import machine_flags
-from memsheet.spec.device import MAX_DEVICES, Links, cluster_of, parse_gpus
+from memsheet.report.shared.machines import machine_flags
 from memsheet.units import TIB, parse_bytes, parse_rate
 
 H100 = find_device("H100-80GB")

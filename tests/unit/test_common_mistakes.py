@@ -17,11 +17,11 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.states.params import active_parameter_count, parameter_count, tensors
 from memsheet.formulas.states.sharding import elements_of, held_shape
+from memsheet.plan.dtypes import BF16, FP8, MXFP8, dtype_named
+from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.plan import Mesh
 from memsheet.readers.model import read_model
 from memsheet.sheet import STATES, Component, Instant, Sheet
-from memsheet.spec.dtypes import BF16, FP8, MXFP8, dtype_named
-from memsheet.spec.model import ModelSpec, Role
-from memsheet.spec.plan import Mesh
 
 C, At = Component, Instant
 

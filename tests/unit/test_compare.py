@@ -14,10 +14,11 @@ import answers
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.readers.sheet_json import Document, read_sheets
-from memsheet.report.bars import Look
-from memsheet.report.comparison import compare, comparison_document
-from memsheet.report.comparison_table import percent, render_comparison
-from memsheet.report.json import dumps, sheet_document
+from memsheet.report.json.answer import sheet_document
+from memsheet.report.screen.comparison_table import percent, render_comparison
+from memsheet.report.shared.comparison import compare, comparison_document
+from memsheet.report.shared.json_text import dumps
+from memsheet.report.shared.look import Look
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 from memsheet.units import GIB, MIB
 

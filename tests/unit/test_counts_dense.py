@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memsheet.formulas.states.params import buffers, fold
+from memsheet.plan.model import Attention, Block, Stack
 from memsheet.readers.families.gemma import RECIPES as GEMMA
 from memsheet.readers.families.gpt_layouts import LAYOUTS
 from memsheet.readers.families.llama import RECIPES as LLAMA
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.spec.model import Attention, Block, Stack
 from oracle import assert_same_tensors, meta_model
 
 SPELLINGS: dict[str, dict[str, str]] = {

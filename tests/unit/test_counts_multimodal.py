@@ -12,8 +12,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import blocks, fold, parameter_count, stacks, tensors
+from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.spec.model import ModelSpec
 from oracle import assert_same_tensors, meta_model
 
 SIGLIP = {"hidden_size": 96, "intermediate_size": 200, "num_hidden_layers": 3, "num_attention_heads": 6, "image_size": 56, "patch_size": 14}

@@ -9,8 +9,8 @@ import pytest
 
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import buffers, fold
+from memsheet.plan.model import Attention, Run
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.spec.model import Attention, Run
 from oracle import assert_same_tensors, meta_model, meta_tensors
 
 SMALL: dict[str, Any] = {"vocab_size": 1000, "num_hidden_layers": 3, "hidden_size": 96, "num_attention_heads": 6, "num_key_value_heads": 3}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsheet.errors import InputError
-from memsheet.report.curve import PLACE, columns, spans
+from memsheet.report.shared.curve import PLACE, columns, spans
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline, peak, sizes
 from timelines import PEAK_BYTES, timelines, training

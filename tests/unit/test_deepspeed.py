@@ -5,13 +5,13 @@ from itertools import pairwise
 
 import pytest
 
-from memsheet import api
 from memsheet.engines.deepspeed import ENGINE, Buckets
 from memsheet.errors import InputError
 from memsheet.formulas.around.deepspeed import deepspeed_kept, deepspeed_walk
 from memsheet.formulas.around.zero_flow import flushes, gathered, stops
 from memsheet.formulas.around.zero_states import offloaded, states, zero_of
 from memsheet.formulas.states.held import held_tensors
+from memsheet.questions import accounted as api
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.sheet import STATES, Component, Instant, Sheet

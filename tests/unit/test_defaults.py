@@ -7,14 +7,14 @@ import json
 import pytest
 
 import memsheet
-from memsheet.api import catalogued
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.cli import main
 from memsheet.errors import InputError
+from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.report.json import sheet_document
-from memsheet.search.length_ladder import SHORTEST, ladder_lengths
+from memsheet.report.json.answer import sheet_document
+from memsheet.search.solve.length_ladder import SHORTEST, ladder_lengths
 
 EXIT = {Result.FITS: 0, Result.DOES_NOT_FIT: 10, Result.UNCERTAIN: 11}
 SAMPLE = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memsheet.spec.dtypes import BY_NAME, GGUF, dtype_named, grouped_int
+from memsheet.plan.dtypes import BY_NAME, GGUF, dtype_named, grouped_int
 
 
 @pytest.mark.parametrize(

@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from tests.unit.test_every_flag_every_engine import values
 
-from memsheet import api, catalog
+from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.catalog import model_names
 from memsheet.errors import InputError
+from memsheet.plan.check import RULES
+from memsheet.plan.defaults import DESCRIPTIVE
+from memsheet.plan.device import cluster_of
+from memsheet.plan.model import ModelSpec
+from memsheet.questions import accounted as api
 from memsheet.readers.model import read_model
 from memsheet.resolve import CANDIDATES
 from memsheet.resolve.serving import pages
-from memsheet.spec.check import RULES
-from memsheet.spec.defaults import DESCRIPTIVE
-from memsheet.spec.device import cluster_of
-from memsheet.spec.model import ModelSpec
 
 MODELS = [
     "llama-tiny",

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from memsheet import api, catalog
+from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.engines import MODELLED
 from memsheet.errors import InputError
+from memsheet.plan.check import RULES, flatten
+from memsheet.plan.defaults import DESCRIPTIVE
+from memsheet.plan.device import cluster_of
+from memsheet.plan.document import plan_document
+from memsheet.plan.model import ModelSpec
+from memsheet.questions import accounted as api
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import read_model
-from memsheet.report.json import plan_document
-from memsheet.spec.check import RULES, flatten
-from memsheet.spec.defaults import DESCRIPTIVE
-from memsheet.spec.device import cluster_of
-from memsheet.spec.model import ModelSpec
 
 TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "serving.max_model_len": 256, "serving.max_sequences": 4}
 LORA, TINY, EXPERTS, STATES = {**TRAIN, "adapter.rank": 8}, "llama-tiny", "qwen3-30b-a3b", "mamba-130m"

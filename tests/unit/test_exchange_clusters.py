@@ -9,9 +9,9 @@ import yaml
 
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange.shared.serve_pods import KINDS, NO_SERVER
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.recognised_files import recognised
-from memsheet.spec.serve_pods import KINDS, NO_SERVER
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 NAMES = ("skypilot", "kubernetes")

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from memsheet.exchange import read_text
+from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.spec.exchange import Read
 
 FOLDER = Path(__file__).parent.parent / "configs"
 INDEX: list[dict[str, Any]] = json.loads((FOLDER / "index.json").read_text())

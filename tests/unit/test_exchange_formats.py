@@ -9,9 +9,9 @@ import yaml
 
 from memsheet.errors import InputError
 from memsheet.exchange import NAMES, find_format, nested, read_text, told, write
+from memsheet.exchange.shared.file_format import _word, read
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.spec.check import RULES
-from memsheet.spec.exchange import _word, read
+from memsheet.plan.check import RULES
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 ASKED: dict[str, Any] = {

@@ -9,10 +9,10 @@ import pytest
 import memsheet
 from memsheet.errors import InputError
 from memsheet.exchange import MOST_SCRIPT, read_text
+from memsheet.exchange.shared.launched_script import launched
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import checking
-from memsheet.report.checked import Checked
-from memsheet.spec.launched import launched
+from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}

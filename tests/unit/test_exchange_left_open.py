@@ -11,10 +11,11 @@ import pytest
 import memsheet
 from memsheet.cli import main
 from memsheet.errors import InputError
+from memsheet.plan.aliases import DEEPSPEED_FP16
 from memsheet.questions.check import checking
-from memsheet.report.bars import Look
-from memsheet.report.checked import Checked, render_checked
-from memsheet.spec.aliases import DEEPSPEED_FP16
+from memsheet.report.json.checked import Checked
+from memsheet.report.screen.checked import render_checked
+from memsheet.report.shared.look import Look
 
 WHERE: dict[str, Any] = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None}
 AUTO = {"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from memsheet.exchange.lint import RULES
-from memsheet.exchange.lint.files import FILES
-from memsheet.exchange.lint.plans import PLANS
+from memsheet.exchange.mistakes import RULES
+from memsheet.exchange.mistakes.files import FILES
+from memsheet.exchange.mistakes.plans import PLANS
 from memsheet.questions.check import checking
-from memsheet.report.checked import Checked
+from memsheet.report.json.checked import Checked
 
 GOOD: dict[str, Any] = {
     "train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 8, "bf16": {"enabled": True},

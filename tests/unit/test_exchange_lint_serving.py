@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from memsheet.exchange.lint import RULES
-from memsheet.exchange.lint.serving import SERVING, cache_bytes
+from memsheet.exchange.mistakes import RULES
+from memsheet.exchange.mistakes.serving import SERVING, cache_bytes
 from memsheet.questions.check import checking
-from memsheet.report.bars import Look
-from memsheet.report.checked import Checked, checked_document, render_checked
+from memsheet.report.json.checked import Checked, checked_document
+from memsheet.report.screen.checked import render_checked
+from memsheet.report.shared.look import Look
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
 V, S = "vllm serve m", "python -m sglang.launch_server --model-path m"

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from memsheet.exchange.lint.megatron import MEGATRON
-from memsheet.exchange.lint.shape import SHAPE
-from memsheet.exchange.lint.trainer import TRAINER
-from memsheet.exchange.lint.zero import ZERO
+from memsheet.exchange.mistakes.megatron import MEGATRON
+from memsheet.exchange.mistakes.shape import SHAPE
+from memsheet.exchange.mistakes.trainer import TRAINER
+from memsheet.exchange.mistakes.zero import ZERO
 from memsheet.questions.check import checking
-from memsheet.report.checked import Checked
+from memsheet.report.json.checked import Checked
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
 Case = tuple[Mapping[str, str], Mapping[str, str], Mapping[str, Any]]

@@ -9,7 +9,7 @@ import pytest
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, told, write
-from memsheet.exchange.megatron.flags import SWITCHES, VALUED
+from memsheet.exchange.formats.megatron.flags import SWITCHES, VALUED
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

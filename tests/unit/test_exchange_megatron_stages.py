@@ -7,7 +7,7 @@ import pytest
 
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
-from memsheet.exchange.megatron.stages import sizes_of
+from memsheet.exchange.formats.megatron.stages import sizes_of
 from memsheet.guard import parse_json, parse_yaml
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}

@@ -8,7 +8,7 @@ import pytest
 
 from memsheet.budget import Result
 from memsheet.questions.check import checking
-from memsheet.report.checked import Checked
+from memsheet.report.json.checked import Checked
 
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None}
 ARGS = "per_device_train_batch_size: 2\ngradient_accumulation_steps: 4\nbf16: true\ngradient_checkpointing: true\n"

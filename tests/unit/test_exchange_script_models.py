@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from memsheet.api import catalogued
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.exchange import DTYPE_UNKNOWN, as_released, as_stored, read_text
+from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.questions.accounted import catalogued
 from memsheet.questions.check import checking
 from memsheet.readers.model import read_model
-from memsheet.report.checked import Checked
-from memsheet.spec.exchange import Read
+from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}

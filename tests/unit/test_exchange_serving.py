@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
-from memsheet.exchange.together import asked_of, together
+from memsheet.exchange.joined_files import asked_of, together
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.plan.check import RULES
+from memsheet.plan.device import cluster_of
+from memsheet.plan.document import plan_document
+from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
-from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.resolve.attention import has_experts
-from memsheet.spec.check import RULES
-from memsheet.spec.device import cluster_of
-from memsheet.spec.plan import Plan
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 SERVERS = ("vllm", "sglang")

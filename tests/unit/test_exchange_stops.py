@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from memsheet.exchange import NAMES, find_format
+from memsheet.exchange.shared.program_releases import keys_known, misspelt, stated_release
 from memsheet.questions.check import checking
-from memsheet.report.checked import Checked
-from memsheet.spec.releases import keys_known, misspelt, stated_release
+from memsheet.report.json.checked import Checked
 
 FOLDER = Path(__file__).parent.parent / "configs"
 FILES = sorted(row["file"] for row in json.loads((FOLDER / "index.json").read_text()))

@@ -9,14 +9,14 @@ import pytest
 from memsheet import catalog
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, of_version, read_text, write
-from memsheet.exchange.together import asked_of, together
+from memsheet.exchange.joined_files import asked_of, together
+from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.python_config import read_module, returned
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.plan.device import cluster_of
+from memsheet.plan.document import plan_document
 from memsheet.readers.model import read_model
-from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
-from memsheet.spec.device import cluster_of
-from memsheet.spec.exchange import UNSET, Read
-from memsheet.spec.script import read_module, returned
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 FORM = find_format("torchtitan")

@@ -7,12 +7,12 @@ import pytest
 
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
-from memsheet.exchange.lint.scripts import SCRIPTS
+from memsheet.exchange.mistakes.scripts import SCRIPTS
+from memsheet.exchange.shared.file_format import UNSET, Read
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import checking
 from memsheet.questions.recognised_files import recognised
-from memsheet.report.checked import Checked
-from memsheet.spec.exchange import UNSET, Read
+from memsheet.report.json.checked import Checked
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": "8xA100-80GB"}

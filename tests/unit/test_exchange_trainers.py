@@ -10,8 +10,8 @@ import yaml
 from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
+from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.spec.exchange import Read
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 AXOLOTL: dict[str, Any] = {

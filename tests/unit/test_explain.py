@@ -12,10 +12,10 @@ from memsheet.catalog import terms
 from memsheet.cli import main
 from memsheet.engines import MODELLED
 from memsheet.errors import InputError
+from memsheet.plan.names import SHORT
 from memsheet.questions.explain import _shortest_ends, all_terms, explain
 from memsheet.references import FORMULAS
 from memsheet.sheet import Component, Instant
-from memsheet.spec.names import SHORT
 
 PEOPLE_SAY = """
 gradient_checkpointing fragmentation kv fsdp mfu nf4 gguf moe batch_size oom adamw grpo bf16 mixed_precision flash_attention

@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.report.files import check_folder, write_events, write_whole
+from memsheet.report.shared.files import check_folder, write_events, write_whole
 from memsheet.timeline import timeline_from
 from timelines import training
 

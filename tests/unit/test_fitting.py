@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import memsheet
-from memsheet import fitting
 from memsheet.budget import Result
+from memsheet.questions import fit as fitting
 
 SMALL = {"seq_len": 512, "microbatch": 1}
 LARGE = {"seq_len": 4096, "microbatch": 1, "gpus": "8xA100-80GB", "zero": 0}

@@ -17,11 +17,11 @@ from memsheet.budget import Answer
 from memsheet.catalog import find_device
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.report.bars import Look
-from memsheet.report.sizes import MOST_DIGITS, closing
-from memsheet.report.words import flags_of
+from memsheet.plan.device import Cluster
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.sizes import MOST_DIGITS, closing
+from memsheet.report.shared.words import flags_of
 from memsheet.sheet import Bytes
-from memsheet.spec.device import Cluster
 
 QUESTIONS = [
     ("llama-3.1-8b", {"gpus": "8xA100-80GB", "engine": "transformers", "precision": "bf16-autocast", "seq_len": 2048}),

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from memsheet.api import infer
 from memsheet.errors import InputError
 from memsheet.formulas.serving.llama_cpp.buffers import Placed, buffers_of, host_experts
 from memsheet.formulas.serving.llama_cpp.weights import stored_tensors
+from memsheet.plan.dtypes import GGUF
+from memsheet.plan.gguf_fork import FORK_MIXES, fork_end, fork_type
+from memsheet.plan.gguf_mixes import Where, gguf_named, matrix_type
+from memsheet.questions.accounted import infer
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.dtypes import GGUF
-from memsheet.spec.gguf_fork import FORK_MIXES, fork_end, fork_type
-from memsheet.spec.gguf_mixes import Where, gguf_named, matrix_type
 
 FORK = "ik_llama.cpp fork, 2025"
 LLAMA: dict[str, Any] = {

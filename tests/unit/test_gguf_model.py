@@ -10,13 +10,13 @@ import gguf
 import numpy as np
 import pytest
 
-from memsheet.api import infer
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.model import ModelSpec
+from memsheet.questions.accounted import infer
 from memsheet.readers.gguf import read_header, stored_bytes
 from memsheet.readers.gguf_model import ARCHITECTURES, model_from_gguf
 from memsheet.readers.hf_config import FAMILIES, read_hf_config
-from memsheet.spec.model import ModelSpec
 
 HIDDEN, VOCAB = 64, 96
 COMMON = {"block_count": 3, "context_length": 128, "embedding_length": HIDDEN, "feed_forward_length": 160, "attention.head_count": 4}

@@ -16,17 +16,17 @@ from memsheet import catalog
 from memsheet.account import account
 from memsheet.budget import Result, budget_of, host_shortage, judge
 from memsheet.errors import InputError
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.hardware import unsupported
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
-from memsheet.search import grid as searching
-from memsheet.search.grid import SAFE_BYTES, Grid, grid, one_plan, results
-from memsheet.search.lattice import Tally, lattice
-from memsheet.search.space import Space, divisors, space_of
+from memsheet.search.train import grid as searching
+from memsheet.search.train.grid import SAFE_BYTES, Grid, grid, one_plan, results
+from memsheet.search.train.lattice import Tally, lattice
+from memsheet.search.train.space import Space, divisors, space_of
 from memsheet.sheet import Instant
-from memsheet.spec.device import Cluster, cluster_of
-from memsheet.spec.hardware import unsupported
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 PINS: dict[str, dict[str, tuple[Any, ...]]] = {
     "megatron": {"zero": (0, 1), "recompute.mode": ("none", "selective", "full"), "loss": ("fused", "plain"), "mesh.pp": (1, 2, 4)},

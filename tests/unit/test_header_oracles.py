@@ -11,9 +11,9 @@ import pytest
 import safetensors
 import safetensors.numpy
 
+from memsheet.plan.dtypes import GGUF
 from memsheet.readers import gguf as our_gguf
 from memsheet.readers import safetensors as our_safetensors
-from memsheet.spec.dtypes import GGUF
 
 SEEDS = range(100)
 NUMPY = {

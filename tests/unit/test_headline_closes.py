@@ -11,9 +11,9 @@ import memsheet
 from memsheet.budget import Answer
 from memsheet.catalog import devices
 from memsheet.cli import main
-from memsheet.report.bars import Look
-from memsheet.report.sizes import capacity
-from memsheet.report.table import render
+from memsheet.report.screen.table import render
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.sizes import capacity
 from memsheet.sheet import Bytes
 
 RANGED = [one.name for one in devices() if one.framework_low_bytes != one.framework_high_bytes and one.engines is None and not one.unified]

@@ -7,19 +7,19 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from memsheet.api import catalogued
 from memsheet.budget import Result
 from memsheet.catalog import find_device, model_names
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
+from memsheet.plan.device import cluster_of
+from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.search.axes import MOST, Axis, axes_of, filled, ordered, questions
-from memsheet.search.cloud import SIDE, cloud
-from memsheet.search.grid import grid, results
-from memsheet.search.heat import BEST_FIRST, Shows, heat
-from memsheet.search.rank import ranked
-from memsheet.search.space import space_of
-from memsheet.spec.device import cluster_of
+from memsheet.search.train.axes import MOST, Axis, axes_of, filled, ordered, questions
+from memsheet.search.train.cloud import SIDE, cloud
+from memsheet.search.train.grid import grid, results
+from memsheet.search.train.heat_map import BEST_FIRST, Shows, heat
+from memsheet.search.train.rank import ranked
+from memsheet.search.train.space import space_of
 
 TINY = read_model("llama-tiny", catalog=catalogued, names=model_names())
 SMALL = read_model("llama-3.2-3b", catalog=catalogued, names=model_names())

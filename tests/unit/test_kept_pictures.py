@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from memsheet import catalog
-from memsheet.api import infer
 from memsheet.engines.vllm import Shown, release_of
 from memsheet.formulas.serving.pictures import copied_rows, kept_pictures, shown_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes
+from memsheet.plan.dtypes import BF16
+from memsheet.plan.model import ModelSpec, Picture
+from memsheet.plan.plan import Plan
+from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.sheet import NOTHING, Bytes, Component, Instant
-from memsheet.spec.dtypes import BF16
-from memsheet.spec.model import ModelSpec, Picture
-from memsheet.spec.plan import Plan
 from memsheet.units import MIB
 
 MISTRAL, GEMMA, QWEN = "mistral-small-3.1-24b", "gemma-3-27b", "qwen2.5-vl-7b"

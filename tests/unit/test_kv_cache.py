@@ -6,9 +6,9 @@ import pytest
 
 from memsheet import catalog
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
+from memsheet.plan.dtypes import BF16, FP8
+from memsheet.plan.model import ModelSpec
 from memsheet.readers.model import read_model
-from memsheet.spec.dtypes import BF16, FP8
-from memsheet.spec.model import ModelSpec
 
 
 def model(name: str) -> ModelSpec:

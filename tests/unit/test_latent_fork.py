@@ -10,10 +10,10 @@ from memsheet.errors import InputError
 from memsheet.formulas.serving.llama_cpp.buffers import Buffers, buffers_of
 from memsheet.formulas.serving.llama_cpp.latent_fork import cell_bytes, heads_at_once
 from memsheet.formulas.serving.llama_cpp.weights import stored_tensors
+from memsheet.plan.document import plan_document
+from memsheet.plan.model import LatentAttention
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.report.json import plan_document
 from memsheet.resolve import reread, resolve
-from memsheet.spec.model import LatentAttention
 from memsheet.units import MIB
 
 DEEPSEEK: dict[str, Any] = {

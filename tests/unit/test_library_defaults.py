@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet import api
 from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.exchange import find_format, read_text
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.report.bars import Look
-from memsheet.report.recomputed import with_recompute
-from memsheet.report.words import flags_of
-from memsheet.search.beside import doubted_advice
-from memsheet.spec.check import flatten
-from memsheet.spec.library_defaults import BITS_AND_BYTES, LIBRARY_DEFAULTS, Default, of_library, own_default, shown, taken
-from memsheet.spec.plan import RecomputeMode
-from memsheet.spec.words import in_our_words
+from memsheet.plan.check import flatten
+from memsheet.plan.library_defaults import BITS_AND_BYTES, LIBRARY_DEFAULTS, Default, of_library, own_default, shown, taken
+from memsheet.plan.plan import RecomputeMode
+from memsheet.plan.words import in_our_words
+from memsheet.questions import accounted as api
+from memsheet.report.screen.recompute_phrase import with_recompute
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.words import flags_of
+from memsheet.search.library_bytes import doubted_advice
 
 WHOLE = {"unsloth": {"full_finetuning": True}, "llama-factory": {"finetuning_type": "full"}}
 OTHER: dict[str, Any] = {
@@ -158,8 +158,8 @@ def test_what_is_run_has_a_librarys_values(library: str, command: str, monkeypat
     def run(asked: dict[str, Any], *_: Any, **__: Any) -> None:
         raise RunError(asked["plan"])
 
-    monkeypatch.setattr("memsheet.tracing.trace_in_child", run)
-    monkeypatch.setattr("memsheet.measuring.answers_together", run)
+    monkeypatch.setattr("memsheet.questions.traced.trace_in_child", run)
+    monkeypatch.setattr("memsheet.questions.measured.answers_together", run)
     said: dict[str, Any] = {"seq_len": 600, "microbatch": 1, "optimizer": {"name": "adamw"}}
     ask = {
         "trace": lambda: memsheet.trace("llama-tiny", engine=library, plan=said),

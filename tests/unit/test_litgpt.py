@@ -16,10 +16,10 @@ from memsheet.account import account
 from memsheet.errors import InputError
 from memsheet.formulas.model_code.litgpt.built import built
 from memsheet.formulas.states.held import held_tensors
+from memsheet.plan.model import ModelSpec
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet
-from memsheet.spec.model import ModelSpec
 
 SIZES = {
     "hidden_size": 1024, "num_hidden_layers": 5, "num_attention_heads": 16, "vocab_size": 8000, "intermediate_size": 4096,

@@ -15,11 +15,11 @@ from memsheet.formulas.serving.llama_cpp.build import Reserved
 from memsheet.formulas.serving.llama_cpp.ggml import LARGEST, Buffer, Graph, Tensor, buffer_sizes
 from memsheet.formulas.serving.llama_cpp.ggml_devices import compute_buffers
 from memsheet.formulas.serving.llama_cpp.graph import reserved_graph
+from memsheet.plan.document import plan_document
+from memsheet.plan.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.report.json import plan_document
 from memsheet.resolve import reread
 from memsheet.sheet import Component, Instant
-from memsheet.spec.gguf_mixes import MIXES, Where, end_type, gguf_named, matrix_type
 
 MIB = 2**20
 LLAMA = {

@@ -12,10 +12,10 @@ from memsheet.engines.fsdp1 import WRAPPINGS
 from memsheet.errors import InputError
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.engine import Code
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet
-from memsheet.spec.engine import Code
 
 H, F, HEADS, VOCAB, LAYERS, LENGTH = 1024, 4096, 16, 5000, 4, 512
 CONFIG = {

@@ -9,9 +9,9 @@ import pytest
 
 from memsheet.catalog import find_device, find_model
 from memsheet.errors import InputError
+from memsheet.plan.device import cluster_of
 from memsheet.readers.model import read_model
 from memsheet.search.trials import Question, attempt
-from memsheet.spec.device import cluster_of
 
 MODELS = ("llama-3.1-8b", "gemma-3-4b", "qwen2.5-7b", "deepseek-v2-lite", "mixtral-8x7b", "gpt-oss-20b", "phi-3-mini-128k", "mistral-7b")
 CARDS = ("L4", "A100-80GB", "H100-80GB", "RTX4090")

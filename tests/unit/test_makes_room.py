@@ -8,11 +8,12 @@ import pytest
 
 import memsheet
 from memsheet.budget import Result
-from memsheet.report.bars import Look, components
-from memsheet.report.table import render
-from memsheet.report.words import flags_for
+from memsheet.plan.names import SHORT
+from memsheet.report.screen.bars import components
+from memsheet.report.screen.table import render
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.words import flags_for
 from memsheet.sheet import OUTSIDE_TENSORS, Component
-from memsheet.spec.names import SHORT
 
 CASES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("gpt-oss-120b", {"gpus": "1xH100-80GB", "engine": "vllm"}),

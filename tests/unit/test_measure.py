@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from memsheet.cli import main
 from memsheet.measure.cuda import counted
-from memsheet.measuring import measured_sheet
+from memsheet.questions.measured import measured_sheet
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Mark, Storage, Timeline
 from memsheet.trace.parent import Traced

@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from memsheet.cli import main, voice
 from memsheet.errors import InputError
 from memsheet.measure.profiler import _Allocation, _released
-from memsheet.measuring import folded
+from memsheet.questions.measured import folded
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
 from memsheet.trace import launch
 

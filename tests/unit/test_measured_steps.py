@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import memsheet
-from memsheet import measuring
 from memsheet.allocator import Settings, replay
 from memsheet.allocator.steps import replay_steps
 from memsheet.cli import main
@@ -23,10 +22,11 @@ from memsheet.measure.custom import measure_custom
 from memsheet.measure.died import died, request_bytes, stop_of
 from memsheet.measure.environment import environment
 from memsheet.measure.lengths import counters
+from memsheet.plan.words import request_from
+from memsheet.questions import measured as measuring
 from memsheet.run.data import batches, lengths, read_text
 from memsheet.run.model import build_config
 from memsheet.sheet import Component, Instant
-from memsheet.spec.words import request_from
 from memsheet.timeline import Storage, Timeline, timeline_from
 from memsheet.trace.job import How, recording
 from memsheet.trace.parent import environment_of

@@ -13,10 +13,10 @@ import memsheet
 from memsheet.budget import Answer
 from memsheet.formulas.model_code.megatron.experts import capacity_of, given_copies
 from memsheet.formulas.pipeline import flights
+from memsheet.plan.model import Moe
+from memsheet.plan.plan import Mesh, Plan, Routing, Schedule, Spread
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet
-from memsheet.spec.model import Moe
-from memsheet.spec.plan import Mesh, Plan, Routing, Schedule, Spread
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memsheet.errors import InputError
-from memsheet.spec.check import RULES
-from memsheet.spec.names import SHORT
-from memsheet.spec.words import request_from
+from memsheet.plan.check import RULES
+from memsheet.plan.names import SHORT
+from memsheet.plan.words import request_from
 
 
 def test_every_short_name_is_a_key_of_the_vocabulary() -> None:

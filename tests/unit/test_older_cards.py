@@ -111,7 +111,7 @@ def test_plans_of_an_older_card_are_priced_at_what_it_reaches() -> None:
     """bf16 without units is no faster than fp32, and fp32 is not priced at the matrix units' rate."""
     from memsheet.catalog import find_device
     from memsheet.formulas.step_time.rates import rates_of
-    from memsheet.spec.device import cluster_of
+    from memsheet.plan.device import cluster_of
 
     for name in ("V100-16GB", "V100-32GB", "T4"):
         found = rates_of(cluster_of(find_device(name), 1))

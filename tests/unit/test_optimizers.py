@@ -14,11 +14,11 @@ import memsheet
 from memsheet.errors import InputError
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import optimizer_bytes, paged_bytes, step_temporaries, stepped
+from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.model import Role
+from memsheet.plan.plan import OptimizerName, Plan
 from memsheet.run.optimizer import build_optimizer
 from memsheet.sheet import Component, Instant
-from memsheet.spec.dtypes import BF16, FP32
-from memsheet.spec.model import Role
-from memsheet.spec.plan import OptimizerName, Plan
 
 Name = OptimizerName
 MATRIX = Held("layers.0.mlp.up_proj.weight", (512, 256), FP32, trains=True, role=Role.LINEAR, times=1)

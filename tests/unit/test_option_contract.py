@@ -15,14 +15,14 @@ from memsheet.account import account
 from memsheet.engines import MODELLED
 from memsheet.engines import find_engine as found_engine
 from memsheet.errors import InputError
+from memsheet.plan.check import RULES, flatten
+from memsheet.plan.defaults import DESCRIPTIVE
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.document import plan_document
+from memsheet.plan.model import ModelSpec, StoredQuantization
+from memsheet.plan.plan import RecomputeMode
 from memsheet.readers.model import read_model
-from memsheet.report.json import plan_document
 from memsheet.resolve import Resolved, reread, resolve
-from memsheet.spec.check import RULES, flatten
-from memsheet.spec.defaults import DESCRIPTIVE
-from memsheet.spec.device import Cluster, cluster_of
-from memsheet.spec.model import ModelSpec, StoredQuantization
-from memsheet.spec.plan import RecomputeMode
 
 TRAIN, INFER = {"task": "train", "seq_len": 1024}, {"task": "infer", "engine": "transformers", "serving.max_model_len": 64}
 LORA = {**TRAIN, "adapter.rank": 8, "adapter.targets": ["q_proj"]}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memsheet.formulas.states.params import active_parameter_count, buffers, fold, parameter_count, tensors
+from memsheet.plan.model import ModelSpec, Moe, Role, Run, Weight
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.spec.model import ModelSpec, Moe, Role, Run, Weight
 
 SMALL = {
     "model_type": "llama",

@@ -9,8 +9,8 @@ import pytest
 from memsheet.account import account
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.document import plan_document
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.report.json import plan_document
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet
 

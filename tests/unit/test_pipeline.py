@@ -9,10 +9,10 @@ import pytest
 from memsheet import catalog
 from memsheet.formulas.pipeline import in_flight, layers_of_stage, stage_model
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Mesh, Plan, Schedule
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Mesh, Plan, Schedule
 
 
 def model(name: str) -> ModelSpec:

@@ -10,17 +10,18 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.api import plan_serving
 from memsheet.budget import Result
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.report.bars import Look
-from memsheet.report.schema_serving import ServePlans
-from memsheet.report.serve_plans import render_serving, shown
-from memsheet.report.serve_plans_json import serving_document
-from memsheet.report.serve_words import command, cut
-from memsheet.search.serve import Deployment, comparison, rank_key
-from memsheet.search.serve_load import Holds, latency, milliseconds, most
+from memsheet.questions.accounted import plan_serving
+from memsheet.report.json.serve_plans import serving_document
+from memsheet.report.schema.serving import ServePlans
+from memsheet.report.screen.plans.serving import render_serving
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.serving_words import command, cut
+from memsheet.report.shared.shown_cuts import shown
+from memsheet.search.serve.cuts import Deployment, comparison, rank_key
+from memsheet.search.serve.load import Holds, latency, milliseconds, most
 
 FOUR: dict[str, Any] = {"model": "qwen2.5-7b", "gpus": "4xH100-80GB", "context": 32768}
 LLAMA: dict[str, Any] = {"model": "llama-3.1-70b", "gpus": "8xH100-80GB", "context": 8192}
@@ -281,7 +282,7 @@ def test_the_command_that_is_printed_shows_that_plan(crowd: Deployment, place: i
 
 
 def test_picture(four: Deployment, tmp_path: Path) -> None:
-    from memsheet.report.picture_serve import draw_serving
+    from memsheet.report.chart.serve import draw_serving
 
     for name in ("cuts.svg", "cuts.png"):
         draw_serving(four, tmp_path / name)

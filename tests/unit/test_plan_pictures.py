@@ -11,7 +11,6 @@ from xml.etree import ElementTree as ET
 import pytest
 
 import answers
-from memsheet.api import catalogued
 from memsheet.budget import Result
 from memsheet.catalog import model_names
 from memsheet.cli import main
@@ -19,18 +18,21 @@ from memsheet.cli.commands import PICTURE_FLAGS
 from memsheet.cli.line import Given
 from memsheet.cli.plan_pictures import KINDS, check, pictures
 from memsheet.errors import InputError
+from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.report import picture_front, picture_heat, picture_waterfall
-from memsheet.report.bars import Look
-from memsheet.report.picture_front import draw_front
-from memsheet.report.picture_heat import COLOURS, draw_heat
-from memsheet.report.picture_waterfall import draw_waterfall
-from memsheet.report.plan_terminal import render_front, render_heat, render_waterfall
-from memsheet.report.waterfall_bars import bars_of, costs, saves
-from memsheet.search.axes import Axis
-from memsheet.search.heat import Cell, Heat, Shows
-from memsheet.search.rank import ranked
-from memsheet.search.story import Step
+from memsheet.report.chart import front as picture_front
+from memsheet.report.chart import heat as picture_heat
+from memsheet.report.chart import waterfall as picture_waterfall
+from memsheet.report.chart.front import draw_front
+from memsheet.report.chart.heat import COLOURS, draw_heat
+from memsheet.report.chart.waterfall import draw_waterfall
+from memsheet.report.screen.plans.charts import render_front, render_heat, render_waterfall
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.waterfall_bars import bars_of, costs, saves
+from memsheet.search.fixes.story import Step
+from memsheet.search.train.axes import Axis
+from memsheet.search.train.heat_map import Cell, Heat, Shows
+from memsheet.search.train.rank import ranked
 from memsheet.sheet import Bytes
 from memsheet.units import GIB
 

@@ -7,16 +7,16 @@ from functools import cache
 
 import pytest
 
-from memsheet.api import catalogued
 from memsheet.catalog import find_device, model_names
 from memsheet.cli import main
+from memsheet.plan.device import cluster_of
+from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.report.bars import Look
-from memsheet.report.plan_words import command, seconds
-from memsheet.report.plans import render_plans
-from memsheet.report.plans_json import plans_document
+from memsheet.report.json.plans import plans_document
+from memsheet.report.screen.plans.ranking import render_plans
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.plan_words import command, seconds
 from memsheet.search.advice import Advice, advise
-from memsheet.spec.device import cluster_of
 
 CASES = {
     "strained": ("llama-3-70b", 8, "A100-80GB", 2048, 32),
@@ -95,12 +95,12 @@ def test_the_document_has_the_promised_keys(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_document_is_as_the_schema_says(name):
-    schema = pytest.importorskip("memsheet.report.schema")
+    schema = pytest.importorskip("memsheet.report.schema.documents")
     schema.Plans.model_validate_json(json.dumps(plans_document(advised(name), seconds=1.5)))
 
 
 def test_a_solution_is_as_the_schema_says(capsys):
-    schema = pytest.importorskip("memsheet.report.schema")
+    schema = pytest.importorskip("memsheet.report.schema.documents")
     asked = ["solve", "microbatch", "llama-tiny", "--gpus", "1xA100-40GB", "--seq-len", "4096", "--json"]
     assert main(asked) == 0
     schema.Solution.model_validate_json(capsys.readouterr().out)

@@ -7,11 +7,11 @@ import pytest
 import memsheet
 from memsheet.budget import Result
 from memsheet.catalog import find_model, model_names
+from memsheet.plan.dtypes import BF16
 from memsheet.readers.model import read_model
-from memsheet.report.bars import Look
-from memsheet.report.table import render
-from memsheet.report.token_words import token_factors
-from memsheet.spec.dtypes import BF16
+from memsheet.report.screen.table import render
+from memsheet.report.screen.token_words import token_factors
+from memsheet.report.shared.look import Look
 
 LOAD = {"gpus": "1xH100-80GB", "engine": "transformers", "max_model_len": 32768, "sequences": 16}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from memsheet.catalog import find_device, find_model
+from memsheet.plan.device import cluster_of
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search.space import Space, space_of
-from memsheet.search.timed import planned_of
-from memsheet.spec.device import cluster_of
+from memsheet.search.train.space import Space, space_of
+from memsheet.search.train.timed import planned_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 

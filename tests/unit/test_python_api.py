@@ -13,12 +13,12 @@ from types import SimpleNamespace
 import pytest
 
 import memsheet
-from memsheet import api
 from memsheet.cli import main
-from memsheet.spec.names import SHORT
-from memsheet.spec.options import InferOptions, JobOptions, TrainOptions
+from memsheet.plan.names import SHORT
+from memsheet.plan.options import InferOptions, JobOptions, TrainOptions
+from memsheet.questions import accounted as api
 
-FOLDERS = ("memsheet.trace", "memsheet.measure", "memsheet.verify", "memsheet.trace.child")
+FOLDERS = ("memsheet.trace", "memsheet.measure", "memsheet.questions.verification", "memsheet.trace.child")
 ASKED = {"gpus": "8xH100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 4096}
 
 

@@ -7,19 +7,19 @@ import json
 import numpy as np
 import pytest
 
-from memsheet.api import catalogued
 from memsheet.budget import Result
 from memsheet.catalog import find_device, model_names
 from memsheet.cli import main
 from memsheet.errors import InputError, refuse
 from memsheet.formulas.step_time import quick_s
+from memsheet.plan.device import cluster_of
+from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.report.plan_words import command
-from memsheet.search.grid import grid, results
-from memsheet.search.rank import HOST_DOUBT, effort, offloads, ranked
-from memsheet.search.space import space_of
-from memsheet.search.timed import APART, planned_of
-from memsheet.spec.device import cluster_of
+from memsheet.report.shared.plan_words import command
+from memsheet.search.train.grid import grid, results
+from memsheet.search.train.rank import HOST_DOUBT, effort, offloads, ranked
+from memsheet.search.train.space import space_of
+from memsheet.search.train.timed import APART, planned_of
 
 TINY = read_model("llama-tiny", catalog=catalogued, names=model_names())
 FOUR = cluster_of(find_device("A100-80GB"), 4)
@@ -102,8 +102,8 @@ def test_a_card_whose_rate_nobody_knows_is_still_searched(capsys, monkeypatch):
     def unknown(*_, **__):
         raise refuse("gpus", "a card", "has no known rate of arithmetic")
 
-    monkeypatch.setattr("memsheet.search.timed.quick_s", unknown)
-    monkeypatch.setattr("memsheet.search.timed.step_time", unknown)
+    monkeypatch.setattr("memsheet.search.train.timed.quick_s", unknown)
+    monkeypatch.setattr("memsheet.search.train.timed.step_time", unknown)
     asked = ["plan", "train", "llama-tiny", "--gpus", "4xA100-80GB", "--seq-len", "512", "--global-batch", "8", "--engine", "fsdp2"]
     assert main(asked) == 0
     assert "inf" not in (text := capsys.readouterr().out)

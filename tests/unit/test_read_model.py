@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
+from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.model import read_model
-from memsheet.spec.model import ModelSpec, Source
 
 CONFIG: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": 96}
 BUNDLED = {

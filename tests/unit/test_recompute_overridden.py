@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.exchange.together import together
+from memsheet.exchange.joined_files import together
 
 SAID: tuple[dict[str, Any], ...] = (
     {"mode": "none"}, {"mode": "full"}, {"mode": "full", "layers": 2}, {"mode": "full", "every": 2}, {"mode": "selective"},

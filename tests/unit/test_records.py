@@ -16,7 +16,7 @@ from memsheet.cli import main
 from memsheet.errors import InputError
 from memsheet.readers.record import read_record, record_from
 from memsheet.readers.sheet_json import read_sheets
-from memsheet.report.record import record_of, write_record
+from memsheet.report.json.record import record_of, write_record
 from memsheet.sheet import Component, Instant
 
 MEASURED = Path(__file__).parents[1] / "measured"
@@ -161,5 +161,5 @@ def test_a_bomb_is_not_unpacked(tmp_path):
 
 @pytest.mark.parametrize("file", sorted(MEASURED.glob("*.gz")), ids=lambda file: file.name)
 def test_records_are_as_their_schema_says(file):
-    schema = pytest.importorskip("memsheet.report.schema")
+    schema = pytest.importorskip("memsheet.report.schema.documents")
     schema.Record.model_validate_json(gzip.decompress(file.read_bytes()))

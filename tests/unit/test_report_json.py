@@ -7,13 +7,15 @@ import pytest
 
 import answers
 import memsheet
+from memsheet.plan.check import flatten
+from memsheet.plan.device import Cluster
+from memsheet.plan.document import plan_document
 from memsheet.references import ZERO
-from memsheet.report import schema
-from memsheet.report.json import dumps, evidence_document, plan_document, sheet_document
+from memsheet.report.json.answer import evidence_document, sheet_document
+from memsheet.report.schema import documents as schema
+from memsheet.report.shared.json_text import dumps
 from memsheet.resolve import resolve
 from memsheet.sheet import Cited, Component, Derived, Fitted, FromCode, Instant, Measured, Traced
-from memsheet.spec.check import flatten
-from memsheet.spec.device import Cluster
 
 ROOT = Path(__file__).parents[2]
 
@@ -157,7 +159,7 @@ def test_the_schema_refuses_what_is_not_a_sheet():
 def test_the_published_schemas_are_these():
     for name, text in schema.schemas().items():
         published = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
-        assert published == text, f"{name} drifted: python -m memsheet.report.schema"
+        assert published == text, f"{name} drifted: python -m memsheet.report.schema.documents"
 
 
 def test_every_component_and_instant_is_in_the_schema():

@@ -6,8 +6,8 @@ import pytest
 
 import answers
 from memsheet.budget import Answer
-from memsheet.report.bars import Look
-from memsheet.report.table import render
+from memsheet.report.screen.table import render
+from memsheet.report.shared.look import Look
 from memsheet.sheet import Component, Item, Sheet
 from memsheet.units import GIB
 

@@ -8,11 +8,11 @@ import pytest
 
 from memsheet import catalog
 from memsheet.errors import InputError
+from memsheet.plan.device import cluster_of
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import AttentionKind, Loss, RecomputeMode
 from memsheet.readers.model import read_model
 from memsheet.resolve import Resolved, resolve
-from memsheet.spec.device import cluster_of
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import AttentionKind, Loss, RecomputeMode
 
 
 def model(name: str = "llama-tiny") -> ModelSpec:

@@ -47,8 +47,8 @@ AIR = {
 
 
 def test_the_screen_says_the_cause_beside_the_verdict_and_the_figures_next() -> None:
-    from memsheet.report.bars import Look
-    from memsheet.report.table import render
+    from memsheet.report.screen.table import render
+    from memsheet.report.shared.look import Look
 
     answer = memsheet.train("glm-4.5-air", **AIR, fix=False)  # type: ignore[arg-type]
     assert answer.verdict is not None

@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from memsheet import api
 from memsheet.account import account
 from memsheet.errors import InputError
-from memsheet.measuring import Options, measure
+from memsheet.questions import accounted as api
+from memsheet.questions.measured import Options, measure
+from memsheet.questions.traced import Options as TraceOptions
+from memsheet.questions.traced import check_runs, trace
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant
-from memsheet.tracing import Options as TraceOptions
-from memsheet.tracing import check_runs, trace
 
 pytest.importorskip("torch")
 from memsheet.run.deepspeed import check_deepspeed_run, deepspeed_config, owns_optimizer
@@ -100,15 +100,15 @@ def test_other_axes_are_refused():
 
 
 def test_measuring_says_what_is_missing_before_anything_starts(monkeypatch):
-    monkeypatch.setattr("memsheet.measuring.find_spec", lambda _: None)
-    monkeypatch.setattr("memsheet.measuring.answers_together", lambda *_, **__: pytest.fail("a child was started"))
+    monkeypatch.setattr("memsheet.questions.measured.find_spec", lambda _: None)
+    monkeypatch.setattr("memsheet.questions.measured.answers_together", lambda *_, **__: pytest.fail("a child was started"))
     with pytest.raises(InputError, match="not installed") as told:
         measure("llama-tiny", Options(), engine="deepspeed", seq_len=64)
     assert told.value.problems[0].hint == "pip install deepspeed"
 
 
 def test_measuring_refuses_what_deepspeed_has_no_form_of(monkeypatch):
-    monkeypatch.setattr("memsheet.measuring.find_spec", lambda _: object())
+    monkeypatch.setattr("memsheet.questions.measured.find_spec", lambda _: object())
     with pytest.raises(InputError, match="zero 3 only"):
         measure("llama-tiny", Options(), engine="deepspeed", seq_len=64, zero=2, plan={"offload": {"parameters": 1}})
 

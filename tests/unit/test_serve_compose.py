@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from memsheet.exchange import read_text
+from memsheet.exchange.shared.file_format import Read
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.spec.exchange import Read
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 VLLM = ["--model", "meta-llama/Llama-3.1-8B-Instruct", "--max-model-len", "8192", "--tensor-parallel-size", "2"]

@@ -14,10 +14,10 @@ from memsheet.cli import main
 from memsheet.engines import vllm as engine
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text
-from memsheet.exchange.doubts import stored_as
+from memsheet.exchange.shared import serve_script as around
+from memsheet.exchange.verdict_doubts import stored_as
 from memsheet.guard import parse_json, parse_yaml
 from memsheet.questions.check import checking
-from memsheet.spec import serve_script as around
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 SMALL = "vllm serve meta-llama/Llama-3.1-8B-Instruct --max-model-len 8192"

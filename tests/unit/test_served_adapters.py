@@ -8,23 +8,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memsheet import api, catalog
+from memsheet import catalog
 from memsheet.budget import Answer
 from memsheet.engines.served_lora import RANKS, SGLANG_PARTS, facts_of
 from memsheet.errors import InputError
 from memsheet.exchange import find_format, read_text, write
-from memsheet.exchange.together import asked_of
+from memsheet.exchange.joined_files import asked_of
 from memsheet.formulas.serving.sglang.lora import buffers_of
 from memsheet.formulas.serving.vllm.lora import pairs_of
 from memsheet.guard import parse_json, parse_yaml
+from memsheet.plan.document import plan_document
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.questions import accounted as api
 from memsheet.readers.model import read_model
-from memsheet.report.bars import Look
-from memsheet.report.json import plan_document
-from memsheet.report.table import render
+from memsheet.report.screen.table import render
+from memsheet.report.shared.look import Look
 from memsheet.resolve import reread
 from memsheet.sheet import Component, Instant
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 SERVERS = ("vllm", "sglang")
 NEWEST = facts_of((10**6, 0))

@@ -8,8 +8,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from memsheet import api
-from memsheet.tracing import Options, trace
+from memsheet.questions import accounted as api
+from memsheet.questions.traced import Options, trace
 
 ADAPTERS = ({"adapter": {"rank": 8}}, {"adapter": {"rank": 16, "targets": ["all-linear"]}, "serving": {"max_loras": 3}})
 

@@ -15,7 +15,7 @@ from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.readers.model import read_model
 from memsheet.readers.rope_lengths import scaled_positions
 from memsheet.resolve.cut import cuts_heads, most_ranks
-from memsheet.search.serve_load import Holds
+from memsheet.search.serve.load import Holds
 
 H100 = "1xH100-80GB"
 NAMES = ("llama-3.1-8b", "qwen2.5-7b", "deepseek-v3", "gemma-3-27b")

@@ -8,7 +8,7 @@ import pytest
 
 import memsheet
 from memsheet.errors import InputError
-from memsheet.spec.hardware import eight_bit_cache
+from memsheet.plan.hardware import eight_bit_cache
 
 SERVED = {"engine": "vllm", "gpus": "1xH100-80GB", "max_model_len": 4096}
 

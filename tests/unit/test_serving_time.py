@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from memsheet.api import question
 from memsheet.catalog import find_device, find_model, model_names, serving_rates
 from memsheet.errors import InputError
 from memsheet.formulas.serving_time import Seconds, decode_time, prefill_time, token_time
 from memsheet.formulas.serving_time.operators import busiest, touched
 from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.dtypes import AWQ_INT4, BF16, FP8, GGUF, INT8, MXFP4, NF4
+from memsheet.plan.model import ModelSpec, Run
+from memsheet.plan.plan import Plan
+from memsheet.questions.accounted import question
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
-from memsheet.spec.device import Cluster, cluster_of
-from memsheet.spec.dtypes import AWQ_INT4, BF16, FP8, GGUF, INT8, MXFP4, NF4
-from memsheet.spec.model import ModelSpec, Run
-from memsheet.spec.plan import Plan
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from memsheet import catalog
-from memsheet.api import infer
 from memsheet.budget import Answer, Result
 from memsheet.engines.sglang import RELEASES, captured_chunks, release_of
 from memsheet.errors import InputError
 from memsheet.formulas.serving.sglang.pool import Cell, cell_of, pool_bytes, table_bytes
 from memsheet.formulas.serving.sglang.states import slot_bytes, states_of
+from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Instant

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard, elements_of, flat_shard, held_shape
-from memsheet.spec.model import Role, Weight
-from memsheet.spec.plan import Mesh
+from memsheet.plan.model import Role, Weight
+from memsheet.plan.plan import Mesh
 
 
 def weight(shape: tuple[int, ...], role: Role = Role.LINEAR, **more: object) -> Weight:

@@ -7,17 +7,20 @@ from types import SimpleNamespace
 import pytest
 
 import answers
-from memsheet import api, catalog
+from memsheet import catalog
 from memsheet.budget import Result
 from memsheet.errors import InputError, refuse
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.device import Cluster
+from memsheet.questions import accounted as api
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search import sizes, solve, trials
-from memsheet.search.family import family_of
+from memsheet.search import trials
 from memsheet.search.fitting_edges import first_edge, fitting_edges
-from memsheet.search.sizes import machines_up_to, trainable_sizes
+from memsheet.search.solve import sizes
+from memsheet.search.solve import targets as solve
+from memsheet.search.solve.family import family_of
+from memsheet.search.solve.sizes import machines_up_to, trainable_sizes
 from memsheet.search.trials import Question, Trials, attempt, edge
-from memsheet.spec.device import Cluster
 from memsheet.units import GIB
 
 TINY = answers.model("llama-tiny")

@@ -8,18 +8,20 @@ from dataclasses import replace
 import pytest
 
 import answers
-from memsheet import api, catalog
+from memsheet import catalog
 from memsheet.budget import Result
 from memsheet.errors import InputError
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.device import Cluster
+from memsheet.plan.model import ModelSpec
+from memsheet.questions import accounted as api
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.search import sizes, solve
-from memsheet.search.family import family_of
-from memsheet.search.sizes import trainable_sizes
-from memsheet.search.solve import Solution, Target
+from memsheet.search.solve import sizes
+from memsheet.search.solve import targets as solve
+from memsheet.search.solve.family import family_of
+from memsheet.search.solve.sizes import trainable_sizes
+from memsheet.search.solve.targets import Solution, Target
 from memsheet.search.trials import Tried
-from memsheet.spec.device import Cluster
-from memsheet.spec.model import ModelSpec
 from memsheet.units import GIB
 
 TINY = answers.model("llama-tiny")

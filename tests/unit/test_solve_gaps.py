@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.report.solve import _widest_gap
+from memsheet.report.screen.solution import _widest_gap
 
 
 def searched(found: int, beyond: int, *tried: int) -> Any:

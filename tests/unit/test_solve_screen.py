@@ -6,12 +6,13 @@ import pytest
 
 import answers
 from memsheet.budget import Result, budget_of, judge
-from memsheet.report.bars import Look
-from memsheet.report.json import dumps
-from memsheet.report.solve import render_solution, solution_document
+from memsheet.report.json.solution import solution_document
+from memsheet.report.screen.solution import render_solution
+from memsheet.report.shared.json_text import dumps
+from memsheet.report.shared.look import Look
 from memsheet.resolve import Resolved
-from memsheet.search.sizes import Curve, Size
-from memsheet.search.solve import Skipped, Solution, Target
+from memsheet.search.solve.sizes import Curve, Size
+from memsheet.search.solve.targets import Skipped, Solution, Target
 from memsheet.search.trials import Tried
 from memsheet.sheet import Sheet
 from memsheet.units import GIB

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.api import question
 from memsheet.budget import Result
 from memsheet.catalog import find_model, model_names
+from memsheet.questions.accounted import question
 from memsheet.readers.model import read_model
-from memsheet.search.solve import Solution, longest, most_sequences
+from memsheet.search.solve.targets import Solution, longest, most_sequences
 
 
 def solved(find: Any, model: str, gpus: str, **options: Any) -> Solution:

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsheet.errors import InputError
-from memsheet.report.bars import Look
-from memsheet.report.sparkline import HEIGHT, sparkline
+from memsheet.report.screen.sparkline import HEIGHT, sparkline
+from memsheet.report.shared.look import Look
 from memsheet.sheet import Instant
 from memsheet.timeline import Timeline, peak
 from timelines import timelines, training

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from memsheet import catalog
-from memsheet.api import infer
 from memsheet.budget import Answer
 from memsheet.formulas.serving.drafts import PREFIX, mtp_heads
 from memsheet.formulas.serving.vllm.speculative import chunk_rows
 from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.speculative import kept_of, reserved_mib
+from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
 from memsheet.sheet import Component, Instant
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.speculative import kept_of, reserved_mib
 from memsheet.units import GIB, MIB
 
 HIDDEN, INNER, WORDS, OWN_WORDS = 4096, 14336, 128256, 32000

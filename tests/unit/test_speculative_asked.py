@@ -10,16 +10,16 @@ import pytest
 from test_speculative import DRAFT, HEAD, WORDS, eagle3, facts, model, served
 
 from memsheet import catalog
-from memsheet.api import infer, plan_serving
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.exchange import sglang, vllm
+from memsheet.exchange.formats import sglang, vllm
+from memsheet.exchange.shared.file_format import read
+from memsheet.plan.document import plan_document
+from memsheet.plan.speculative import KEPT, METHODS, methods_of
+from memsheet.questions.accounted import infer, plan_serving
 from memsheet.readers.draft import with_draft
-from memsheet.report.json import plan_document
 from memsheet.resolve import reread, resolve
 from memsheet.sheet import Instant
-from memsheet.spec.exchange import read
-from memsheet.spec.speculative import KEPT, METHODS, methods_of
 from memsheet.units import MIB
 
 # plans --------------------------------------------------------------------------------------------------------------------------

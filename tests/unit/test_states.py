@@ -9,10 +9,10 @@ import pytest
 import memsheet
 from memsheet.formulas.states.held import Held, eight_bit_states, held_tensors
 from memsheet.formulas.states.optimizers import optimizer_bytes
+from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.model import Role
+from memsheet.plan.plan import Plan
 from memsheet.sheet import Component, Instant, Sheet
-from memsheet.spec.dtypes import BF16, FP32
-from memsheet.spec.model import Role
-from memsheet.spec.plan import Plan
 
 C = Component
 

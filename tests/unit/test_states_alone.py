@@ -12,10 +12,10 @@ import memsheet
 from memsheet.budget import Answer
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError
-from memsheet.report.bars import Look
-from memsheet.report.table import render
+from memsheet.plan.dtypes import FP32
+from memsheet.report.screen.table import render
+from memsheet.report.shared.look import Look
 from memsheet.sheet import Component, Instant
-from memsheet.spec.dtypes import FP32
 from memsheet.timeline import Mark, Storage, Timeline, sheet_of
 from memsheet.units import format_bytes
 

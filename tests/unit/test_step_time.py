@@ -30,11 +30,11 @@ from memsheet.formulas.step_time.calibration import MeasuredStep
 from memsheet.formulas.step_time.collectives import collective_s, inside_s
 from memsheet.formulas.step_time.numbers import Curve
 from memsheet.formulas.step_time.schedule import hops, pipeline_s
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan, Recompute, RecomputeMode, Schedule
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
-from memsheet.spec.device import Cluster, cluster_of
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan, Recompute, RecomputeMode, Schedule
 
 
 @cache

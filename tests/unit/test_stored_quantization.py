@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from memsheet.errors import InputError
+from memsheet.plan.dtypes import dtype_named
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.spec.dtypes import dtype_named
 
 GPT_OSS_SKIP = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
 

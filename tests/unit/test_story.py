@@ -6,16 +6,16 @@ from functools import cache
 
 import pytest
 
-from memsheet.api import catalogued
 from memsheet.budget import Result, budget_of
 from memsheet.catalog import find_device, model_names
 from memsheet.engines import find_engine
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
 from memsheet.search.advice import METHODS, OFFLOAD, Advice, advise
-from memsheet.search.levers import LEVERS, naive
-from memsheet.search.timed import planned_of
+from memsheet.search.fixes.levers import LEVERS, naive
+from memsheet.search.train.timed import planned_of
 from memsheet.search.trials import Question, attempt
-from memsheet.spec.device import Cluster, cluster_of
 
 ENGINES = ("fsdp2", "deepspeed", "transformers")
 

@@ -7,9 +7,9 @@ pytest.importorskip("transformers")
 
 from memsheet.errors import InputError  # noqa: E402
 from memsheet.formulas.states.held import torchao_states  # noqa: E402
+from memsheet.plan.dtypes import FP32  # noqa: E402
+from memsheet.questions.traced import check_runs  # noqa: E402
 from memsheet.sheet import Component, Instant  # noqa: E402
-from memsheet.spec.dtypes import FP32  # noqa: E402
-from memsheet.tracing import check_runs  # noqa: E402
 from technique_runs import TINY, at, corpus, falls, plan_of, predicted, recorded, training  # noqa: E402
 
 EIGHT = {"optimizer": "adamw_8bit"}

@@ -97,7 +97,7 @@ def test_what_it_leaves_no_room_for_is_refused(options, reason):
 
 
 def test_a_plan_says_it_and_is_read_back():
-    from memsheet.report.json import plan_document
+    from memsheet.plan.document import plan_document
 
     document = plan_document(plan_of(optimizer_in_backward=True))
     assert document["optimizer_in_backward"] is True

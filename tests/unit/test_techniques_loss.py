@@ -7,9 +7,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from memsheet.errors import InputError  # noqa: E402
+from memsheet.questions.traced import check_runs  # noqa: E402
 from memsheet.run.chunked_loss import chunked_cross_entropy  # noqa: E402
 from memsheet.run.fused_loss import chunk_tokens, fused_cross_entropy  # noqa: E402
-from memsheet.tracing import check_runs  # noqa: E402
 from technique_runs import TINY, at, corpus, falls, gradients, plan_of, predicted, recorded, training  # noqa: E402
 
 LOSSES = ("chunked", "fused")

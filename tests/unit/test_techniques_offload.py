@@ -7,10 +7,10 @@ pytest.importorskip("transformers")
 
 from memsheet.account import account  # noqa: E402
 from memsheet.errors import InputError  # noqa: E402
+from memsheet.questions.traced import check_runs  # noqa: E402
 from memsheet.readers.hf_config import read_hf_config  # noqa: E402
 from memsheet.run import offload  # noqa: E402
 from memsheet.sheet import Instant  # noqa: E402
-from memsheet.tracing import check_runs  # noqa: E402
 from technique_runs import DEEP, TINY, at, corpus, falls, gradients, plan_of, predicted, recorded, training  # noqa: E402
 
 MOVED = {"offload": "activations"}

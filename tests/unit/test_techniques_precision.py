@@ -6,8 +6,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memsheet.errors import InputError  # noqa: E402
+from memsheet.questions.traced import check_runs  # noqa: E402
 from memsheet.sheet import Component, Instant  # noqa: E402
-from memsheet.tracing import check_runs  # noqa: E402
 from technique_runs import DEEP, at, corpus, falls, gradients, plan_of, predicted, recorded, training  # noqa: E402
 
 PRECISIONS = ("bf16-autocast", "fp16-autocast", "bf16-pure", "bf16-master")
@@ -111,7 +111,7 @@ def test_copies_are_refused_where_nobody_keeps_them():
     plan = plan_of(engine="fsdp2", precision="bf16-pure", dp_shard=2)
     from dataclasses import replace
 
-    from memsheet.spec.dtypes import FP32
+    from memsheet.plan.dtypes import FP32
 
     with pytest.raises(InputError, match=r"precision\.master_weights"):
         check_runs(replace(plan, precision=replace(plan.precision, master_weights=FP32)))

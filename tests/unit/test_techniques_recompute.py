@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from memsheet.errors import InputError  # noqa: E402
+from memsheet.plan.plan import Recompute, RecomputeMode  # noqa: E402
+from memsheet.questions.traced import check_runs  # noqa: E402
 from memsheet.sheet import Instant  # noqa: E402
-from memsheet.spec.plan import Recompute, RecomputeMode  # noqa: E402
-from memsheet.tracing import check_runs  # noqa: E402
 from technique_runs import DEEP, at, corpus, falls, gradients, plan_of, predicted, recorded, training  # noqa: E402
 
 WAYS = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memsheet.api import infer
+from memsheet.questions.accounted import infer
 from memsheet.sheet import Component, Instant
 
 TABLE = 151936 * 1024 * 2

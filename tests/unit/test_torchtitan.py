@@ -15,12 +15,12 @@ from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay.script import Lifetimes
 from memsheet.formulas.replay.steps import play, reserved, scripted
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Loss, Plan
+from memsheet.plan.words import request_from
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Instant, Sheet
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Loss, Plan
-from memsheet.spec.words import request_from
 
 END_2024 = "9dec370"
 TINY = {

@@ -13,11 +13,11 @@ pytest.importorskip("transformers")
 
 from memsheet.cli import main
 from memsheet.errors import InputError
+from memsheet.questions.traced import Options, trace, trace_file, trace_step
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import events_document, sheet_of, timeline_from
-from memsheet.trace.cures import explained
 from memsheet.trace.parent import trace_in_child
-from memsheet.tracing import Options, trace, trace_file, trace_step
+from memsheet.trace.usual_errors import explained
 
 HERE = Path(__file__).parent.parent
 EXAMPLE = HERE.parent / "examples" / "custom_step.py"

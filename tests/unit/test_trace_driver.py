@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from memsheet.questions.traced import Options, trace_file
 from memsheet.timeline import peak
-from memsheet.tracing import Options, trace_file
 
 STEP = """
 import torch

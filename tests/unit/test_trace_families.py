@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from memsheet.questions.traced import Options, trace  # noqa: E402
 from memsheet.trace.scans import CHUNK, causal_conv1d_fn, mamba_inner_fn, selective_scan_fn, stand_ins  # noqa: E402
-from memsheet.tracing import Options, trace  # noqa: E402
 
 HERE = Path(__file__).parent.parent
 REFUSED = {

@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 
 from memsheet.cli import main
 from memsheet.errors import InputError
-from memsheet.tracing import Options, trace
+from memsheet.questions.traced import Options, trace
 
 FOLLOWED = [
     "llama", "llama batch", "llama long prompt", "llama whole", "llama fp8", "llama fp32", "llama eager", "gpt2", "gemma", "gemma short",

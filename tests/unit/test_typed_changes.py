@@ -9,7 +9,7 @@ import shlex
 import pytest
 
 from memsheet.cli import main
-from memsheet.spec.aliases import ALIASES, TRAIN
+from memsheet.plan.aliases import ALIASES, TRAIN
 
 SIZES = {"microbatch": ("64", "48"), "global_batch": ("64",), "recompute.mode": ("none",), "zero": ("1", "2"), "loss": ("plain",), "adapter.rank": ("8",),
          "quantization.weights": ("int8",), "optimizer.name": ("adamw",), "attention": ("sdpa",), "@accumulation": ("2",)}  # fmt: skip

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import memsheet
-from memsheet.report.bars import Look
-from memsheet.report.layout import command_row, printed
-from memsheet.search.rank import asked_besides
+from memsheet.report.screen.layout import command_row, printed
+from memsheet.report.shared.look import Look
+from memsheet.search.train.rank import asked_besides
 
 CASES = [
     ("llama-3.1-70b", "64xH100-80GB", {"seq_len": 8192, "global_batch": 256, "engine": "megatron"}),

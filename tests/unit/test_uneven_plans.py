@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from memsheet.account import account
-from memsheet.api import catalogued
 from memsheet.budget import Result, judge_on
 from memsheet.catalog import find_device, model_names
+from memsheet.plan.device import cluster_of
+from memsheet.plan.plan import Spread
+from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.report.plans import uneven_lines
-from memsheet.search.rank import Ranking, ranked
-from memsheet.search.timed import APART
-from memsheet.spec.device import cluster_of
-from memsheet.spec.plan import Spread
+from memsheet.report.shared.plan_families import uneven_lines
+from memsheet.search.train.rank import Ranking, ranked
+from memsheet.search.train.timed import APART
 
 CLUSTER = cluster_of(find_device("H100-80GB"), 32)
 

@@ -11,14 +11,15 @@ import answers
 from memsheet import cli
 from memsheet.budget import Result
 from memsheet.catalog import find_device
-from memsheet.report.bars import Look
-from memsheet.report.plans import render_plans
-from memsheet.report.plans_json import plans_document
-from memsheet.report.solve import render_solution, solution_document
-from memsheet.search import solve
+from memsheet.plan.device import Cluster, cluster_of
+from memsheet.report.json.plans import plans_document
+from memsheet.report.json.solution import solution_document
+from memsheet.report.screen.plans.ranking import render_plans
+from memsheet.report.screen.solution import render_solution
+from memsheet.report.shared.look import Look
 from memsheet.search.advice import Advice
-from memsheet.search.rank import Ranking, ranked
-from memsheet.spec.device import Cluster, cluster_of
+from memsheet.search.solve import targets as solve
+from memsheet.search.train.rank import Ranking, ranked
 
 TINY = answers.model("llama-tiny")
 WORDS = {Result.FITS: ("BEST PLAN", "FITS"), Result.UNCERTAIN: ("UNCERTAIN",), Result.DOES_NOT_FIT: ("NOTHING FITS",)}
@@ -92,7 +93,7 @@ def test_the_exit_code_is_the_searchs_own(capsys, monkeypatch, json_too):
              "--engine", "fsdp2", "--gpus", "2xA100-80GB"]  # fmt: skip
     for size, code in ((10**6, 10), ((low.verdict.device.low + low.verdict.device.high) // 2, 11)):
         with monkeypatch.context() as patched:
-            patched.setattr("memsheet.api._cluster", lambda *_, size=size: cards(int(size)))
+            patched.setattr("memsheet.questions.accounted._cluster", lambda *_, size=size: cards(int(size)))
             assert cli.main([*asked, *(["--json"] if json_too else [])]) == code
         text = capsys.readouterr().out
         assert not json_too or json.loads(text)["result"] == {10: "does_not_fit", 11: "uncertain"}[code]

@@ -15,9 +15,9 @@ import memsheet
 from memsheet.budget import Budget, Result, judge, judge_on, started
 from memsheet.catalog import find_device
 from memsheet.cli import main
-from memsheet.exchange.doubts import Doubt, doubted
+from memsheet.exchange.verdict_doubts import Doubt, doubted
+from memsheet.plan.device import Cluster
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet
-from memsheet.spec.device import Cluster
 
 CONFIGS = sorted(path for path in (Path(__file__).parents[1] / "configs").iterdir() if path.name != "index.json")
 GIB = 2**30

@@ -12,16 +12,16 @@ import memsheet
 from memsheet.catalog import find_model
 from memsheet.cli import main
 from memsheet.errors import InputError
+from memsheet.plan.plan import Schedule
+from memsheet.plan.words import request_from
+from memsheet.questions.verification.scaled import layers_of, scaled, shallower, shrinkage
+from memsheet.questions.verification.slurm import Queue, measured_by_job
 from memsheet.readers.sheet_json import sheets_within
-from memsheet.report.bars import Look
-from memsheet.report.verification import BAR, Rung, Seen, Verification, verification_document, worst_term
-from memsheet.report.verification_table import render_verification
+from memsheet.report.screen.verification_table import render_verification
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.verification import BAR, Rung, Seen, Verification, verification_document, worst_term
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
-from memsheet.spec.plan import Schedule
-from memsheet.spec.words import request_from
-from memsheet.verify.scaled import layers_of, scaled, shallower, shrinkage
-from memsheet.verify.slurm import Queue, measured_by_job
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plans" / "llama-tiny-fsdp2.json"
 
@@ -225,7 +225,7 @@ def test_a_step_that_ran_out_of_memory_is_no_measurement(somewhere, capsys, monk
         died = {"died": {"instant": "load", "step": 1, "resident_bytes": 2**20}}
         return replace(catalogue_answer(), sheets=(rung.ranks[0].measured,), trace=died), None
 
-    monkeypatch.setattr(import_module("memsheet.verify.ladder"), "measure", starved)
+    monkeypatch.setattr(import_module("memsheet.questions.verification.ladder"), "measure", starved)
     assert main(["verify", written(somewhere, {"model": "llama-tiny", "seq_len": 64}), "--json"]) == 11
     rung = json.loads(capsys.readouterr().out)["rungs"][1]
     assert "ran out in load of step 1, 1.00 MiB of tensors were there" in rung["refused"]["measured"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memsheet.errors import InputError
-from memsheet.report.viewer import BLOCK, PROTOCOL, Arena, snapshot, write_snapshot
+from memsheet.report.json.memory_viewer import BLOCK, PROTOCOL, Arena, snapshot, write_snapshot
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import alive, sizes
 from timelines import Maker, timelines, training

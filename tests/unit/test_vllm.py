@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from memsheet import catalog
-from memsheet.api import infer
 from memsheet.budget import Answer, Result, started
 from memsheet.cli import main
 from memsheet.engines.vllm import RELEASES, release_of, stages
@@ -18,12 +17,13 @@ from memsheet.formulas.serving.kv_cache import caching_layers
 from memsheet.formulas.serving.mixture import mixture
 from memsheet.formulas.serving.pages import Kept, kinds_of, layout_of, sequence_blocks, state_page_bytes
 from memsheet.formulas.serving.sampling import sort_scratch_bytes, sorted_sampler_bytes
+from memsheet.plan.dtypes import BF16
+from memsheet.plan.model import LinearAttention, ModelSpec, StateSpace
+from memsheet.questions.accounted import infer
 from memsheet.readers.model import read_model
 from memsheet.readers.request_lengths import read_lengths
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Instant
-from memsheet.spec.dtypes import BF16
-from memsheet.spec.model import LinearAttention, ModelSpec, StateSpace
 from memsheet.units import GIB
 
 OLD = {"engine_version": "0.11.0", "page_tokens": 128, "max_model_len": 16000}

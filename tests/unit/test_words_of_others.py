@@ -11,11 +11,11 @@ from memsheet.cli.flags import WORDS, values
 from memsheet.cli.line import given
 from memsheet.errors import InputError
 from memsheet.exchange import find_format
-from memsheet.spec.aliases import ALIASES, LIBRARIES, PARTITIONED, SHORT_FLAGS, VALUES, Meaning
-from memsheet.spec.check import RULES
-from memsheet.spec.dtypes import dtype_named
-from memsheet.spec.names import SHORT
-from memsheet.spec.words import accumulated, in_our_words, request_from
+from memsheet.plan.aliases import ALIASES, LIBRARIES, PARTITIONED, SHORT_FLAGS, VALUES, Meaning
+from memsheet.plan.check import RULES
+from memsheet.plan.dtypes import dtype_named
+from memsheet.plan.names import SHORT
+from memsheet.plan.words import accumulated, in_our_words, request_from
 
 SHORT_OF = {key: name for name, key in SHORT.items()}
 TASKS = ("train", "infer")

@@ -12,7 +12,7 @@ from typing import Any
 from memsheet.catalog.cards import card, card_names, other_spellings
 from memsheet.catalog.spellings import device_key, family_and_size, named_capacity
 from memsheet.errors import refuse
-from memsheet.spec.device import Basis, Device, Links, parse_gpus
+from memsheet.plan.device import Basis, Device, Links, parse_gpus
 from memsheet.units import GIB, MIB
 
 __all__ = ["devices", "find_device", "find_gpus", "find_model", "model_names", "rates", "serving_rates", "terms"]

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memsheet.spec.device import Basis, Device
+from memsheet.plan.device import Basis, Device
 from memsheet.units import GIB
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from memsheet.spec.device import Device
+from memsheet.plan.device import Device
 
 
 class Kind(NamedTuple):

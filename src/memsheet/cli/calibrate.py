@@ -12,14 +12,14 @@ from memsheet.cli.line import Given
 from memsheet.errors import refuse
 from memsheet.formulas.step_time import Efficiency, fitted
 from memsheet.formulas.step_time.calibration import MeasuredStep
+from memsheet.plan.check import flatten
+from memsheet.plan.device import Device, cluster_of
 from memsheet.readers.calibration import OFF, SCALARS, SCHEMA, VARIABLE, calibration_file, entry_name, read_calibrations
 from memsheet.readers.model import read_model
 from memsheet.readers.record import Record, read_record
-from memsheet.report.files import alone_with, write_whole
-from memsheet.report.json import dumps
+from memsheet.report.shared.files import alone_with, write_whole
+from memsheet.report.shared.json_text import dumps
 from memsheet.resolve import resolve
-from memsheet.spec.check import flatten
-from memsheet.spec.device import Device, cluster_of
 
 MOST_RECORDS = 2
 

@@ -11,7 +11,8 @@ from memsheet.cli.each import worst_of_each
 from memsheet.cli.flags import values
 from memsheet.cli.line import Given
 from memsheet.questions.check import check_total_bytes, checking, paths_of
-from memsheet.report.checked import checked_document, render_checked
+from memsheet.report.json.checked import checked_document
+from memsheet.report.screen.checked import render_checked
 
 NO_START = 2
 
@@ -27,7 +28,7 @@ def check(asked: Given) -> int:
     if asked.json:
         screen.write_json(checked_document(checked))
     else:
-        from memsheet.report.bars import Look
+        from memsheet.report.shared.look import Look
 
         look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_checked(checked, look))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import refuse
+from memsheet.plan.values import whole
 from memsheet.questions.compare import compare as compare_sheets
-from memsheet.spec.values import whole
 
 
 def compare(asked: Given) -> int:
@@ -17,12 +17,12 @@ def compare(asked: Given) -> int:
         raise refuse("sheet", "-", "is named twice, and stdin can be read once", "put one of the two in a file")
     found = compare_sheets(asked.left, asked.right, instant=asked.instant, rank=only, parts=asked.full)
     if asked.json:
-        from memsheet.report.comparison import comparison_document
+        from memsheet.report.shared.comparison import comparison_document
 
         screen.write_json(comparison_document(found))
     else:
-        from memsheet.report.bars import Look
-        from memsheet.report.comparison_table import render_comparison
+        from memsheet.report.screen.comparison_table import render_comparison
+        from memsheet.report.shared.look import Look
 
         look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_comparison(found, look))

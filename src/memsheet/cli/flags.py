@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from memsheet.spec.aliases import ALIASES, Word
+from memsheet.plan.aliases import ALIASES, Word
 
 JOB, MESH, STEP, PRECISION, MEMORY, SERVING, OUTPUT = (
     "Hardware and plan", "Mesh", "Step", "Precision", "Memory", "Serving", "Output",
@@ -143,11 +143,11 @@ def _of_word(name: str, word: Word) -> Flag:
 
 
 WORD_FLAGS = tuple(_of_word(name, word) for name, word in ALIASES.items())
-"""What other programs call these options; ``spec.words`` says what each comes to."""
+"""What other programs call these options; ``plan.words`` says what each comes to."""
 
 
 def values(given: Any) -> dict[str, Any]:
-    """The options of a plan that a line gives, as they are written: ``spec.words`` reads them."""
+    """The options of a plan that a line gives, as they are written: ``plan.words`` reads them."""
     own = {flag.field: getattr(given, flag.field) for flag in PLAN_FLAGS}
     theirs = {flag.name.replace("-", "_"): getattr(given, flag.field, None) for flag in WORD_FLAGS}
     return {name: value for name, value in (own | theirs).items() if value is not None}

@@ -10,8 +10,8 @@ from memsheet.catalog.kinds import by_kind, device_kind, usual_devices
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import refuse
-from memsheet.report.layout import flow
-from memsheet.spec.device import Basis, Device
+from memsheet.plan.device import Basis, Device
+from memsheet.report.screen.layout import flow
 from memsheet.units import format_giga
 
 MARKS = {Basis.REPORTED: "", Basis.DRIVER: "~", Basis.DATASHEET: "?"}

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator
 from memsheet.cli import screen
 from memsheet.cli.commands import COMMANDS, Command
 from memsheet.cli.flags import WORDS, Flag
-from memsheet.spec.aliases import ALIASES, SHORT_FLAGS
-from memsheet.spec.names import SHORT
+from memsheet.plan.aliases import ALIASES, SHORT_FLAGS
+from memsheet.plan.names import SHORT
 
 EXIT_CODES = "Exit code: 0 fits, 10 does not fit, 11 uncertain, 2 bad input."
 ABOUT = "Every byte on every GPU, before the job runs."

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memsheet import api
 from memsheet.budget import Answer
 from memsheet.cli.job import run
 from memsheet.cli.line import Given
+from memsheet.questions import accounted as api
 
 
 def infer(asked: Given) -> int:

@@ -13,8 +13,8 @@ from memsheet.cli.flags import values
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, refuse, require
 from memsheet.guard import MAX_JSON_BYTES, parse_json, read_json, read_stdin
-from memsheet.spec.values import whole
-from memsheet.spec.words import in_our_words
+from memsheet.plan.values import whole
+from memsheet.plan.words import in_our_words
 from memsheet.units import parse_bytes
 
 _FUNCTION = re.compile(r".+\.py:\w+")
@@ -29,7 +29,7 @@ def run(ask: Callable[..., Answer], asked: Given) -> int:
 
 def typed_options(asked: Given, task: str) -> tuple[tuple[str, Any, Mapping[str, Any]], ...]:
     """The options of a plan, the model and the machines that a line gives, each with the keys that it comes to."""
-    from memsheet.report.typed_changes import MACHINES
+    from memsheet.report.shared.typed_changes import MACHINES
 
     machines = tuple((name, value, {name: value}) for name in MACHINES if (value := getattr(asked, name, None)) is not None)
     options = in_our_words(values(asked), task, read_plan(asked.plan) if asked.plan not in (None, "-") else None).options
@@ -43,12 +43,12 @@ def shown(
     ``typed``: the options of the line.
     """
     if json:
-        from memsheet.report.json import sheet_document
+        from memsheet.report.json.answer import sheet_document
 
         screen.write_json(sheet_document(answer))
     else:
-        from memsheet.report.bars import Look
-        from memsheet.report.table import render
+        from memsheet.report.screen.table import render
+        from memsheet.report.shared.look import Look
 
         look = Look(width=screen.width(), decimal=decimal, full=full, colour=screen.colour(), ascii=screen.plain_ascii(), typed=typed)
         screen.write(render(answer, look, curve(look) if curve else None))

@@ -16,7 +16,7 @@ from typing import Any
 from memsheet.cli.commands import COMMANDS, Command
 from memsheet.cli.flags import Flag
 from memsheet.errors import Problem, nearest, refuse, require
-from memsheet.spec.aliases import SHORT_FLAGS
+from memsheet.plan.aliases import SHORT_FLAGS
 
 Given = SimpleNamespace
 """The arguments and flags of a command by their names in Python: what the line says, else the default."""

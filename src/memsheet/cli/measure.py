@@ -15,11 +15,11 @@ from memsheet.cli.line import Given
 from memsheet.cli.progress import line
 from memsheet.cli.voice import one_voice
 from memsheet.errors import printable
-from memsheet.measuring import Options, asked_of, config_of, measure_file
-from memsheet.measuring import measure as ask
-from memsheet.report.files import check_file
-from memsheet.report.record import record_document, write_events_beside, write_record
-from memsheet.report.sparkline import sparkline
+from memsheet.questions.measured import Options, asked_of, config_of, measure_file
+from memsheet.questions.measured import measure as ask
+from memsheet.report.json.record import record_document, write_events_beside, write_record
+from memsheet.report.screen.sparkline import sparkline
+from memsheet.report.shared.files import check_file
 from memsheet.timeline import Timeline
 
 WRITTEN = ("record", "events", "snapshot")

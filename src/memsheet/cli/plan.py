@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from time import monotonic
 
-from memsheet import api
-from memsheet.api.bare_counts import count_of
 from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
@@ -13,7 +11,9 @@ from memsheet.cli.plan_pictures import check, pictures
 from memsheet.cli.plan_serving import check_train, serve
 from memsheet.cli.progress import waiting
 from memsheet.errors import refuse
-from memsheet.report.bars import Look
+from memsheet.questions import accounted as api
+from memsheet.questions.bare_counts import count_of
+from memsheet.report.shared.look import Look
 
 ILLEGAL = 2
 TASKS = ("train", "infer")
@@ -35,11 +35,11 @@ def plan(asked: Given) -> int:
     took = monotonic() - start
     look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
     if asked.json:
-        from memsheet.report.plans_json import plans_document
+        from memsheet.report.json.plans import plans_document
 
         screen.write_json(plans_document(found, seconds=took, tokens=tokens))
     else:
-        from memsheet.report.plans import render_plans
+        from memsheet.report.screen.plans.ranking import render_plans
 
         screen.write(render_plans(found, look, tokens=tokens))
     if drawn := pictures(found.ranking, found.story, asked, look):

@@ -11,11 +11,11 @@ from memsheet.cli.progress import waiting
 from memsheet.errors import Problem, nearest, refuse, require
 
 if TYPE_CHECKING:
-    from memsheet.report.bars import Look
-    from memsheet.search.heat import Heat
-    from memsheet.search.rank import Ranking
-    from memsheet.search.story import Step
-    from memsheet.search.timed import Planned
+    from memsheet.report.shared.look import Look
+    from memsheet.search.fixes.story import Step
+    from memsheet.search.train.heat_map import Heat
+    from memsheet.search.train.rank import Ranking
+    from memsheet.search.train.timed import Planned
 
 KINDS = ("front", "heat", "waterfall")
 USUAL = "front"
@@ -27,12 +27,12 @@ def check(flags: Given, *, json: bool = False) -> None:
     """Before anything takes time: whether that can be drawn. Raises InputError with every problem of the flags, or of the file."""
     require(_problems(flags, json=json))
     if flags.axes is not None:
-        from memsheet.search.axes import axes_of
+        from memsheet.search.train.axes import axes_of
 
         axes_of(flags.axes)
     if flags.picture is not None:
-        from memsheet.report.files import check_folder
-        from memsheet.report.picture import check as check_kind
+        from memsheet.report.chart.timeline import check as check_kind
+        from memsheet.report.shared.files import check_folder
 
         check_kind(Path(flags.picture))
         check_folder(Path(flags.picture).parent, "picture")
@@ -63,10 +63,10 @@ def pictures(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) 
 def _front(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> str:
     del steps
     if flags.picture is None:
-        from memsheet.report.plan_terminal import render_front
+        from memsheet.report.screen.plans.charts import render_front
 
         return render_front(ranking, look)
-    from memsheet.report.picture_front import draw_front
+    from memsheet.report.chart.front import draw_front
 
     draw_front(ranking, Path(flags.picture), decimal=look.decimal)
     return ""
@@ -78,10 +78,10 @@ def _waterfall(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look
     title = f"From the naive run to {end}: {ranking.model.name} on {cluster.count:,}×{cluster.device.name}"
     capacity = cluster.device.framework_bytes
     if flags.picture is None:
-        from memsheet.report.plan_terminal import render_waterfall
+        from memsheet.report.screen.plans.charts import render_waterfall
 
         return render_waterfall(steps, look, title=title, capacity_bytes=capacity, chosen=chosen)
-    from memsheet.report.picture_waterfall import draw_waterfall
+    from memsheet.report.chart.waterfall import draw_waterfall
 
     draw_waterfall(steps, Path(flags.picture), title=title, capacity_bytes=capacity, chosen=chosen, decimal=look.decimal)
     return ""
@@ -95,10 +95,10 @@ def _heat(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> 
     del steps
     found = _weighed(ranking, flags)
     if flags.picture is None:
-        from memsheet.report.plan_terminal import render_heat
+        from memsheet.report.screen.plans.charts import render_heat
 
         return render_heat(found, look)
-    from memsheet.report.picture_heat import draw_heat
+    from memsheet.report.chart.heat import draw_heat
 
     draw_heat(found, Path(flags.picture), decimal=look.decimal)
     return ""
@@ -107,8 +107,8 @@ def _heat(ranking: Ranking, steps: Sequence[Step], flags: Given, look: Look) -> 
 def _weighed(ranking: Ranking, flags: Given) -> Heat:
     """The map over the flags' axes, of the engines that had any plan."""
     from memsheet.readers.calibration import efficiency_of
-    from memsheet.search.axes import axes_of
-    from memsheet.search.heat import Shows, heat
+    from memsheet.search.train.axes import axes_of
+    from memsheet.search.train.heat_map import Shows, heat
 
     if not ranking.engines:
         raise refuse("show", "heat", "has no legal plan to show")

@@ -12,12 +12,12 @@ from memsheet.cli import screen
 from memsheet.cli.commands import SEARCH_FLAGS, SERVE_FLAGS
 from memsheet.cli.line import Given
 from memsheet.errors import Problem, require
-from memsheet.report.bars import Look
-from memsheet.search.serve_load import Holds
-from memsheet.spec.values import tokens, whole
+from memsheet.plan.values import tokens, whole
+from memsheet.report.shared.look import Look
+from memsheet.search.serve.load import Holds
 
 if TYPE_CHECKING:
-    from memsheet.search.serve import Deployment
+    from memsheet.search.serve.cuts import Deployment
 
 EXIT = {Holds.YES: 0, Holds.NO: 10, Holds.PERHAPS: 11}
 
@@ -44,16 +44,16 @@ def serve(ask: Callable[..., Deployment], asked: Given) -> int:
     found = ask(**jobs.question(asked), **numbers, ttft=asked.ttft, tpot=asked.tpot, any_precision=asked.any_precision)
     took = monotonic() - start
     if asked.json:
-        from memsheet.report.serve_plans_json import serving_document
+        from memsheet.report.json.serve_plans import serving_document
 
         screen.write_json(serving_document(found, seconds=took))
     else:
-        from memsheet.report.serve_plans import render_serving
+        from memsheet.report.screen.plans.serving import render_serving
 
         look = Look(width=screen.width(), decimal=decimal, full=asked.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_serving(found, look))
     if asked.picture is not None:
-        from memsheet.report.picture_serve import draw_serving
+        from memsheet.report.chart.serve import draw_serving
 
         draw_serving(found, Path(asked.picture), decimal=decimal)
     return EXIT[found.plans[0].holds] if found.plans else EXIT[Holds.NO]
@@ -67,8 +67,8 @@ def _check(asked: Given) -> None:
         for key, default in usual.items() if (value := getattr(asked, key)) != default
     )  # fmt: skip
     if asked.picture is not None:
-        from memsheet.report.files import check_folder
-        from memsheet.report.picture import check
+        from memsheet.report.chart.timeline import check
+        from memsheet.report.shared.files import check_folder
 
         check(Path(asked.picture))
         check_folder(Path(asked.picture).parent, "picture")

@@ -42,7 +42,7 @@ def _leave() -> None:
 
 def write_json(document: Mapping[str, Any]) -> None:
     """One object: indented for a person, on one line for a program."""
-    from memsheet.report.json import dumps
+    from memsheet.report.shared.json_text import dumps
 
     write(dumps(document, indent=2 if sys.stdout.isatty() else None))
 

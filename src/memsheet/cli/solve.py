@@ -13,8 +13,8 @@ from memsheet.errors import refuse
 from memsheet.questions.solve import Solved, solved, target_named
 
 if TYPE_CHECKING:
-    from memsheet.search.sizes import Curve
-    from memsheet.search.solve import Solution
+    from memsheet.search.solve.sizes import Curve
+    from memsheet.search.solve.targets import Solution
 
 
 def solve(asked: Given) -> int:
@@ -37,8 +37,8 @@ def _check_family(what: str, asked: Given) -> None:
             if value is not None:
                 raise refuse(field, value, "belongs to `solve parameters`", "leave it out")
     if asked.picture:
-        from memsheet.report.files import check_folder
-        from memsheet.report.picture import check
+        from memsheet.report.chart.timeline import check
+        from memsheet.report.shared.files import check_folder
 
         check(Path(asked.picture))
         check_folder(Path(asked.picture).parent, "picture")
@@ -46,23 +46,24 @@ def _check_family(what: str, asked: Given) -> None:
 
 def _draw(found: Solved, file: str | None) -> None:
     if file:
-        from memsheet.report.picture_sizes import draw_sizes
+        from memsheet.report.chart.sizes import draw_sizes
 
         draw_sizes(found.curves, Path(file), title=found.title, under=found.caption)
 
 
 def _shown(solution: Solution, curves: tuple[Curve, ...], output: Given, *, decimal: bool, typed: tuple[Any, ...]) -> int:
-    from memsheet.report import solve as report
-
     if output.json:
-        screen.write_json(report.solution_document(solution, curves))
+        from memsheet.report.json.solution import solution_document
+
+        screen.write_json(solution_document(solution, curves))
     else:
-        from memsheet.report.bars import Look
+        from memsheet.report.screen.solution import render_solution
+        from memsheet.report.shared.look import Look
 
         look = Look(
             width=screen.width(), decimal=decimal, full=output.full, colour=screen.colour(), ascii=screen.plain_ascii(), typed=typed
         )
-        screen.write(report.render_solution(solution, look, curves))
+        screen.write(render_solution(solution, look, curves))
     return jobs.EXIT[solution.result]
 
 

@@ -11,14 +11,14 @@ from memsheet.cli import job as jobs
 from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.errors import refuse
-from memsheet.report.files import check_file, write_events
-from memsheet.report.picture import check, draw
-from memsheet.report.sparkline import sparkline
-from memsheet.report.viewer import write_snapshot
-from memsheet.spec.values import whole
+from memsheet.plan.values import whole
+from memsheet.questions.traced import Options, trace_file
+from memsheet.questions.traced import trace as ask
+from memsheet.report.chart.timeline import check, draw
+from memsheet.report.json.memory_viewer import write_snapshot
+from memsheet.report.screen.sparkline import sparkline
+from memsheet.report.shared.files import check_file, write_events
 from memsheet.timeline import Timeline, peak
-from memsheet.tracing import Options, trace_file
-from memsheet.tracing import trace as ask
 from memsheet.units import parse_bytes
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from memsheet import api
 from memsheet.cli.job import run
 from memsheet.cli.line import Given
+from memsheet.questions import accounted as api
 
 
 def train(asked: Given) -> int:

@@ -12,7 +12,7 @@ from math import isfinite
 
 from memsheet.cli import screen
 from memsheet.errors import MOST_SHOWN, InputError, Problem, harmless, more_than_shown, printable
-from memsheet.spec.names import SHORT
+from memsheet.plan.names import SHORT
 
 BAD_INPUT = 2
 _MOST = 2**63

@@ -12,12 +12,12 @@ from memsheet.cli import screen
 from memsheet.cli.line import Given
 from memsheet.cli.voice import one_voice
 from memsheet.errors import refuse
-from memsheet.report.files import check_folder
-from memsheet.report.record import write_record
-from memsheet.verify.ladder import Options
+from memsheet.questions.verification.ladder import Options
+from memsheet.report.json.record import write_record
+from memsheet.report.shared.files import check_folder
 
 if TYPE_CHECKING:
-    from memsheet.report.verification import Verification
+    from memsheet.report.shared.verification import Verification
 
 AGREES, DIFFERS, NOT_COMPARED = 0, 10, 11
 
@@ -25,8 +25,8 @@ AGREES, DIFFERS, NOT_COMPARED = 0, 10, 11
 @one_voice
 def verify(line: Given) -> int:
     """Predicted, traced and measured side by side: a plan run as far as this machine can."""
-    from memsheet.report.verification import verification_document
-    from memsheet.verify.ladder import verify as ask
+    from memsheet.questions.verification.ladder import verify as ask
+    from memsheet.report.shared.verification import verification_document
 
     decimal = screen.decimal(line.units)
     how = Options(
@@ -42,8 +42,8 @@ def verify(line: Given) -> int:
     if line.json:
         screen.write_json(verification_document(found))
     else:
-        from memsheet.report.bars import Look
-        from memsheet.report.verification_table import render_verification
+        from memsheet.report.screen.verification_table import render_verification
+        from memsheet.report.shared.look import Look
 
         look = Look(width=screen.width(), decimal=decimal, full=line.full, colour=screen.colour(), ascii=screen.plain_ascii())
         screen.write(render_verification(found, look))

@@ -6,8 +6,8 @@ from functools import cache
 from importlib import import_module
 from types import ModuleType
 
-from memsheet.spec.engine import Engine
-from memsheet.spec.plan import Plan
+from memsheet.plan.engine import Engine
+from memsheet.plan.plan import Plan
 
 MODELLED = (
     "transformers",

@@ -5,10 +5,10 @@ Read at 8110e028 (v0.1.6, November 2023), whose example that measures memory is 
 
 from __future__ import annotations
 
+from memsheet.plan.engine import server_engine
+from memsheet.plan.plan import AttentionKind
 from memsheet.references import AUTOAWQ
 from memsheet.sheet import Cited
-from memsheet.spec.engine import server_engine
-from memsheet.spec.plan import AttentionKind
 
 ENGINE = server_engine(
     name="autoawq",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.plan import Implementation, OptimizerName
 from memsheet.references import TRANSFORMERS
 from memsheet.sheet import Cited, Evidence, FromCode
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import Implementation, OptimizerName
 
 COMMIT = "edaa7221267243c7be7fb49c5d5f5c4fb97b4641"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.plan import Implementation, OptimizerName
 from memsheet.references import TORCH_FSDP1, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import Implementation, OptimizerName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

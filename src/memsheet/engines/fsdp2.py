@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.plan import ContextParallel, Implementation, OptimizerName, Schedule
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import ContextParallel, Implementation, OptimizerName, Schedule
 
 ENGINE = Engine(
     name="fsdp2",

@@ -5,11 +5,11 @@ Read at meta-pytorch/gpt-fast 6ecad9b5 (August 2025); what is accounted has been
 
 from __future__ import annotations
 
+from memsheet.plan.engine import server_engine
+from memsheet.plan.model import Role
+from memsheet.plan.plan import AttentionKind
 from memsheet.references import GPT_FAST
 from memsheet.sheet import Cited
-from memsheet.spec.engine import server_engine
-from memsheet.spec.model import Role
-from memsheet.spec.plan import AttentionKind
 
 ENGINE = server_engine(
     name="gpt-fast",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import INTERNEVO, TORCH_OPTIM
 from memsheet.sheet import Cited, FromCode
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName
 
 COMMIT = "1738bee0028444d7343bd9e9df8e13aed3b215a2"
 REDUCE_BUCKET = 512 * 1024 * 1024

@@ -6,10 +6,10 @@ heading kept the older commit, 8641822. Between the two RMSNorm began to raise i
 
 from __future__ import annotations
 
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.references import LITGPT, TORCH_OPTIM
 from memsheet.sheet import Cited, Evidence, FromCode
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AdapterKind, AttentionKind, Implementation, Loss, OptimizerName, RecomputeMode
 
 COMMIT = "0f021f3ad8cd8d6fe30b0ef721a7a0e2dac15898"
 FABRIC = "6dfa5cca9de5c28548eef5582a53c483b0eda66a"

@@ -5,11 +5,11 @@ Read at 00395eb2 (2026); of December 2025's b7342 the masks and the order of off
 
 from __future__ import annotations
 
+from memsheet.plan.defaults import SERVED_ADAPTERS
+from memsheet.plan.engine import server_engine
+from memsheet.plan.plan import AttentionKind
 from memsheet.references import GGML, LLAMA_CPP
 from memsheet.sheet import Cited
-from memsheet.spec.defaults import SERVED_ADAPTERS
-from memsheet.spec.engine import server_engine
-from memsheet.spec.plan import AttentionKind
 
 UBATCH = 512
 """Tokens of a physical batch (common/common.h, n_ubatch)."""

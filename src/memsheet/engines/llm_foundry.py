@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import LLM_FOUNDRY, TORCH_FSDP1, TORCH_OPTIM
 from memsheet.sheet import Cited, FromCode
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName
 
 COMMIT = "5f39606affae1ff450bb49e146cdd439462a7249"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 from memsheet.references import MEGATRON
 from memsheet.sheet import Cited
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 ENGINE = Engine(
     name="megatron",

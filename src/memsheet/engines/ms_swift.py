@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import Implementation, Loss, OptimizerName, RecomputeMode
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited, FromCode
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import Implementation, Loss, OptimizerName, RecomputeMode
 
 PROJECT, VERSION = "modelscope/ms-swift", "v1.5.0"
 

@@ -8,12 +8,12 @@ from enum import Enum
 from typing import Any
 
 from memsheet.frozen import dataclass
+from memsheet.plan.defaults import SERVED_ADAPTERS
+from memsheet.plan.device import Device
+from memsheet.plan.engine import server_engine
+from memsheet.plan.plan import AttentionKind, Mesh
+from memsheet.plan.speculative import kept_of, reserved_mib
 from memsheet.sheet import FromCode
-from memsheet.spec.defaults import SERVED_ADAPTERS
-from memsheet.spec.device import Device
-from memsheet.spec.engine import server_engine
-from memsheet.spec.plan import AttentionKind, Mesh
-from memsheet.spec.speculative import kept_of, reserved_mib
 from memsheet.units import MIB
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM
 from memsheet.sheet import Cited, Evidence, FromCode
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, ContextParallel, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 COMMIT = "b5bcd76c66d0acb1a08b176d9639425bc55e0b2a"
 MID_2025 = "820504e20d1149fbf0b98c567af24c4b0433b22d"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AttentionKind, Implementation, Loss, OptimizerName
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, TORCHTUNE_MODEL
 from memsheet.sheet import Cited, FromCode
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Implementation, Loss, OptimizerName
 
 TAG = "v0.4.0"
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from memsheet.plan.defaults import SERVED_ADAPTERS
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import Role
+from memsheet.plan.plan import AdapterKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 from memsheet.references import TORCH_DDP, TORCH_OPTIM, TRANSFORMERS
 from memsheet.sheet import Cited
-from memsheet.spec.defaults import SERVED_ADAPTERS
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import Role
-from memsheet.spec.plan import AdapterKind, Implementation, Loss, OptimizerName, RecomputeMode, Schedule
 
 ENGINE = Engine(
     name="transformers",

@@ -6,7 +6,7 @@ forward and backward agree within 0.1 %. What is not listed is refused rather th
 
 from __future__ import annotations
 
-from memsheet.spec.plan import AttentionKind
+from memsheet.plan.plan import AttentionKind
 
 _BOTH = frozenset({AttentionKind.EAGER, AttentionKind.SDPA, AttentionKind.FLASH})
 _EAGER = frozenset({AttentionKind.EAGER})

@@ -8,11 +8,11 @@ from enum import Enum
 from typing import Any
 
 from memsheet.frozen import dataclass
+from memsheet.plan.defaults import SERVED_ADAPTERS
+from memsheet.plan.device import Device
+from memsheet.plan.engine import server_engine
+from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.sheet import FromCode
-from memsheet.spec.defaults import SERVED_ADAPTERS
-from memsheet.spec.device import Device
-from memsheet.spec.engine import server_engine
-from memsheet.spec.plan import AttentionKind, Mesh
 from memsheet.units import GIB
 
 

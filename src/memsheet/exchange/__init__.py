@@ -1,7 +1,7 @@
 """Plans as the files that engines run, and back. One file an engine, data: its keys, where each stands, and their source.
 
 ``write``: what is asked → files, read back before anyone sees them, so that a file never says another plan than it was made of.
-``read_text``: a stranger's file, recognised by what it holds → ``spec.exchange.Read``.
+``read_text``: a stranger's file, recognised by what it holds → ``exchange.shared.file_format.Read``.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from importlib import import_module
 from typing import Any
 
 from memsheet.errors import Problem, refuse, require
+from memsheet.exchange.shared.file_format import AUTO, Format, Read, Values, read
+from memsheet.exchange.shared.program_releases import stated_release
+from memsheet.exchange.shared.serve_compose import DEVICES, composed
+from memsheet.exchange.shared.serve_pods import command_of, given_to
+from memsheet.exchange.shared.trainer_script import UNSAID
 from memsheet.guard.budget import TooMuchError
-from memsheet.spec.exchange import AUTO, Format, Read, Values, read
-from memsheet.spec.releases import stated_release
-from memsheet.spec.serve_compose import DEVICES, composed
-from memsheet.spec.serve_pods import command_of, given_to
-from memsheet.spec.trainer_script import UNSAID
 
 NAMES = (
     "deepspeed",
@@ -55,7 +55,7 @@ def find_format(name: str) -> Format:
     """The format of that name. Raises InputError with the names there are."""
     if name not in NAMES:
         raise refuse("to", name, "is no format that is written yet", f"one of {', '.join(sorted(NAMES))}")
-    found: Format = import_module(f"memsheet.exchange.{MODULES.get(name, name)}").FORMAT
+    found: Format = import_module(f"memsheet.exchange.formats.{MODULES.get(name, name)}").FORMAT
     return found
 
 

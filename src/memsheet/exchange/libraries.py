@@ -8,10 +8,10 @@ from typing import Any
 
 from memsheet.budget import Answer, Change, Fix
 from memsheet.exchange import find_format
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.exchange import Moved
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import AttentionKind, Loss, Plan
+from memsheet.exchange.shared.file_format import Moved
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import AttentionKind, Loss, Plan
 from memsheet.units import format_bytes
 
 WIDER = 2 + 2 + 2 * 2 + 2

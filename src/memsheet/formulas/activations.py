@@ -17,10 +17,10 @@ from memsheet.formulas.states.params import stack_prefix
 from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, evaluate
 from memsheet.formulas.tapes.graph import Joined
 from memsheet.frozen import dataclass
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.engine import Code, Engine
-from memsheet.spec.model import Block, ModelSpec
-from memsheet.spec.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine import Code, Engine
+from memsheet.plan.model import Block, ModelSpec
+from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, RecomputeMode
 
 LIBRARY = (Code.TRANSFORMERS, Code.SWIFT)
 """Whose attention is modelled with every kernel that torch may choose."""

@@ -7,8 +7,8 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
 from memsheet.formulas.unpacked import add_in_place
 from memsheet.frozen import dataclass
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.plan import AdapterKind
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.plan import AdapterKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,11 +19,11 @@ from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, s
 from memsheet.formulas.states.sharding import dim0_gathered
 from memsheet.formulas.step import UNSYNCED, accumulates
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, merge
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import Role
+from memsheet.plan.plan import Implementation, Plan
 from memsheet.references import ZERO, formula
 from memsheet.sheet import STATES, Component, Instant
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import Role
-from memsheet.spec.plan import Implementation, Plan
 
 C = Component
 NAME = "parameters"

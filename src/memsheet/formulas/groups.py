@@ -13,9 +13,9 @@ from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.states.held import Held, held
 from memsheet.formulas.states.params import JOIN, START, stack_prefix
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Part, Release, merge
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Block, ModelSpec, Norm, Stack, Weight
-from memsheet.spec.plan import Plan, Recompute, RecomputeMode
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Block, ModelSpec, Norm, Stack, Weight
+from memsheet.plan.plan import Plan, Recompute, RecomputeMode
 
 
 @dataclass(frozen=True, slots=True, eq=False)

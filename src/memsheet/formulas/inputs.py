@@ -6,11 +6,11 @@ from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.picture_towers import has_pictures, pixel_bytes
 from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
 from memsheet.formulas.tapes.evaluate import Bag
+from memsheet.plan.dtypes import INT64
+from memsheet.plan.model import ModelSpec, Stack
+from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import INT64
-from memsheet.spec.model import ModelSpec, Stack
-from memsheet.spec.plan import Plan
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: arguments of the models' forward; ids and labels are int64")

@@ -7,8 +7,8 @@ from __future__ import annotations
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
-from memsheet.spec.defaults import OUTLIER_COLUMNS
-from memsheet.spec.dtypes import BOOL, FP16, FP32, INT8, INT32
+from memsheet.plan.defaults import OUTLIER_COLUMNS
+from memsheet.plan.dtypes import BOOL, FP16, FP32, INT8, INT32
 
 OUTLIERS = "outliers"
 

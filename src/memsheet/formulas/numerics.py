@@ -13,10 +13,10 @@ from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.formulas.unpacked import unpacked_linear
 from memsheet.frozen import dataclass
-from memsheet.spec.dtypes import BF16, DType
-from memsheet.spec.engine import Code
-from memsheet.spec.model import Attention, Mixer, Role, Weight
-from memsheet.spec.plan import AdapterKind, AttentionKind, Plan, Quantization
+from memsheet.plan.dtypes import BF16, DType
+from memsheet.plan.engine import Code
+from memsheet.plan.model import Attention, Mixer, Role, Weight
+from memsheet.plan.plan import AdapterKind, AttentionKind, Plan, Quantization
 
 
 class AttentionKernel(Enum):

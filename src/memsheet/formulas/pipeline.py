@@ -8,9 +8,9 @@ from functools import lru_cache
 
 from memsheet.arith import Count, minimum
 from memsheet.frozen import dataclass
+from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
+from memsheet.plan.plan import Plan, Schedule
 from memsheet.references import PIPELINE_1F1B, formula
-from memsheet.spec.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
-from memsheet.spec.plan import Plan, Schedule
 
 
 @formula(cites=PIPELINE_1F1B, at="section 2.2: stage r of p keeps at most p - r micro-batches under 1F1B; GPipe keeps all; DualPipe p + 1")

@@ -10,8 +10,8 @@ from memsheet.formulas.numerics import STORED, Numerics
 from memsheet.formulas.tapes.graph import Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Tape
-from memsheet.spec.model import Block, Embeddings, Head, Norm
-from memsheet.spec.plan import Loss
+from memsheet.plan.model import Block, Embeddings, Head, Norm
+from memsheet.plan.plan import Loss
 
 
 def _recorder(how: Numerics, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:

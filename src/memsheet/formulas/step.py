@@ -26,10 +26,10 @@ from memsheet.formulas.stretches import stretches
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, Moment, largest, merge, together
 from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
 from memsheet.frozen import dataclass
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Implementation, OptimizerName, Plan, Spread
 from memsheet.sheet import Component, Instant
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Implementation, OptimizerName, Plan, Spread
 
 UNSYNCED: Key = (Component.GRADIENTS, "no_sync")
 UNSYNCED_NOTE = (

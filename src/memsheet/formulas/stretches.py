@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Moment
 from memsheet.frozen import dataclass
+from memsheet.plan.plan import Plan
 from memsheet.references import SUBLINEAR, formula
-from memsheet.spec.plan import Plan
 
 
 @formula(cites=SUBLINEAR, at="section 4: only the input of each segment is kept; a segment is computed again before its backward")

@@ -13,9 +13,9 @@ from memsheet.formulas.states.optimizers import step_temporaries
 from memsheet.formulas.stretches import Stretches
 from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside, Moment, together
 from memsheet.frozen import dataclass
+from memsheet.plan.plan import Loss, Plan
 from memsheet.references import MEGATRON_MASTER, formula
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Loss, Plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis
-from memsheet.spec.dtypes import INT8, INT32
+from memsheet.plan.dtypes import INT8, INT32
 
 
 def unpacked_linear(r: Recorder, x: Tensor, weight: tuple[Axis, Axis], out: Axis, path: str, *, bias: Tensor | None = None) -> Tensor:

@@ -15,11 +15,11 @@ from memsheet.allocator import Settings
 from memsheet.allocator.settings import LARGE_SEGMENT
 from memsheet.allocator.steps import Step, replay_steps
 from memsheet.measure.died import NO_MEMORY
+from memsheet.plan.plan import Plan
 from memsheet.run.data import SEED, batches, lengths
 from memsheet.run.model import build_config
 from memsheet.run.train import trainer
 from memsheet.sheet import Instant
-from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline
 from memsheet.trace.custom import watching
 from memsheet.trace.job import MICRO, How, recording, timeline

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
 from memsheet.run.serve import Generation, begin, build_cache, cache_kind, for_decode, step
 from memsheet.run.step import autocast
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Plan
 from memsheet.trace.serving_job import Slots, generate
 
 Marked = Callable[[Instant | None], None]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from memsheet import api
+from memsheet.plan.options import InferOptions, Model, TrainOptions
+from memsheet.questions import accounted as api
 from memsheet.report.answer import Answer, public_answer
-from memsheet.spec.options import InferOptions, Model, TrainOptions
 
 
 def train(model: Model | None = None, **options: Unpack[TrainOptions]) -> Answer:

@@ -8,31 +8,31 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Unpack
 
-from memsheet import api
 from memsheet.budget import Answer, Result
 from memsheet.errors import InputError, Problem, refuse, require
 from memsheet.exchange import MOST_SCRIPT, as_released
-from memsheet.exchange.doubts import (
+from memsheet.exchange.joined_files import together, with_their_files
+from memsheet.exchange.mistakes import Case, lint
+from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.exchange.shared.script_defaults import absent_files
+from memsheet.exchange.verdict_doubts import (
     both_doubts,
     doubted,
     left_to_script,
 )  # fmt: skip
-from memsheet.exchange.lint import Case, lint
-from memsheet.exchange.together import together, with_their_files
 from memsheet.guard import MAX_JSON_BYTES, is_file, is_folder, read_bytes, read_json
+from memsheet.plan.check import flatten
+from memsheet.plan.device import parse_gpus
+from memsheet.plan.options import InferOptions
+from memsheet.plan.values import option_problems
+from memsheet.plan.words import accumulated, in_our_words
+from memsheet.questions import accounted as api
 from memsheet.questions.doubts_of_files import bytes_beyond, claimed_fit, doubt_of, may_fit, moved_bytes
 from memsheet.questions.export import PLAN, SHEET, picked
 from memsheet.questions.named_models import bundled_draft, bundled_name, model_of, named_model, stored_dtype, strange_drafts, unnamed_words
 from memsheet.questions.recognised_files import of_folders, recognised
 from memsheet.report.answer import public_answer
-from memsheet.report.checked import Checked
-from memsheet.spec.check import flatten
-from memsheet.spec.device import parse_gpus
-from memsheet.spec.exchange import Read, Together
-from memsheet.spec.of_the_script import absent_files
-from memsheet.spec.options import InferOptions
-from memsheet.spec.values import option_problems
-from memsheet.spec.words import accumulated, in_our_words
+from memsheet.report.json.checked import Checked
 
 MAX_FILES = 64
 MOST_BYTES = 2**20

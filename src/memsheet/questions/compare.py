@@ -9,9 +9,9 @@ from typing import Any
 from memsheet import budget
 from memsheet.errors import nearest, refuse
 from memsheet.readers.sheet_json import Document, read_sheets, sheets_within
-from memsheet.report.comparison import Comparison
-from memsheet.report.comparison import compare as compare_documents
-from memsheet.report.json import sheet_document
+from memsheet.report.json.answer import sheet_document
+from memsheet.report.shared.comparison import Comparison
+from memsheet.report.shared.comparison import compare as compare_documents
 from memsheet.sheet import Instant
 
 SheetSource = budget.Answer | Mapping[str, Any] | str | PathLike[str]

@@ -8,12 +8,12 @@ from typing import Any
 
 from memsheet.budget import Answer, Result, budget_of
 from memsheet.exchange import DTYPE_UNKNOWN, in_sixteen_bits
-from memsheet.exchange.doubts import FURTHER, Doubt, another_model, least_of, left_open, says_sequences_alone, stored_as
-from memsheet.exchange.lint import Case, Found, Rule
+from memsheet.exchange.mistakes import Case, Found, Rule
+from memsheet.exchange.shared.file_format import Moved, Read
+from memsheet.exchange.shared.script_defaults import absent_files
+from memsheet.exchange.verdict_doubts import FURTHER, Doubt, another_model, least_of, left_open, says_sequences_alone, stored_as
 from memsheet.questions.named_models import model_of, named_model, served_model
 from memsheet.questions.recognised_files import unasked
-from memsheet.spec.exchange import Moved, Read
-from memsheet.spec.of_the_script import absent_files
 
 NOT_MODELLED = "the files set what the sheet does not hold"
 

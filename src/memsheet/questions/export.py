@@ -8,17 +8,20 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from memsheet import api, budget
+from memsheet import budget
 from memsheet.budget import Answer
 from memsheet.errors import Problem, refuse, require
 from memsheet.exchange import Files, find_format, of_version, told, write
-from memsheet.exchange.together import asked_of
-from memsheet.report.files import check_folder, write_all
-from memsheet.report.json import dumps, plan_document, sheet_document
-from memsheet.report.plan_words import seconds
+from memsheet.exchange.joined_files import asked_of
+from memsheet.exchange.shared.file_format import Format
+from memsheet.plan.document import plan_document
+from memsheet.plan.options import Document, File
+from memsheet.questions import accounted as api
+from memsheet.report.json.answer import sheet_document
+from memsheet.report.shared.files import check_folder, write_all
+from memsheet.report.shared.json_text import dumps
+from memsheet.report.shared.plan_words import seconds
 from memsheet.resolve.attention import has_experts
-from memsheet.spec.exchange import Format
-from memsheet.spec.options import Document, File
 from memsheet.units import format_bytes
 
 PLAN, SHEET = "plan.json", "sheet.json"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from memsheet import measuring
+from memsheet.plan.options import InferOptions, Model
+from memsheet.questions import measured as measuring
 from memsheet.questions.trace import OWN_FILE
 from memsheet.report.answer import Answer, public_answer
-from memsheet.spec.options import InferOptions, Model
 from memsheet.trace.parent import TIME_S
 from memsheet.units import parse_bytes
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet import api
 from memsheet.exchange import as_stored
-from memsheet.exchange.doubts import stand_in
-from memsheet.spec.exchange import AUTO, Read
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.trainer_script import UNSAID
+from memsheet.exchange.shared.file_format import AUTO, Read
+from memsheet.exchange.shared.trainer_script import UNSAID
+from memsheet.exchange.verdict_doubts import stand_in
+from memsheet.plan.model import ModelSpec
+from memsheet.questions import accounted as api
 
 DRAFT = "speculative.model"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from memsheet.errors import InputError, refuse
 from memsheet.exchange import MOST_SCRIPT, NAMES, read_text
-from memsheet.exchange.launched import launched_reads
+from memsheet.exchange.shared.file_format import Read
+from memsheet.exchange.shared.file_format import read as read_values
+from memsheet.exchange.shared.launched_script import launched
+from memsheet.exchange.shared.launcher_flags import launched_reads
+from memsheet.exchange.shared.serve_pods import FOREIGN, NO_SERVER
+from memsheet.exchange.shared.trainer_script import DEFAULTS, SCRIPT
 from memsheet.guard import is_folder, parse_json, parse_yaml
 from memsheet.guard.budget import TooMuchError
-from memsheet.spec.exchange import Read
-from memsheet.spec.exchange import read as read_values
-from memsheet.spec.launched import launched
-from memsheet.spec.library_defaults import shown
-from memsheet.spec.serve_pods import FOREIGN, NO_SERVER
-from memsheet.spec.trainer_script import DEFAULTS, SCRIPT
+from memsheet.plan.library_defaults import shown
 
 PARSERS = {"json": parse_json, "yaml": parse_yaml}
 UNKNOWN = "is not recognised as a configuration"

@@ -7,28 +7,28 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from memsheet import api
 from memsheet.budget import Beside
 from memsheet.catalog import find_device, model_names
 from memsheet.errors import refuse, require
+from memsheet.plan.device import parse_gpus
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.options import InferOptions, Model
+from memsheet.plan.values import option_problems
+from memsheet.questions import accounted as api
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import find_config, read_model
-from memsheet.spec.device import parse_gpus
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.options import InferOptions, Model
-from memsheet.spec.values import option_problems
 from memsheet.units import parse_bytes
 
 if TYPE_CHECKING:
     from memsheet.readers.cluster_file import ClusterFile
-    from memsheet.search.sizes import Curve
-    from memsheet.search.solve import Solution, Target
+    from memsheet.search.solve.sizes import Curve
+    from memsheet.search.solve.targets import Solution, Target
 
 USUAL_LENGTH = 4096
 """Tokens of a sequence where the largest model is asked for and no length is given: what Llama 2 was trained on (arXiv:2307.09288)."""
 MACHINES = ("gpus", "nodes", "per_node", "host_memory", "cluster", "plan")
 MOST_LOOKED = 2**26
-"""As far as a search looks, in tokens, sequences or GPUs: the longest sequence of a plan (``spec.check.RULES``)."""
+"""As far as a search looks, in tokens, sequences or GPUs: the longest sequence of a plan (``plan.check.RULES``)."""
 Say = Callable[[int | None], None]
 
 
@@ -54,7 +54,7 @@ def solve(what: str, model: Model | None = None, *, most: int | None = None, **o
 
 def target_named(what: str) -> Target:
     """What is solved for, by its name. Raises InputError for another one."""
-    from memsheet.search.solve import Target
+    from memsheet.search.solve.targets import Target
 
     try:
         return Target(str(what).replace("_", "-"))
@@ -64,7 +64,7 @@ def target_named(what: str) -> Target:
 
 def solved(target: Target, asked: dict[str, Any], *, most: int | None = None, say: Say = lambda _: None) -> Solved:
     """The answer to a question of keywords; ``say`` is told what is under way."""
-    from memsheet.search import solve as searches
+    from memsheet.search.solve import targets as searches
 
     _check_question(target, asked, most)
     if target is searches.Target.GPUS:
@@ -109,7 +109,7 @@ def _model(name: Any) -> ModelSpec:
 
 def _fewest_gpus(asked: dict[str, Any], most: int | None, say: Say) -> Solution:
     """The device is named without a count; nodes are what is found."""
-    from memsheet.search.solve import fewest
+    from memsheet.search.solve.targets import fewest
 
     if asked["nodes"] is not None:
         raise refuse("nodes", asked["nodes"], "is what is solved for", "leave it out; --per-node says how many GPUs a node has")
@@ -143,9 +143,9 @@ def _machines(asked: Mapping[str, Any], planned: Any, most: int | None) -> tuple
 
 
 def _largest_model(name: Any, request: Mapping[str, Any], cluster: Any, say: Say, beside: Beside) -> Solved:
-    from memsheet.search.family import USUAL, Family, family_of
-    from memsheet.search.sizes import trainable_sizes
-    from memsheet.search.solve import largest
+    from memsheet.search.solve.family import USUAL, Family, family_of
+    from memsheet.search.solve.sizes import trainable_sizes
+    from memsheet.search.solve.targets import largest
 
     found = find_config(name or USUAL, catalog=api.catalogued, names=model_names())
     if isinstance(found, ModelSpec):

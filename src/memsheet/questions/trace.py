@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Unpack
 
-from memsheet import tracing
+from memsheet.plan.options import InferOptions, Model
+from memsheet.questions import traced as tracing
 from memsheet.report.answer import Answer, public_answer
-from memsheet.spec.options import InferOptions, Model
 from memsheet.trace.parent import MEMORY_BYTES, TIME_S
 from memsheet.units import parse_bytes
 

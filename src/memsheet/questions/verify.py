@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memsheet.report.verification import Verification
-from memsheet.spec.options import Document, File
+from memsheet.plan.options import Document, File
+from memsheet.questions.verification import ladder
+from memsheet.report.shared.verification import Verification
 from memsheet.trace.parent import TIME_S
 from memsheet.units import parse_bytes
-from memsheet.verify import ladder
 
 
 def verify(

@@ -15,10 +15,10 @@ from memsheet.catalog import find_device
 from memsheet.errors import InputError, Problem, nearest, refuse, require
 from memsheet.guard import is_file, parse_yaml, read_bytes, read_json
 from memsheet.guard.toml import read_toml
+from memsheet.plan.device import MAX_DEVICES, MIXED, MIXED_HINT, UNSAID, Cluster, Device, Links, cluster_of, parse_gpus
 from memsheet.readers.cluster_links import KEYS as LINK_KEYS
 from memsheet.readers.cluster_links import impossible, links_of, short
 from memsheet.readers.fields import Fields
-from memsheet.spec.device import MAX_DEVICES, MIXED, MIXED_HINT, UNSAID, Cluster, Device, Links, cluster_of, parse_gpus
 from memsheet.units import parse_bytes
 
 SCHEMA = "memsheet/cluster/1"

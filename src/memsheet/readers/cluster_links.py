@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memsheet.errors import InputError, Problem
+from memsheet.plan.device import RATES, Device, Links
 from memsheet.readers.fields import Fields
-from memsheet.spec.device import RATES, Device, Links
 from memsheet.units import parse_rate
 
 UNITS = {"_gb_s": 10**9, "_gbit_s": 10**9 // 8}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from memsheet.frozen import dataclass
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import (
     attention,
@@ -18,7 +19,6 @@ from memsheet.readers.parts import (
     vocabulary_head,
 )
 from memsheet.readers.positions import Position, Positions, everywhere_full
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 
 
 class Sizes(NamedTuple):

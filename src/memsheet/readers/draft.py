@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.errors import refuse
+from memsheet.plan.model import Attention, Block, Head, ModelSpec, Role, Run, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Catalog, find_config
 from memsheet.readers.parts import linear, rms_norm, vocabulary_head
-from memsheet.spec.model import Attention, Block, Head, ModelSpec, Role, Run, Stack, Weight
 
 HEADED = ("eagle", "eagle3")
 LAYERS_READ = 3

@@ -20,7 +20,7 @@ from memsheet.arith import round_up
 from memsheet.errors import InputError, refuse
 from memsheet.guard import exactly, open_regular
 from memsheet.guard.spending import spend_values
-from memsheet.spec.dtypes import GGUF, DType
+from memsheet.plan.dtypes import GGUF, DType
 
 FORMAT = "ggml docs/gguf.md (file structure, value types, alignment); ggml/include/gguf.h"
 VERSIONS = (2, 3)

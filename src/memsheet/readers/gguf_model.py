@@ -15,10 +15,10 @@ from typing import Any
 
 from memsheet.errors import printable, refuse
 from memsheet.guard import is_file
+from memsheet.plan.model import ModelSpec, Source, StoredQuantization
 from memsheet.readers.fields import MAX_LAYERS, Fields
 from memsheet.readers.gguf import Array, Header, Tensor, Value, read_header
 from memsheet.readers.hf_config import read_hf_config
-from memsheet.spec.model import ModelSpec, Source, StoredQuantization
 
 KEYS = "gguf-py/gguf/constants.py, Keys; llama.cpp conversion/*.py, set_gguf_parameters of each architecture"
 MAX_PARTS = 1_000

@@ -8,11 +8,11 @@ from importlib import import_module
 from typing import Any
 
 from memsheet.errors import nearest, refuse
+from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.fields import Fields
 from memsheet.readers.quantization import stored_quantization
 from memsheet.readers.registry import FAMILIES
 from memsheet.readers.rope_lengths import scaled_positions
-from memsheet.spec.model import ModelSpec, Source
 
 AHEAD = {"qwen3_next": 1}
 """Layers for further tokens that a family's checkpoints have where the config does not say (vLLM v0.33.0 models/qwen3_next_mtp.py:61)."""

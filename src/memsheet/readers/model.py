@@ -11,9 +11,9 @@ from typing import Any
 from memsheet.errors import InputError, nearest, printable, refuse
 from memsheet.frozen import dataclass
 from memsheet.guard import is_file, is_folder, read_json
+from memsheet.plan.model import ModelSpec, Source
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.modelopt import BESIDE
-from memsheet.spec.model import ModelSpec, Source
 
 HUB_TIMEOUT_S = 10
 MAX_CONFIG_BYTES = 8 * 2**20

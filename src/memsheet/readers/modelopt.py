@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 
+from memsheet.plan.model import StoredQuantization
 from memsheet.readers.fields import Fields
 from memsheet.readers.stored_cache import cache_scheme
-from memsheet.spec.model import StoredQuantization
 
 BESIDE = "hf_quant_config.json"
 HEAD = ("lm_head",)

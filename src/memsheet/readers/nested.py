@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 
+from memsheet.plan.model import Embeddings, Head, ModelSpec, Norm, Role, Run, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import vocabulary_head
 from memsheet.readers.registry import FAMILIES
-from memsheet.spec.model import Embeddings, Head, ModelSpec, Norm, Role, Run, Stack, Weight
 
 TEXT_MODULES = ("llama", "gemma", "gpt", "moe", "latent")
 MAX_PIXELS = 2**16  # along one side; far above any released model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from memsheet.spec.model import Attention, Block, Dense, Norm, NormKind, Role, Run, Weight
+from memsheet.plan.model import Attention, Block, Dense, Norm, NormKind, Role, Run, Weight
 
 Key = TypeVar("Key")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memsheet.plan.model import StoredQuantization
 from memsheet.readers.fields import Fields
 from memsheet.readers.modelopt import read_modelopt
 from memsheet.readers.stored_cache import cache_scheme
-from memsheet.spec.model import StoredQuantization
 
 HEAD = ("lm_head",)  # what the methods leave alone when a config lists no modules of its own
 

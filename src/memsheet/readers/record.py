@@ -1,4 +1,4 @@
-"""A run's record (``memsheet/record/1``) read back: one JSON object, as it stands or compressed. Written by report/record.py.
+"""A run's record (``memsheet/record/1``) read back: one JSON object, as it stands or compressed. Written by report/json/record.py.
 
 It is a stranger's file: read as data, within limits on its size packed and unpacked.
 """

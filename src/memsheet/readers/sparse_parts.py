@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from memsheet.plan.model import Dense, Embeddings, Head, ModelSpec, Moe, Norm, NormKind, Role, Run, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import embedding, vocabulary_head
-from memsheet.spec.model import Dense, Embeddings, Head, ModelSpec, Moe, Norm, NormKind, Role, Run, Stack, Weight
 
 
 def router(path: str, experts: int, hidden: int, *, bias: bool = False, dtype: str | None = None) -> tuple[Weight, ...]:

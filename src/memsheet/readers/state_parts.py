@@ -5,9 +5,9 @@ A convolution keeps its last ``kernel`` inputs of a sequence: transformers' cach
 
 from __future__ import annotations
 
+from memsheet.plan.model import Role, StateSpace, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import linear
-from memsheet.spec.model import Role, StateSpace, Weight
 
 
 def mamba_mixer(

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from memsheet.plan.model import Arrangement, Block, Norm, Role, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import patches, sides, tensor
 from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, plain_mlp, rms_norm, run_length
-from memsheet.spec.model import Arrangement, Block, Norm, Role, Stack, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from memsheet import budget
-from memsheet.report.json import evidence_document, sheet_document
+from memsheet.report.json.answer import evidence_document, sheet_document
 from memsheet.sheet import Sheet
 from memsheet.units import format_bytes
 

@@ -10,6 +10,18 @@ from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError, Problem, require
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
+from memsheet.plan.check import Request, check_request, flatten
+from memsheet.plan.contradictions import contradictions
+from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.hardware import BF16_UNITS, below, unsupported
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import (
+    Loss,
+    Offload,
+    Plan,
+)
 from memsheet.resolve.adapters import adapter_of
 from memsheet.resolve.cache import kv_dtype_of
 from memsheet.resolve.llama_cpp import llama_options
@@ -32,18 +44,6 @@ from memsheet.resolve.speculative import speculative_of
 from memsheet.resolve.version import check_version
 from memsheet.resolve.without_effect import check_effects
 from memsheet.resolve.workload import max_model_len_of, seq_len_of, sequences_of
-from memsheet.spec.check import Request, check_request, flatten
-from memsheet.spec.defaults import OTHER_TASK, UNMODELLED
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
-from memsheet.spec.hardware import BF16_UNITS, below, unsupported
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import (
-    Loss,
-    Offload,
-    Plan,
-)
-from memsheet.spec.together import contradictions
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ DESCRIBED = ("schema", "model", "gpus")
 
 
 def reread(document: Mapping[str, Any], model: ModelSpec | None = None, *, real: bool = False) -> Plan:
-    """The plan that ``report.json.plan_document`` wrote down. Raises InputError as ``resolve`` does."""
+    """The plan that ``report.json.answer.plan_document`` wrote down. Raises InputError as ``resolve`` does."""
     return resolve({key: value for key, value in flatten(document).items() if key not in DESCRIBED}, model, None, real=real).plan
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memsheet.gaps import Gaps
-from memsheet.spec.defaults import (
+from memsheet.plan.defaults import (
     FUSED_TARGETS,
     LORA_TARGETS,
     PROMPTED,
 )
-from memsheet.spec.dtypes import DType, dtype_named
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Adapter, AdapterKind
+from memsheet.plan.dtypes import DType, dtype_named
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Adapter, AdapterKind
 
 ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""

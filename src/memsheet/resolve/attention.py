@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from memsheet.engines.sglang import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec, Moe
-from memsheet.spec.plan import Mesh
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.plan import Mesh
 
 MESH = ("dp_replicate", "dp_shard", "cp", "tp", "pp", "vpp", "ep", "etp", "attn_dp")
 PEERS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 144, 160)

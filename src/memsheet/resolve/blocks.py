@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.spec.hardware import version_of
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec
+from memsheet.plan.hardware import version_of
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 
 KERNEL = 16
 """Every kernel over keys and values reads blocks of a multiple of it: FlashAttention (v0.6.4.post1 attention/backends/flash_attn.py:65, v0.11.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.spec.dtypes import FP8, FP8_E5M2, FP16, DType, dtype_named
-from memsheet.spec.engine import Engine
-from memsheet.spec.hardware import version_of
-from memsheet.spec.model import Attention, ModelSpec
-from memsheet.spec.plan import Precision
+from memsheet.plan.dtypes import FP8, FP8_E5M2, FP16, DType, dtype_named
+from memsheet.plan.engine import Engine
+from memsheet.plan.hardware import version_of
+from memsheet.plan.model import Attention, ModelSpec
+from memsheet.plan.plan import Precision
 
 HEEDED_SINCE = {
     ("vllm", "compressed-tensors"): (0, 15, 0), ("vllm", "modelopt"): (0, 14, 0), ("sglang", "compressed-tensors"): (0, 5, 20), ("sglang", "modelopt"): (0, 5, 4),

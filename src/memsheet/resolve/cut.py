@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 
 
 def heads_of(model: ModelSpec) -> tuple[frozenset[int], frozenset[int]]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from memsheet.errors import Problem
 from memsheet.frozen import dataclass
 from memsheet.gaps import Gaps
-from memsheet.spec.hardware import version_of
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
+from memsheet.plan.hardware import version_of
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

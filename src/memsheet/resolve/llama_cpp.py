@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from memsheet.gaps import Gaps
-from memsheet.spec.dtypes import dtype_named
-from memsheet.spec.engine import Engine
+from memsheet.plan.dtypes import dtype_named
+from memsheet.plan.engine import Engine
 
 
 def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:

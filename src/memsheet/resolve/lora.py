@@ -19,11 +19,11 @@ from memsheet.engines.served_lora import (
 from memsheet.engines.sglang import version_of
 from memsheet.engines.vllm import release_of
 from memsheet.gaps import Gaps
+from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, Moe, Recurrent, Role, StateSpace
+from memsheet.plan.plan import Mesh, Precision, ServedAdapters
 from memsheet.resolve.adapters import linear_names, targets_of
-from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import LatentAttention, LinearAttention, ModelSpec, Moe, Recurrent, Role, StateSpace
-from memsheet.spec.plan import Mesh, Precision, ServedAdapters
 
 ALL_LINEAR, ENDS, EXPERTS = "all-linear", ("embed_tokens", "lm_head"), "experts"
 ROOM = ("serving.max_loras", "serving.max_cpu_loras", "serving.fully_sharded_loras")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
+from memsheet.plan.check import Request
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
+from memsheet.plan.plan import Mesh
 from memsheet.resolve.attention import MESH, attention_groups, check_groups
 from memsheet.resolve.cut import cut_hint, rest_over
 from memsheet.resolve.serving import check_tensor_parallel, experts_split
-from memsheet.spec.check import Request
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec, Moe
-from memsheet.spec.plan import Mesh
 
 
 def mesh_product(request: Request) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.plan import Implementation, Optimizer, OptimizerName
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.plan import Implementation, Optimizer, OptimizerName
 
 OPTIMIZER_ALIASES = {
     "adam": "adamw", "adamwtorch": "adamw", "adamwhf": "adamw", "adam8bit": "adamw_8bit", "adamwbnb8bit": "adamw_8bit",

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec, Moe
-from memsheet.spec.plan import ContextParallel, Fp8, Mesh, Routing
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.plan import ContextParallel, Fp8, Mesh, Routing
 
 
 def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> dict[str, Any]:

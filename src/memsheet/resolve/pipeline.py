@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Loss, Mesh, Schedule
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Loss, Mesh, Schedule
 
 
 def usual_loss(gaps: Gaps, engine: Engine, mesh: Mesh) -> Loss:

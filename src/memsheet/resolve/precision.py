@@ -7,17 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.gaps import Gaps
-from memsheet.spec import dtypes
-from memsheet.spec.defaults import (
+from memsheet.plan import dtypes
+from memsheet.plan.defaults import (
     ADAPTER_PRECISION,
     NAMED_PRECISIONS,
 )
-from memsheet.spec.device import Device
-from memsheet.spec.dtypes import BF16, FP16, FP32, DType, dtype_named
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.hardware import BF16_UNITS, CASTS_DOWN, below, lowers_itself, not_served_in
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
+from memsheet.plan.device import Device
+from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.hardware import BF16_UNITS, CASTS_DOWN, below, lowers_itself, not_served_in
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerName, Plan, Precision
 
 
 def precision_of(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.resolve.serving import LIBRARY, dequantizes
-from memsheet.spec import dtypes
-from memsheet.spec.defaults import (
+from memsheet.plan import dtypes
+from memsheet.plan.defaults import (
     DEQUANTIZED,
     DOUBLED,
     FIXED_BLOCK,
@@ -15,12 +14,13 @@ from memsheet.spec.defaults import (
     STORED_TRAINABLE,
     TRAINABLE_QUANTIZED,
 )
-from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import DType, dtype_named
-from memsheet.spec.engine import Code, Engine
-from memsheet.spec.gguf_mixes import gguf_named
-from memsheet.spec.model import ModelSpec, StoredQuantization
-from memsheet.spec.plan import Adapter, AdapterKind, Quantization
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import DType, dtype_named
+from memsheet.plan.engine import Code, Engine
+from memsheet.plan.gguf_mixes import gguf_named
+from memsheet.plan.model import ModelSpec, StoredQuantization
+from memsheet.plan.plan import Adapter, AdapterKind, Quantization
+from memsheet.resolve.serving import LIBRARY, dequantizes
 
 NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model calls them
 

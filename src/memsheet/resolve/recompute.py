@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, Dense, ModelSpec
-from memsheet.spec.plan import Recompute, RecomputeMode
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, Dense, ModelSpec
+from memsheet.plan.plan import Recompute, RecomputeMode
 
 
 def recompute_of(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute:

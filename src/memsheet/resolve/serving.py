@@ -7,12 +7,12 @@ from typing import Any
 
 from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
 from memsheet.gaps import Gaps
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Code, Engine
+from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, below
+from memsheet.plan.model import CrossAttention, LatentAttention, ModelSpec
+from memsheet.plan.plan import AttentionKind, Mesh
 from memsheet.resolve.blocks import check_blocks
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Code, Engine
-from memsheet.spec.hardware import FLASH_UNITS, OWN_KERNELS, below
-from memsheet.spec.model import CrossAttention, LatentAttention, ModelSpec
-from memsheet.spec.plan import AttentionKind, Mesh
 
 NEEDS_CAPABILITY = {"fp8": (8, 9), "mxfp4": (7, 5)}
 """Compute capability below which transformers dequantizes a released checkpoint (quantizer_finegrained_fp8.py, quantizer_mxfp4.py)."""

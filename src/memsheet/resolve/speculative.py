@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
-from memsheet.spec.plan import Mesh, Speculative, SpeculativeMethod
-from memsheet.spec.speculative import HEADS, SHORTENED_SINCE, STEPS, methods_of, version_of
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
+from memsheet.plan.plan import Mesh, Speculative, SpeculativeMethod
+from memsheet.plan.speculative import HEADS, SHORTENED_SINCE, STEPS, methods_of, version_of
 
 METHOD = "speculative.method"
 WITHOUT_MODEL = (SpeculativeMethod.MTP, SpeculativeMethod.NGRAM)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from memsheet.engines import find_engine
 from memsheet.gaps import Gaps
-from memsheet.spec.engine import Engine
-from memsheet.spec.plan import Plan
+from memsheet.plan.engine import Engine
+from memsheet.plan.plan import Plan
 
 RELEASED = {
     "vllm": (re.compile(r"\d+\.\d+|^V[01]\b"), "a release, for example 0.11.0"),

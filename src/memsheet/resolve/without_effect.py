@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from memsheet.gaps import Gaps
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import Attention, CrossAttention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
+from memsheet.plan.plan import Plan, Schedule
 from memsheet.resolve.lora import has_experts
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
-from memsheet.spec.plan import Plan, Schedule
 
 OF_EXPERTS = (
     "mesh.ep", "moe.dispatch", "moe.capacity_factor", "moe.pad_to_capacity", "moe.grouped_gemm", "moe.permute_fusion", "moe.balanced",

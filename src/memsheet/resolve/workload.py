@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memsheet.gaps import Gaps
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
 from memsheet.resolve.length import check_length, longest
 from memsheet.resolve.serving import check_positions
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec
 
 UNKNOWN_LENGTH = 4096
 """Tokens of a sequence where neither the question nor the model says how many: what Llama 2 was trained on (arXiv:2307.09288)."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 
-from memsheet.spec.plan import Plan
+from memsheet.plan.plan import Plan
 
 Batch = Mapping[str, Tensor]
 

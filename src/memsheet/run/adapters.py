@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.plan import AdapterKind, Plan, Quantization, RecomputeMode
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.eight_bit import LinearInt8, lora_of_int8
 from memsheet.run.four_bit import can_quantize, four_bit
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.plan import AdapterKind, Plan, Quantization, RecomputeMode
 
 _ABSMAX_BLOCK, _NESTED_BLOCK, _CODE = 64, 256, 16
 """bitsandbytes functional.py quantize_4bit: a maximum every 64 weights; with double quantization those are stored in 8 bits with a

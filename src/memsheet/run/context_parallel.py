@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.run.mesh import axes
-from memsheet.spec.plan import AttentionKind, Plan
 
 PIECES = 2  # of each rank's share: one from the front of the sequence, one from its end
 _IGNORED = -100  # transformers' label of a token without a target

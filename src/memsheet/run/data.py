@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan
 from memsheet.run.step import tokens
-from memsheet.spec.plan import Plan
 
 MULTIPLE = 8
 """Lengths are padded to it, as collators do for tensor cores (transformers 5.23, data/data_collator.py, pad_to_multiple_of)."""

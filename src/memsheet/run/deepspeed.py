@@ -18,6 +18,8 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
+from memsheet.plan.dtypes import BF16, FP16, FP32
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.model import initialize
 from memsheet.run.optimizer import build_optimizer
@@ -25,8 +27,6 @@ from memsheet.run.other_optimizers import RATE
 from memsheet.run.step import mark_loss
 from memsheet.run.watch import Watch
 from memsheet.sheet import Component, Instant
-from memsheet.spec.dtypes import BF16, FP16, FP32
-from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 WEIGHT_DECAY = 0.01
 """torch's for AdamW; DeepSpeed's own is none."""

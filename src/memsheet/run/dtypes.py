@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from memsheet.errors import refuse
-from memsheet.spec.dtypes import DType
+from memsheet.plan.dtypes import DType
 
 _TORCH = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

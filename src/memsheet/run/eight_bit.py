@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memsheet.spec.defaults import OUTLIER_COLUMNS
-from memsheet.spec.plan import Plan
+from memsheet.plan.defaults import OUTLIER_COLUMNS
+from memsheet.plan.plan import Plan
 
 
 class _Product(torch.autograd.Function):

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan
 from memsheet.run.mesh import axes
-from memsheet.spec.plan import Plan
 
 _DISPATCHED = "ep_dispatch_experts"
 

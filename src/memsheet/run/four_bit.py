@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from memsheet.plan.plan import Plan, Quantization
 from memsheet.run.dtypes import torch_dtype
-from memsheet.spec.plan import Plan, Quantization
 
 
 def can_quantize(model: nn.Module) -> bool:

@@ -14,11 +14,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.expert_parallel import shard_experts
 from memsheet.run.mesh import sharding
 from memsheet.run.model import layers_of
-from memsheet.spec.plan import Plan
 
 
 def apply_fsdp2(root: nn.Module, model: Any, plan: Plan, mesh: DeviceMesh) -> None:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Loss, Plan
 from memsheet.run.chunked_loss import chunked_cross_entropy
 from memsheet.run.fused_loss import fused_cross_entropy
-from memsheet.spec.plan import Loss, Plan
 
 Projected = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(hidden states, the output projection's weight, labels) → the mean over labelled tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from memsheet.errors import refuse
-from memsheet.spec.plan import Plan
+from memsheet.plan.plan import Plan
 
 SHARDS = "dp_shard_cp"
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.run.dtypes import torch_dtype
-from memsheet.spec.plan import AttentionKind, Plan
 
 ATTENTION = {AttentionKind.EAGER: "eager", AttentionKind.SDPA: "sdpa", AttentionKind.FLASH: "flash_attention_2"}
 _NOT_ASKED = ("model_type", "auto_map", "quantization_config", "dtype", "torch_dtype")  # the plan says in what format it is

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memsheet.spec.plan import Plan
+from memsheet.plan.plan import Plan
 
 Packed = tuple[torch.device, Tensor]
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.in_backward import InBackward
 from memsheet.run.master import MasterWeights
 from memsheet.run.other_optimizers import RATE, other_optimizer
-from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 MOMENTUM = 0.9
 _SWITCHES: dict[Implementation, dict[str, bool]] = {

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
-from memsheet.spec.plan import Implementation, OptimizerName, Plan
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
 
 RATE = 1e-4
 BNB = {

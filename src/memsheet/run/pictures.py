@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memsheet.errors import refuse
-from memsheet.spec.plan import Plan
+from memsheet.plan.plan import Plan
 
 KINDS = ("qwen2_vl", "qwen2_5_vl")
 

@@ -11,11 +11,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan, Schedule
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.mesh import axes, coordinate
 from memsheet.run.model import layers_of
 from memsheet.run.step import autocast
-from memsheet.spec.plan import Plan, Schedule
 
 _PARTS = ("embed_tokens", "layers", "norm")  # what transformers' own cut asks for (distributed/pipeline_parallel.py:176-198)
 

@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from memsheet.errors import Problem, refuse, require
+from memsheet.plan.dtypes import FP16
+from memsheet.plan.plan import Implementation, Loss, Plan, RecomputeMode
 from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.context_parallel import apply_context_parallel
@@ -33,8 +35,6 @@ from memsheet.run.tensor_parallel import apply_tensor_parallel
 from memsheet.run.watch import Running, Watch
 from memsheet.run.zero1 import build_zero1
 from memsheet.sheet import Instant
-from memsheet.spec.dtypes import FP16
-from memsheet.spec.plan import Implementation, Loss, Plan, RecomputeMode
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.run.model import layers_of
 from memsheet.run.stretches import apply_stretches
-from memsheet.spec.plan import Plan, RecomputeMode
 
 
 def apply_recompute(model: nn.Module, plan: Plan) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from memsheet.spec.dtypes import FP16
-from memsheet.spec.plan import Plan
+from memsheet.plan.dtypes import FP16
+from memsheet.plan.plan import Plan
 
 
 def build_scaler(plan: Plan, device: str) -> torch.amp.GradScaler:

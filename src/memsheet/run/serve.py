@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from memsheet.errors import refuse
-from memsheet.spec.plan import Plan
+from memsheet.plan.plan import Plan
 
 BACKENDS = {"fp8": ("fp8", None), "int8": ("hqq", 8)}
 """The cache's format → (backend, bits) of transformers' QuantizedCache (cache_utils.py:2113): quanto has 2 and 4 bits, hqq 1 to 8."""

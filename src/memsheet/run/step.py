@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch, micro_batches
 from memsheet.run.dtypes import torch_dtype
 from memsheet.run.model import layers_of
@@ -17,7 +18,6 @@ from memsheet.run.offload import offloading
 from memsheet.run.pictures import with_pictures
 from memsheet.run.scaler import build_scaler
 from memsheet.sheet import Instant
-from memsheet.spec.plan import Plan
 
 At = Callable[[Instant], None]
 Seen = Callable[[torch.Tensor], None]

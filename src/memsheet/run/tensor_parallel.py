@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan
 from memsheet.run.fsdp2 import tied
 from memsheet.run.mesh import axes
-from memsheet.spec.plan import Plan
 
 
 def apply_tensor_parallel(model: Any, plan: Plan, mesh: DeviceMesh) -> None:

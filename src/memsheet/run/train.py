@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from memsheet.plan.plan import Plan
 from memsheet.run.accumulate import Batch
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.loss import apply_loss
@@ -18,7 +19,6 @@ from memsheet.run.recompute import apply_recompute
 from memsheet.run.scaler import build_scaler
 from memsheet.run.step import At, Seen, mark_loss, tokens, train_step
 from memsheet.sheet import Instant
-from memsheet.spec.plan import Plan
 
 if TYPE_CHECKING:
     from memsheet.run.ranks import RankTrainer

@@ -9,9 +9,9 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from memsheet.plan.plan import Plan
 from memsheet.run.mesh import replicas
 from memsheet.run.optimizer import build_optimizer
-from memsheet.spec.plan import Plan
 
 
 def build_zero1(parameters: Iterable[torch.nn.Parameter], plan: Plan, mesh: DeviceMesh) -> ZeroRedundancyOptimizer:

@@ -9,12 +9,12 @@ from typing import Any
 from memsheet.budget import Result, budget_of
 from memsheet.errors import InputError
 from memsheet.formulas.step_time import Exchanged, exchanged
-from memsheet.search.rank import Ranking, offloads, ranked
-from memsheet.search.space import OFFLOAD, Request
-from memsheet.search.story import Step, told
-from memsheet.search.timed import APART, Planned, Scaled, planned_of
-from memsheet.spec.device import MAX_DEVICES, Cluster
-from memsheet.spec.model import ModelSpec
+from memsheet.plan.device import MAX_DEVICES, Cluster
+from memsheet.plan.model import ModelSpec
+from memsheet.search.fixes.story import Step, told
+from memsheet.search.train.rank import Ranking, offloads, ranked
+from memsheet.search.train.space import OFFLOAD, Request
+from memsheet.search.train.timed import APART, Planned, Scaled, planned_of
 
 ENGINES = ("megatron", "fsdp2", "deepspeed", "transformers")
 """Those that train any model of theirs from its configuration; others are asked by name."""

@@ -8,12 +8,12 @@ from typing import Any
 
 from memsheet.budget import Result
 from memsheet.errors import InputError
+from memsheet.plan.device import Cluster
+from memsheet.plan.model import ModelSpec
 from memsheet.search.advice import METHODS, Advice, advise
-from memsheet.search.rank import ranked
-from memsheet.search.space import Request
-from memsheet.search.timed import Planned, Scaled
-from memsheet.spec.device import Cluster
-from memsheet.spec.model import ModelSpec
+from memsheet.search.train.rank import ranked
+from memsheet.search.train.space import Request
+from memsheet.search.train.timed import Planned, Scaled
 
 USUAL_LENGTH = 4096
 """Tokens of a sequence where none is said: what Llama 2 was trained on (arXiv:2307.09288)."""

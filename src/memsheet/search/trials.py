@@ -12,13 +12,13 @@ from memsheet.account import account
 from memsheet.budget import Answer, Beside, Verdict, answer_of, budget_of, card_ends, doubted, judge_plan, started
 from memsheet.engines import find_engine
 from memsheet.errors import InputError, Problem, require
+from memsheet.plan.device import Cluster
+from memsheet.plan.hardware import unsupported
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.resolve import Resolved, resolve
-from memsheet.search.pooled import Pool, pool_of
+from memsheet.search.pool_room import Pool, pool_of
 from memsheet.sheet import Component, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.hardware import unsupported
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

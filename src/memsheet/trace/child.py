@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 from memsheet.errors import InputError, Problem, printable
 from memsheet.trace import launch
 
-ANSWERS = ("memsheet.trace.requests", "memsheet.measure.requests", "memsheet.measure.ranks")
-"""Who can answer: each has a function ``answer(request)``."""
+ANSWERS = "memsheet.trace.requests"
+"""Who answers where the caller names no other module of this package that has a function ``answer(request)``."""
 
 
 def main() -> NoReturn:
@@ -60,7 +60,7 @@ def _limit(memory_bytes: int) -> None:
 def _answered(request: dict[str, Any]) -> dict[str, Any]:
     """What the request comes to, or what was wrong with it."""
     try:
-        answer = import_module(ANSWERS[ANSWERS.index(request.get("answers", ANSWERS[0]))]).answer
+        answer = import_module(_own(request.get("answers", ANSWERS))).answer
     except ImportError as error:
         return {
             "problems": [{"field": "trace", "value": None, "reason": f"needs an extra ({error})", "hint": "pip install 'memsheet[trace]'"}]
@@ -76,11 +76,18 @@ def _answered(request: dict[str, Any]) -> dict[str, Any]:
 
 def explain(error: BaseException, name: str) -> dict[str, Any]:
     """An error as an answer: the question's problems, or what went wrong in the traced code."""
-    from memsheet.trace.cures import explained
+    from memsheet.trace.usual_errors import explained
 
     if isinstance(error, InputError):
         return {"problems": [_plain(problem) for problem in error.problems]}
     return {"failure": explained(error, name)}
+
+
+def _own(module: str) -> str:
+    """The name of a module of this package. Raises ValueError for any other."""
+    if not module.startswith(f"{__package__.partition('.')[0]}."):
+        raise ValueError(f"{module} is no module of memsheet")
+    return module
 
 
 def _plain(problem: Problem) -> dict[str, Any]:

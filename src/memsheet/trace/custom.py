@@ -21,12 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from memsheet.errors import refuse
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline
-from memsheet.trace.cures import own_line
 from memsheet.trace.fake_driver import driver
 from memsheet.trace.job import STEPS, How, recording, timeline
 from memsheet.trace.modules import Modules, claim_parameters, claim_states, watch_gradients
 from memsheet.trace.patches import Patch, applied
 from memsheet.trace.recorder import Recorder
+from memsheet.trace.usual_errors import own_line
 
 Build = Callable[[], Any]
 _ENGINE_HOMES = ("torch.autograd", "torch.autograd.graph", "torch._tensor")

@@ -9,12 +9,12 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from memsheet.plan.plan import Plan
 from memsheet.run.mesh import build_mesh
 from memsheet.run.model import build_config, without_layers
 from memsheet.run.pipeline import layers_of_stage, stages_of
 from memsheet.run.ranks import check, rank_job
 from memsheet.sheet import Instant
-from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline
 from memsheet.trace.fake_distributed import among_others, distributed
 from memsheet.trace.fold import Depth, NotUniformError, deepen

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_adapter, apply_quantization
 from memsheet.run.data import batches
 from memsheet.run.loss import apply_loss
@@ -22,7 +23,6 @@ from memsheet.run.recompute import apply_recompute
 from memsheet.run.scaler import build_scaler
 from memsheet.run.step import mark_loss, train_step
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Plan
 from memsheet.timeline import Storage, Timeline
 from memsheet.trace import fake_cuda
 from memsheet.trace.fold import Depth, NotUniformError, Shallow, deepen

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, Any
 
 from memsheet.errors import InputError, refuse
-from memsheet.spec.plan import Plan
+from memsheet.plan.plan import Plan
 from memsheet.trace.parent import PYTHON, Traced, died, end_group, end_of, environment_of, read_answer, trace_in_child
 
 REQUEST, ANSWER = "request.json", "answer-{rank}.json"

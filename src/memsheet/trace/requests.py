@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from memsheet.plan.plan import Plan
 from memsheet.resolve import reread
 from memsheet.run.adapters import STAND_IN as QUANTIZED
 from memsheet.run.model import build_config, parameters_of
-from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, events_document
 from memsheet.trace.custom import function_in, trace_custom
 from memsheet.trace.fold import Depth

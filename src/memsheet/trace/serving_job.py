@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from memsheet.errors import refuse
+from memsheet.plan.plan import Plan
 from memsheet.run.adapters import apply_quantization, apply_served_adapters
 from memsheet.run.model import build_config, build_model
 from memsheet.run.serve import Generation, begin, build_cache, cache_kind, cache_layers, for_decode, jump, step, tensors_in
 from memsheet.run.step import autocast
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Plan
 from memsheet.timeline import Timeline, alive, peaks
 from memsheet.trace.job import How, recording, timeline
 from memsheet.trace.modules import Modules, claim_parameters

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from memsheet.plan.plan import Plan
 from memsheet.run.ranks import Job
 from memsheet.run.watch import Watch
 from memsheet.sheet import Component, Instant
-from memsheet.spec.plan import Plan
 from memsheet.timeline import Mark
 from memsheet.trace.fake_distributed import alone, settled
 from memsheet.trace.modules import Modules, claim_parameters, claim_states, watch_gradients

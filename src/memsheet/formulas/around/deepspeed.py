@@ -13,10 +13,10 @@ from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, host_
 from memsheet.formulas.groups import Walk, walk
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, merge
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 C = Component
 AUTO = (

@@ -21,9 +21,9 @@ from memsheet.formulas.around.surroundings import Surroundings, row
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
-from memsheet.spec.plan import Plan
 
 ROOT = "root"
 

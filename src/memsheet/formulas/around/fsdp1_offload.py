@@ -17,9 +17,9 @@ from memsheet.formulas.groups import Walk
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
-from memsheet.spec.plan import Plan
 
 
 def flat_offloaded(kept: Kept, plan: Plan, stage: Walk, parameters: tuple[Held, ...]) -> Kept:

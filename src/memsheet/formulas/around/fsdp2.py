@@ -15,8 +15,8 @@ from memsheet.formulas.around.fsdp2_sizes import ROOT, gathered_bytes, lingering
 from memsheet.formulas.around.surroundings import Surroundings, row
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
-from memsheet.spec.plan import Plan
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.states.sharding import dim0_shard
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
-from memsheet.spec.plan import Plan
 
 
 def offloaded(kept: Kept, plan: Plan, parameters: tuple[Held, ...]) -> Kept:

@@ -8,11 +8,11 @@ from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.tapes.evaluate import Bag, Key, merge
+from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
+from memsheet.plan.model import Role
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP8, FP16, FP32, DType
-from memsheet.spec.model import Role
-from memsheet.spec.plan import Plan
 
 FLOATING = (FP32, BF16, FP16)
 ROOT = "root"

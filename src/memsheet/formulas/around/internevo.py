@@ -14,11 +14,11 @@ from memsheet.formulas.around.kept import Kept
 from memsheet.formulas.around.surroundings import Surroundings, row
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.plan.engine import Sharding
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Implementation, Plan
 from memsheet.references import INTERNEVO, formula
 from memsheet.sheet import Component
-from memsheet.spec.engine import Sharding
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Implementation, Plan
 
 C = Component
 BUCKET: Key = (C.COMMUNICATION, "zero/flat_bucket")

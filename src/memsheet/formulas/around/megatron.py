@@ -16,11 +16,11 @@ from memsheet.formulas.around.surroundings import Surroundings
 from memsheet.formulas.model_code.megatron import axes, end_axes
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
+from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
+from memsheet.plan.plan import AttentionKind, Mesh, Plan
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
-from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
-from memsheet.spec.plan import AttentionKind, Mesh, Plan
 from memsheet.units import MIB
 
 PARAMETER_ALIGNMENT, BUCKET_ALIGNMENT = 64, 128

@@ -11,12 +11,12 @@ from memsheet.formulas.groups import Walk
 from memsheet.formulas.int8 import OUTLIERS
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.evaluate import Key
+from memsheet.plan.defaults import OUTLIER_COLUMNS
+from memsheet.plan.dtypes import INT8
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.references import LLM_INT8, formula
 from memsheet.sheet import Component
-from memsheet.spec.defaults import OUTLIER_COLUMNS
-from memsheet.spec.dtypes import INT8
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan, RecomputeMode
 
 NOTE = (
     f"LLM.int8() keeps columns of a layer's input that have an outlier (6.0 and above) beside it; how many is up to the data: {OUTLIER_COLUMNS} a "

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.plan.dtypes import FP16, FP32
+from memsheet.plan.engine import Engine
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_SCALER, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import FP16, FP32
-from memsheet.spec.engine import Engine
-from memsheet.spec.plan import Plan
 
 _STATES, _AT_STEP = 2, 4
 

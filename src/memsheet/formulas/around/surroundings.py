@@ -13,9 +13,9 @@ from memsheet.formulas.groups import Group
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag
 from memsheet.frozen import dataclass
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_DDP, formula
 from memsheet.sheet import Component
-from memsheet.spec.plan import Plan
 
 
 def _nothing(*_: object) -> Bag:

@@ -17,11 +17,11 @@ from memsheet.formulas.states.optimizers import states_without_gradient
 from memsheet.formulas.states.params import fold, tower_tensors
 from memsheet.formulas.states.sharding import dim0_gathered
 from memsheet.formulas.tapes.evaluate import Bag, Key, merge
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, TORCH_OPTIM, formula
 from memsheet.sheet import Component
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 WITH_PICTURES: Key = (Component.OPTIMIZER_STATES, "towers")
 NOTE = (

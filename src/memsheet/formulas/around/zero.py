@@ -12,9 +12,9 @@ from memsheet.formulas.around.zero_flow import Flush, Place, flushes, gatherable
 from memsheet.formulas.around.zero_states import PARTITION, Zero, of_parts, persistent, whole_gradients
 from memsheet.formulas.groups import Group, Walk
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.plan.dtypes import FP32
 from memsheet.references import DEEPSPEED, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import FP32
 
 C = Component
 BUCKET: Key = (C.COMMUNICATION, "zero/ipg_bucket")

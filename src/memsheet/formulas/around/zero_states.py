@@ -15,10 +15,10 @@ from memsheet.formulas.around.kept import Host
 from memsheet.formulas.around.zero_flow import persists, tensor_shard
 from memsheet.formulas.states.held import Held, module_of, row_scales
 from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.plan.dtypes import BF16, FP16, FP32
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP16, FP32
-from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 C = Component
 PARTITION: Key = (C.GRADIENTS, "zero/averaged_gradients")

@@ -18,10 +18,10 @@ from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.frozen import dataclass
-from memsheet.spec.dtypes import DType
-from memsheet.spec.engine import Code
-from memsheet.spec.model import Block, Embeddings, Head, ModelSpec, Norm
-from memsheet.spec.plan import Loss, Plan
+from memsheet.plan.dtypes import DType
+from memsheet.plan.engine import Code
+from memsheet.plan.model import Block, Embeddings, Head, ModelSpec, Norm
+from memsheet.plan.plan import Loss, Plan
 
 
 def _as_it_is(spec: ModelSpec, _: Plan) -> ModelSpec:

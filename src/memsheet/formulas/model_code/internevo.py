@@ -15,9 +15,9 @@ from memsheet.formulas.numerics import Numerics, parameter
 from memsheet.formulas.tapes.graph import Grad, Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import FP32, INT64, DType
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
-from memsheet.spec.plan import Loss, Plan, RecomputeMode
+from memsheet.plan.dtypes import FP32, INT64, DType
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
+from memsheet.plan.plan import Loss, Plan, RecomputeMode
 
 JOINED = "(a+2k)·d"
 SELECTIVE = "recomputes norms"

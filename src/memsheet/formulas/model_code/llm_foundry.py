@@ -17,9 +17,9 @@ from memsheet.formulas.numerics import Numerics, parameter
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import FP32, INT64, DType
-from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, Role, Stack, Weight
-from memsheet.spec.plan import Loss, Plan
+from memsheet.plan.dtypes import FP32, INT64, DType
+from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, Role, Stack, Weight
+from memsheet.plan.plan import Loss, Plan
 
 ROWS: Shape = ("b", "s", "a·d")
 

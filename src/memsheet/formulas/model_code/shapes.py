@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.tapes.evaluate import with_products
+from memsheet.plan.model import Attention, Block, Dense, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMER, formula
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec
-from memsheet.spec.plan import Plan
 
 
 @formula(cites=TRANSFORMER, at="sections 3.2-3.3: heads of a width, a feed-forward layer of another")

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from memsheet.formulas.model_code.transformers import code as transformers
 from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 
 
 def built(spec: ModelSpec, plan: Plan) -> ModelSpec:

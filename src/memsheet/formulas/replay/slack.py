@@ -11,11 +11,11 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay import steps as alike
 from memsheet.formulas.replay import varied as lengths
 from memsheet.formulas.replay.steps import Reserved
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine, Sharding
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Evidence, Instant, Item, total
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine, Sharding
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 FLUSHES = ("the allocator gives cached blocks back to the device to stay inside it; where it has to in every step, the job is slow",)
 

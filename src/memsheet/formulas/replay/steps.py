@@ -16,10 +16,10 @@ from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Played,
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
 from memsheet.formulas.tapes.evaluate import Part
+from memsheet.plan.dtypes import INT64
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
-from memsheet.spec.dtypes import INT64
-from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 STEPS = 2
 """The optimizer's states are made in the first; what that leaves in pieces shows in the second."""

@@ -15,10 +15,10 @@ from memsheet.formulas.groups import Walk
 from memsheet.formulas.replay.script import Lifetimes, Played, Recorded, Script, Sized, backward, forward
 from memsheet.formulas.replay.steps import play
 from memsheet.formulas.tapes.evaluate import Axes, Part
+from memsheet.plan.dtypes import INT64
+from memsheet.plan.plan import Plan, RecomputeMode
 from memsheet.references import TORCH_ALLOCATOR, formula
 from memsheet.sheet import Bytes, Derived
-from memsheet.spec.dtypes import INT64
-from memsheet.spec.plan import Plan, RecomputeMode
 
 ORDERS, STEPS, SHORTEST = 4, 60, 64
 """Orders of lengths that are drawn, micro-batches in each (more change little: the longest is met early), and the shortest of them."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 from memsheet.arith import Count
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 ONE_POSITION = (4, 45)
 """The first version whose generate asks for the last position's logits alone (generation/utils.py, num_logits_to_keep)."""

@@ -8,11 +8,11 @@ from typing import Any
 from memsheet.arith import Count
 from memsheet.formulas.serving.drafts import PREFIX, draft_facts, draft_of, named, verified
 from memsheet.formulas.serving.kv_cache import bytes_per_token
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan, SpeculativeMethod
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan, SpeculativeMethod
 
 KEPT = (Component.PARAMETERS, Component.BUFFERS, Component.KV_CACHE, Component.ALLOCATOR_SLACK)
 AT_LOGITS = Cited(TRANSFORMERS, "5.23 generation/utils.py:4084 _assisted_decoding, candidate_generator.py:333")

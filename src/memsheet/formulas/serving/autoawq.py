@@ -14,13 +14,13 @@ from memsheet.errors import refuse
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import AWQ_INT4, FP16, FP32, DType
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, Block, Dense, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import AUTOAWQ, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import AWQ_INT4, FP16, FP32, DType
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec
-from memsheet.spec.plan import Plan
 
 COMPLEX = DType("complex64", 64, source="two fp32 numbers")
 FUSED = ("llama", "mistral")

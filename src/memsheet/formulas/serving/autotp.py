@@ -9,11 +9,11 @@ from memsheet.errors import refuse
 from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack, outside_tensors
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec, Role
-from memsheet.spec.plan import Plan
 
 LAYERS = FromCode("deepspeedai/DeepSpeed", "edaa7221267243c7be7fb49c5d5f5c4fb97b4641", "deepspeed/module_inject/auto_tp.py", 666)
 WHOLE = Keeping(frozenset({Role.EMBEDDING, Role.HEAD}))

@@ -11,10 +11,10 @@ from memsheet.errors import refuse
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.pages import Kept, Layout, kinds_of, layout_of, sequence_blocks
 from memsheet.frozen import dataclass
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Mesh, Plan
 from memsheet.units import GIB
 
 LENGTHS = (1024, 4096, 8192, 32768, 131072)

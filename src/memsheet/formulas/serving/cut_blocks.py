@@ -11,12 +11,12 @@ from memsheet.formulas.states.held import module_of, storage
 from memsheet.formulas.states.params import tensors
 from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.hardware import version_of
+from memsheet.plan.model import ModelSpec, Role, Weight
+from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.hardware import version_of
-from memsheet.spec.model import ModelSpec, Role, Weight
-from memsheet.spec.plan import Mesh, Plan
 
 MERGED = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 """Projections that both servers join, each of which keeps blocks of its own."""

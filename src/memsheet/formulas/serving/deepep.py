@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from memsheet.arith import ceil_div, round_up
 from memsheet.formulas.serving.profiled import SENT
+from memsheet.plan.dtypes import BF16, FP32, INT32, INT64
+from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.plan import Plan
 from memsheet.references import DEEPEP_BUFFERS, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
-from memsheet.spec.dtypes import BF16, FP32, INT32, INT64
-from memsheet.spec.model import ModelSpec, Moe
-from memsheet.spec.plan import Plan
 from memsheet.units import MIB
 
 NODE, CHANNELS, ALIGNED = 8, 20 // 2, 128

@@ -18,10 +18,10 @@ from memsheet.formulas.serving.sampling import masked_sampler_bytes
 from memsheet.formulas.serving.stages import same_again
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.params import tensors
+from memsheet.plan.model import Block, ModelSpec, Moe, Role, Weight
+from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
-from memsheet.spec.model import Block, ModelSpec, Moe, Role, Weight
-from memsheet.spec.plan import Plan
 from memsheet.units import MIB
 
 KEPT_FREE = Cited(

@@ -9,13 +9,13 @@ from memsheet.arith import Count
 from memsheet.errors import refuse
 from memsheet.formulas.serving.loaded import Ways, loaded_items, loaded_tensors
 from memsheet.frozen import dataclass
+from memsheet.plan.defaults import QUANTIZED
+from memsheet.plan.dtypes import INT64, dtype_named
+from memsheet.plan.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
+from memsheet.plan.plan import Plan, Quantization, SpeculativeMethod
+from memsheet.plan.speculative import OUTPUT_SHARED_SINCE, OWN_OUTPUT, version_of
 from memsheet.references import SGLANG, VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Instant, Item, total
-from memsheet.spec.defaults import QUANTIZED
-from memsheet.spec.dtypes import INT64, dtype_named
-from memsheet.spec.model import Embeddings, ModelSpec, Role, Run, Stack, Weight
-from memsheet.spec.plan import Plan, Quantization, SpeculativeMethod
-from memsheet.spec.speculative import OUTPUT_SHARED_SINCE, OWN_OUTPUT, version_of
 
 PREFIX = "draft."
 """How the rows of a draft begin."""

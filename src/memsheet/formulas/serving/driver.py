@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from memsheet.catalog import overheads
 from memsheet.formulas.runtime import workspaces
+from memsheet.plan.device import Cluster
+from memsheet.plan.plan import Plan
 from memsheet.sheet import Bytes, Component, Derived, Fitted, FromCode, Instant, Item
-from memsheet.spec.device import Cluster
-from memsheet.spec.plan import Plan
 
 CUDA_LIKE = ("CUDA", "ROCm")
 """Backends of llama.cpp with a context and libraries as CUDA has them."""

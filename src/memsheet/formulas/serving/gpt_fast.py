@@ -12,13 +12,13 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.quantized_ends import linear_ends
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import BF16, DType, Scale
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, Block, Dense, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import GPT_FAST, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Instant, Item, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import BF16, DType, Scale
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec
-from memsheet.spec.plan import Plan
 
 FAMILIES = ("llama", "mistral", "qwen2")
 """Families whose layers its one model file writes, biases aside (model.py, transformer_configs)."""

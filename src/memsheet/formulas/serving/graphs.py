@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
+from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
-from memsheet.spec.plan import Plan
 from memsheet.units import GIB, MIB
 
 A_SEQUENCE = 2 * MIB

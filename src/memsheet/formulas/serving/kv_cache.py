@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.arith import Count, ceil_div, maximum, minimum
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import Attention, CrossAttention, LatentAttention, LinearAttention, Mixer, ModelSpec, Recurrent, StateSpace
 from memsheet.references import DEEPSEEK_V2, TRANSFORMERS_CACHE, formula
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, LinearAttention, Mixer, ModelSpec, Recurrent, StateSpace
 
 
 @formula(cites=TRANSFORMERS_CACHE, at="DynamicLayer: keys and values of each key/value head; a rank of tp keeps at least one head")

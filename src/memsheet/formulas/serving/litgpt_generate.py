@@ -16,13 +16,13 @@ from memsheet.formulas.pipeline import stage_model
 from memsheet.formulas.runtime import outside_tensors
 from memsheet.formulas.serving.quantized_ends import linear_ends
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import BOOL, FP16, FP32, INT8
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, Dense, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import LITGPT, QLORA, formula
 from memsheet.sheet import Bytes, Cited, Component, FromCode, Instant, Item, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import BOOL, FP16, FP32, INT8
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, Dense, ModelSpec
-from memsheet.spec.plan import Plan
 
 FABRIC = FromCode(
     "Lightning-AI/pytorch-lightning",

@@ -10,12 +10,12 @@ from memsheet.formulas.runtime import ALLOCATOR, MIDDLE_SEGMENT, loading_slack
 from memsheet.formulas.serving.cut_blocks import refined_experts
 from memsheet.formulas.states.held import Held, held_tensors, module_of, parameter_bytes
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import BF16, FP8, FP32, MXFP4, DType
+from memsheet.plan.engine import Sharding
+from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec, Role
+from memsheet.plan.plan import Plan
 from memsheet.references import VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, Component, Evidence, FromCode, Instant, Item
-from memsheet.spec.dtypes import BF16, FP8, FP32, MXFP4, DType
-from memsheet.spec.engine import Sharding
-from memsheet.spec.model import Attention, LatentAttention, Mixer, ModelSpec, Role
-from memsheet.spec.plan import Plan
 
 VOCABULARY = 64
 """The vocabulary is padded to a multiple of it (v0.11.0 model_executor/layers/vocab_parallel_embedding.py:23, SGLang v0.5.23 the same)."""

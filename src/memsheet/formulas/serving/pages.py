@@ -16,10 +16,10 @@ from memsheet.errors import refuse
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import DType
+from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
+from memsheet.plan.plan import Plan
 from memsheet.references import PAGED, VLLM, formula
-from memsheet.spec.dtypes import DType
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
-from memsheet.spec.plan import Plan
 
 STATE_ALIGNMENT, NEAR = 16, 1.5
 """Tokens that attention's block is a multiple of beside recurrent states (v0.11.0 model_executor/models/config.py:367), and how many more

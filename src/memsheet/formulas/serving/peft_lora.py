@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from memsheet.arith import Count, maximum
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.params import tensors, tower_tensors
+from memsheet.plan.dtypes import DType
+from memsheet.plan.model import ModelSpec, Role, Weight
+from memsheet.plan.plan import Plan, ServedAdapters
 from memsheet.references import LORA, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
-from memsheet.spec.dtypes import DType
-from memsheet.spec.model import ModelSpec, Role, Weight
-from memsheet.spec.plan import Plan, ServedAdapters
 
 LAYERS = FromCode("huggingface/peft", "v0.21.2", "src/peft/tuners/lora/layer.py", 263)
 FORWARD = FromCode("huggingface/peft", "v0.21.2", "src/peft/tuners/lora/layer.py", 1074)

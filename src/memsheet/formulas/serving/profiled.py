@@ -11,10 +11,10 @@ from memsheet.formulas.serving.pictures import kept_pictures
 from memsheet.formulas.serving.sampling import masked_sampler_bytes, sampler_bytes
 from memsheet.formulas.serving.work import MERGED_PATCHES
 from memsheet.frozen import dataclass
+from memsheet.plan.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
+from memsheet.plan.plan import Mesh, Plan
 from memsheet.references import DEEPEP_BUFFERS, VLLM, formula
 from memsheet.sheet import Bytes
-from memsheet.spec.model import Attention, Block, Dense, LatentAttention, ModelSpec, Moe
-from memsheet.spec.plan import Mesh, Plan
 from memsheet.units import MIB
 
 CONTEXT_TOKENS = 64 * 1024

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from memsheet.formulas.states.held import Held
+from memsheet.plan.dtypes import FP8, FP8_BLOCK, DType
+from memsheet.plan.model import ModelSpec, Role
+from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import NOTHING, Bytes
-from memsheet.spec.dtypes import FP8, FP8_BLOCK, DType
-from memsheet.spec.model import ModelSpec, Role
-from memsheet.spec.plan import Plan
 
 EIGHT_BITS = (FP8, FP8_BLOCK)
 

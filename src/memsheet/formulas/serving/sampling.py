@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.engines.vllm import Sampler
+from memsheet.plan.dtypes import FP32, INT32, INT64, DType
 from memsheet.references import FLASHINFER, TORCH_SORT, VLLM, formula
-from memsheet.spec.dtypes import FP32, INT32, INT64, DType
 
 SEGMENTED_ROWS, WIDE_ROW = 128, 1_000_000
 """From so many rows on torch sorts them as segments, and rows from this length on one by one (Sort.cu, launch_stable_sort_kernel)."""

@@ -20,13 +20,13 @@ from memsheet.formulas.serving.peft_lora import branch_item, peft_items
 from memsheet.formulas.serving.quantized_ends import untied_bytes
 from memsheet.formulas.serving.work import Work, dequantized_bytes, tower_bytes, widest
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import LatentAttention, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import LatentAttention, ModelSpec
-from memsheet.spec.plan import Plan
 
 MOST = 2**62
 LENGTHS = (1024, 4096, 8192, 32768, 131072)

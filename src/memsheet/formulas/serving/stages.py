@@ -7,8 +7,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from memsheet.formulas.pipeline import stage_model
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 
 Asked = ParamSpec("Asked")
 Made = TypeVar("Made")

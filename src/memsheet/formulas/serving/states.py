@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
+from memsheet.plan.model import LinearAttention, Mixer, StateSpace
 from memsheet.references import VLLM, formula
-from memsheet.spec.model import LinearAttention, Mixer, StateSpace
 
 
 @formula(cites=VLLM, at="v0.11.0 model_executor/layers/mamba/mamba_utils.py:97-186: one input less than the kernel reads, cut over tp")

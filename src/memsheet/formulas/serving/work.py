@@ -15,11 +15,9 @@ from memsheet.formulas.recordings import record
 from memsheet.formulas.serving.kv_cache import copied_elements_per_token, kept_tokens, latent_elements_per_token
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.tapes.evaluate import evaluate
-from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
-from memsheet.sheet import NOTHING, Bytes, total
-from memsheet.spec.dtypes import BOOL, FP32, DType
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import (
+from memsheet.plan.dtypes import BOOL, FP32, DType
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import (
     Attention,
     Block,
     CrossAttention,
@@ -34,7 +32,9 @@ from memsheet.spec.model import (
     StateSpace,
     Tower,
 )
-from memsheet.spec.plan import AttentionKind, Plan, RecomputeMode
+from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
+from memsheet.references import DEEPSEEK_V2, QLORA, TRANSFORMERS, TRANSFORMERS_CACHE, formula
+from memsheet.sheet import NOTHING, Bytes, total
 
 DEQUANTIZED = ("nf4", "fp4", "int8", "int4", "awq", "gptq")
 """Formats whose kernels may write a matrix in the compute dtype before they multiply by it (bitsandbytes MatMul4Bit always)."""

@@ -9,8 +9,8 @@ from memsheet.formulas.serving.profiled import SENT, sharing
 from memsheet.formulas.serving_time.operators import Shop
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
+from memsheet.plan.model import ModelSpec, Moe
 from memsheet.references import AICONFIGURATOR, MEGATRON_TP, VLLM, formula
-from memsheet.spec.model import ModelSpec, Moe
 
 ENGINES = ("vllm", "sglang", "gpt-fast")
 """That have an all-reduce of their own inside a node, for which a captured graph is enough (vLLM v0.11.0 device_communicators/custom_all_reduce.py,

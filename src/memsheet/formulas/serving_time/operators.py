@@ -13,10 +13,9 @@ from memsheet.formulas.serving_time.speeds import End, Speeds, format_of
 from memsheet.formulas.states.held import Held, held
 from memsheet.formulas.states.params import fold, stack_prefix
 from memsheet.formulas.step_time.operators import GROUPED
-from memsheet.references import AICONFIGURATOR, FLASH_MLA, MOE_TOUCHED, TRANSFORMER, formula
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import (
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import (
     Attention,
     Block,
     Dense,
@@ -29,7 +28,8 @@ from memsheet.spec.model import (
     Role,
     StateSpace,
 )
-from memsheet.spec.plan import Plan
+from memsheet.plan.plan import Plan
+from memsheet.references import AICONFIGURATOR, FLASH_MLA, MOE_TOUCHED, TRANSFORMER, formula
 
 FUSED = ({"q_proj", "k_proj", "v_proj"}, {"gate_proj", "up_proj"}, {"q_a_proj", "kv_a_proj_with_mqa"}, {"w1", "w3"})
 """Matrices of one input that a server keeps as one (vLLM v0.11.0 model_executor/models/llama.py, QKVParallelLinear and MergedColumnParallelLinear;

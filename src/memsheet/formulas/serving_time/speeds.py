@@ -13,8 +13,8 @@ from memsheet.catalog import rates as dense_rates
 from memsheet.formulas.step_time.rates import COLLECTIVES_ALIKE, LINKS, MEASURED_ALIKE, UNMEASURED, Rates, rates_of
 from memsheet.formulas.step_time.replicas import Overlap
 from memsheet.formulas.step_time.whole import CALL_S, UNCALIBRATED
-from memsheet.spec.device import Cluster, Device
-from memsheet.spec.dtypes import DType
+from memsheet.plan.device import Cluster, Device
+from memsheet.plan.dtypes import DType
 
 MICRO = 1e-6
 

@@ -11,10 +11,10 @@ from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time.between import captured, exchanged_s
 from memsheet.formulas.serving_time.operators import Layer, Pass, Shop, flops_per_s, prepared, seconds_of
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
+from memsheet.plan.device import Cluster
+from memsheet.plan.model import CrossAttention, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import VLLM_SAMPLER, formula
-from memsheet.spec.device import Cluster
-from memsheet.spec.model import CrossAttention, ModelSpec
-from memsheet.spec.plan import Plan
 
 CALLS = {"transformers": 50}
 """Operations that the host starts for a layer where no graph is replayed: transformers' own code is about 50 (its tape); a server's fused

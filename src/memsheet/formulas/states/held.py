@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.states.params import buffers, tensors, tower_tensors
 from memsheet.formulas.states.sharding import dim0_shard, elements_of, flat_shard, held_shape
+from memsheet.plan.dtypes import BF16, FP4_BNB, FP4_BNB_DOUBLE, FP32, INT8, INT8_ADAM, NF4, NF4_SINGLE, DType, dtype_named
+from memsheet.plan.engine import Sharding
+from memsheet.plan.model import LatentAttention, ModelSpec, Role, Weight
+from memsheet.plan.plan import AdapterKind, Mesh, Plan, Quantization
 from memsheet.references import EIGHT_BIT, LLM_INT8, LORA, TORCHAO, ZERO, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP4_BNB, FP4_BNB_DOUBLE, FP32, INT8, INT8_ADAM, NF4, NF4_SINGLE, DType, dtype_named
-from memsheet.spec.engine import Sharding
-from memsheet.spec.model import LatentAttention, ModelSpec, Role, Weight
-from memsheet.spec.plan import AdapterKind, Mesh, Plan, Quantization
 
 EIGHT_BIT_MINIMUM = 4096
 """bitsandbytes keeps 32-bit states for smaller tensors (Optimizer8bit, min_8bit_size)."""

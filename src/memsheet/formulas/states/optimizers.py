@@ -16,11 +16,11 @@ from memsheet.errors import Problem
 from memsheet.formulas.states.held import EIGHT_BIT_MINIMUM, Held, eight_bit_states, torchao_states
 from memsheet.formulas.tapes.evaluate import Stepped
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import BF16, FP32, INT8_ADAM, DType
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Role
+from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import ADAFACTOR, ADAM_MINI, BITSANDBYTES, GALORE, LORA_FA, MUON, TORCH_OPTIM, formula
 from memsheet.sheet import FromCode
-from memsheet.spec.dtypes import BF16, FP32, INT8_ADAM, DType
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec, Role
-from memsheet.spec.plan import Implementation, OptimizerName, Plan
 
 Parameters = tuple[tuple[Held, Count], ...]
 """Tensors that train, with the elements a rank keeps of each."""

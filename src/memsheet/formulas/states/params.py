@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 
-from memsheet.spec.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
+from memsheet.plan.model import Block, Embeddings, ModelSpec, Moe, Norm, Role, Stack, Tower, Weight
 
 START, JOIN = "start", "join"
 """Roles of the two ends of a vision tower that pictures pass through: modules by themselves, not lists of layers."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memsheet.arith import Count, agreed, ceil_div, round_up
+from memsheet.plan.model import Role, Weight
+from memsheet.plan.plan import Mesh
 from memsheet.references import MEGATRON_TP, TORCH_FSDP2, ZERO, formula
-from memsheet.spec.model import Role, Weight
-from memsheet.spec.plan import Mesh
 
 
 @formula(cites=MEGATRON_TP, at="section 3; experts: one expert group a rank of ep, each matrix cut over etp")

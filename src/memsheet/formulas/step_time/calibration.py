@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from memsheet.formulas.step_time.rates import Efficiency
 from memsheet.formulas.step_time.whole import step_time
-from memsheet.spec.device import Cluster
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
+from memsheet.plan.device import Cluster
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 
 BOUNDS = (0.02, 4.0)
 SECOND_BOUNDS = (0.25, 2.0)

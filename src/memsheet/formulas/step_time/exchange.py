@@ -8,10 +8,10 @@ from memsheet.formulas.step_time.collectives import across_s, collective_s, send
 from memsheet.formulas.step_time.numbers import Real, exposed, larger
 from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, Shop
 from memsheet.formulas.step_time.rates import SLOWED, Rates
+from memsheet.plan.engine import Sharding
+from memsheet.plan.model import Attention, Block, LatentAttention, Moe
+from memsheet.plan.plan import ContextParallel
 from memsheet.references import DEEPEP, MEGATRON_SP, MEGATRON_TP, TORCH_SYMMETRIC, formula
-from memsheet.spec.engine import Sharding
-from memsheet.spec.model import Attention, Block, LatentAttention, Moe
-from memsheet.spec.plan import ContextParallel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from memsheet.formulas.step_time.parts import Part, parts_of
 from memsheet.formulas.step_time.rates import Efficiency, rates_of
 from memsheet.formulas.step_time.replicas import Overlap, gathered_size, gathers_units
 from memsheet.formulas.step_time.whole import shop_of, step_time
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Sharding
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import ZERO, formula
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Sharding
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from memsheet.spec.engine import Code, Engine, Sharding
-from memsheet.spec.plan import AttentionKind, Loss, Plan
+from memsheet.plan.engine import Code, Engine, Sharding
+from memsheet.plan.plan import AttentionKind, Loss, Plan
 
 Passes = tuple[float, float]
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from memsheet.formulas.step_time.numbers import larger
 from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, Shop, attention_of, memory_pass, product, scan_of
-from memsheet.spec.model import Arrangement, Block, Dense, Head, LinearAttention, Mixer, Moe, Norm, Recurrent, Role, StateSpace, Weight
-from memsheet.spec.plan import Plan
+from memsheet.plan.model import Arrangement, Block, Dense, Head, LinearAttention, Mixer, Moe, Norm, Recurrent, Role, StateSpace, Weight
+from memsheet.plan.plan import Plan
 
 
 def layer(shop: Shop, block: Block) -> tuple[Operator, ...]:

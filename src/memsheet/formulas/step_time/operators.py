@@ -9,9 +9,8 @@ from memsheet.formulas.numerics import writes_scores
 from memsheet.formulas.step_time.kernels import Kernels
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
 from memsheet.formulas.step_time.rates import Rates
-from memsheet.references import FLASH, MAMBA, TRANSFORMER, formula
-from memsheet.spec.engine import Code
-from memsheet.spec.model import (
+from memsheet.plan.engine import Code
+from memsheet.plan.model import (
     Attention,
     CrossAttention,
     LatentAttention,
@@ -19,7 +18,8 @@ from memsheet.spec.model import (
     Recurrent,
     StateSpace,
 )  # fmt: skip
-from memsheet.spec.plan import ContextParallel, Plan
+from memsheet.plan.plan import ContextParallel, Plan
+from memsheet.references import FLASH, MAMBA, TRANSFORMER, formula
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

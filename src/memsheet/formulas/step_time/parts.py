@@ -14,10 +14,10 @@ from memsheet.formulas.step_time.layers import adapted, ends, layer
 from memsheet.formulas.step_time.numbers import Real, larger
 from memsheet.formulas.step_time.operators import Operator, Shop
 from memsheet.formulas.step_time.pictures import layers_of_towers
+from memsheet.plan.engine import Code, Sharding
+from memsheet.plan.model import Block, ModelSpec, Role, Weight
+from memsheet.plan.plan import Plan, Recompute, RecomputeMode
 from memsheet.references import LORA, formula
-from memsheet.spec.engine import Code, Sharding
-from memsheet.spec.model import Block, ModelSpec, Role, Weight
-from memsheet.spec.plan import Plan, Recompute, RecomputeMode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from memsheet.errors import refuse
 from memsheet.formulas.step_time.operators import Shop
-from memsheet.spec.model import Block, ModelSpec
+from memsheet.plan.model import Block, ModelSpec
 
 Timed = TypeVar("Timed")
 PATCHES = 4

@@ -9,7 +9,7 @@ from typing import Any
 from memsheet.catalog import rates
 from memsheet.errors import refuse
 from memsheet.formulas.step_time.numbers import Curve, Real, smaller
-from memsheet.spec.device import Cluster, Device
+from memsheet.plan.device import Cluster, Device
 
 MEASURED_ALIKE = {"8.0": "A100-80GB", "8.6": "L40S", "8.9": "L40S", "9.0": "H100-80GB", "10.0": "B200", "10.3": "B200", "12.0": "L40S"}
 """Of a card whose kernels nobody measured here: the measured one with the same kind of matrix unit."""

@@ -9,9 +9,9 @@ from memsheet.formulas.step_time.collectives import broadcasts_s, collective_s
 from memsheet.formulas.step_time.numbers import Real, exposed, larger
 from memsheet.formulas.step_time.parts import Part, Unit
 from memsheet.formulas.step_time.rates import SLOWED, Rates
+from memsheet.plan.engine import Sharding
+from memsheet.plan.plan import Plan
 from memsheet.references import INTERNEVO, TORCH_FSDP2, ZERO, formula
-from memsheet.spec.engine import Sharding
-from memsheet.spec.plan import Plan
 
 
 class Overlap(Enum):

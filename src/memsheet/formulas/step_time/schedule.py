@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memsheet.formulas.step_time.numbers import Real, larger
+from memsheet.plan.plan import Schedule
 from memsheet.references import PIPELINE_1F1B, ZERO_BUBBLE, formula
-from memsheet.spec.plan import Schedule
 
 FILLED = {Schedule.ZERO_BUBBLE: 1 / 3, Schedule.DUALPIPE: 1 / 3}
 """Of the bubble of 1F1B what is left when weight gradients fill it: (F + B - 2W) / (F + B) with W = F = B/2; DualPipe's

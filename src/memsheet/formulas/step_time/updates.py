@@ -9,9 +9,9 @@ from memsheet.formulas.step_time.numbers import Real, exposed
 from memsheet.formulas.step_time.parts import Part
 from memsheet.formulas.step_time.rates import Rates
 from memsheet.formulas.step_time.replicas import EVEN, groups_of
+from memsheet.plan.engine import Sharding
+from memsheet.plan.plan import Implementation, OptimizerName, Plan, RecomputeMode
 from memsheet.references import MEGATRON_SP, TORCH_OPTIM, ZERO_OFFLOAD, formula
-from memsheet.spec.engine import Sharding
-from memsheet.spec.plan import Implementation, OptimizerName, Plan, RecomputeMode
 
 SEPARATE = {Implementation.FOREACH: 12, Implementation.LOOP: 12}
 """Passes of four bytes that an optimizer written operation by operation makes besides (torch/optim/adam.py, _multi_tensor_adam: lerp, mul,

@@ -20,10 +20,10 @@ from memsheet.formulas.step_time.result import StepTime
 from memsheet.formulas.step_time.schedule import hops, pipeline_s
 from memsheet.formulas.step_time.shares import NAMES, of_passes
 from memsheet.formulas.step_time.updates import activation_bytes, kept, offloaded_s, stored, update_s
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from typing import Any
 from memsheet.arith import Count, is_array, maximum, where
 from memsheet.formulas.tapes.tape import Entry, Log, Shape, Tape, arrivals, high_points
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import DType
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import DType
 
 Key = tuple[Component, str]
 Axes = Mapping[str, Count]

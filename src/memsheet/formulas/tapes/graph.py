@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any
 
 from memsheet.formulas.tapes.tape import Entry, Event, Shape, Tape
-from memsheet.spec.dtypes import DType
+from memsheet.plan.dtypes import DType
 
 
 class Pass(Enum):

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 from memsheet.formulas.tapes.graph import Chosen, Grad, Graph, Leaf, Tensor
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import BOOL, FP32, DType
+from memsheet.plan.dtypes import BOOL, FP32, DType
 
 
 class Recorder(Graph):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from enum import Enum
 
 from memsheet.frozen import dataclass
-from memsheet.spec.dtypes import DType
+from memsheet.plan.dtypes import DType
 
 Axis = str | int
 Shape = tuple[Axis, ...]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memsheet.plan.model import Arrangement, Block, CrossAttention, Dense, Embeddings, Head, ModelSpec, Role, Stack
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import architecture, labels, tensor
 from memsheet.readers.parts import attention, embedding, layer_norm, linear, run_length, vocabulary_head
 from memsheet.readers.vision import even_heads
-from memsheet.spec.model import Arrangement, Block, CrossAttention, Dense, Embeddings, Head, ModelSpec, Role, Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.plan.model import Arrangement, ModelSpec, NormKind
 from memsheet.readers.dense import Ask, QkNorm, Recipe, Sizes, read_dense
 from memsheet.readers.fields import Fields
 from memsheet.readers.positions import every_nth_full
-from memsheet.spec.model import Arrangement, ModelSpec, NormKind
 
 _BIAS = Ask("attention_bias")
 _GEMMA = Recipe(

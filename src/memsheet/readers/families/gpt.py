@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 from memsheet.readers.dense import rotary_share
 from memsheet.readers.families.gpt_layouts import LAYOUTS, Layout
 from memsheet.readers.fields import MAX_LAYERS, Fields
 from memsheet.readers.parts import attention, embedding, fused_attention, layer_norm, linear, plain_mlp, repeated, vocabulary_head
 from memsheet.readers.positions import Position
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, Head, ModelSpec, Norm, NormKind, Role, Stack, Weight
 
 HEAD_DIM = frozenset({"phi"})
 """Families whose code reads ``head_dim`` (transformers 5.23 modeling_phi.py:159); the others divide the width by the heads whatever it says."""

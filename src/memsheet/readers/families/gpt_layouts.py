@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from memsheet.spec.model import Arrangement
+from memsheet.plan.model import Arrangement
 
 
 class Keys(NamedTuple):

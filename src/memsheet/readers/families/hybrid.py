@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memsheet.readers.fields import Fields
-from memsheet.readers.parts import attention, gated_mlp, linear, repeated, rms_norm
-from memsheet.readers.sparse_parts import causal_lm, experts_per_token, key_value_heads, layer_kinds, moe, norm_pair, rotary_width
-from memsheet.readers.state_parts import causal_conv, mamba2_mixer, mamba_mixer, step_rank
-from memsheet.spec.model import (
+from memsheet.plan.model import (
     Arrangement,
     Attention,
     Block,
@@ -24,6 +20,10 @@ from memsheet.spec.model import (
     StateSpace,
     Weight,
 )
+from memsheet.readers.fields import Fields
+from memsheet.readers.parts import attention, gated_mlp, linear, repeated, rms_norm
+from memsheet.readers.sparse_parts import causal_lm, experts_per_token, key_value_heads, layer_kinds, moe, norm_pair, rotary_width
+from memsheet.readers.state_parts import causal_conv, mamba2_mixer, mamba_mixer, step_rank
 
 
 def read(config: Fields) -> ModelSpec:

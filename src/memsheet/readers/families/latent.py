@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.plan.model import Arrangement, Block, Dense, LatentAttention, ModelSpec, Moe, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import gated_mlp, linear, repeated, rms_norm
 from memsheet.readers.sparse_parts import causal_lm, correction_bias, experts_per_token, moe, nullable
-from memsheet.spec.model import Arrangement, Block, Dense, LatentAttention, ModelSpec, Moe, Weight
 
 # fmt: off
 # defaults of DeepseekV2Config and DeepseekV3Config, transformers 5.23

@@ -5,10 +5,10 @@ Defaults and tensor names are those of the configuration and modeling classes in
 
 from __future__ import annotations
 
+from memsheet.plan.model import Arrangement, ModelSpec, NormKind
 from memsheet.readers.dense import Ask, QkNorm, Recipe, Sizes, read_dense
 from memsheet.readers.fields import Fields
 from memsheet.readers.positions import every_nth_full, everywhere_sliding, exaone4, sliding_after, smollm3
-from memsheet.spec.model import Arrangement, ModelSpec, NormKind
 
 _BIAS = Ask("attention_bias")
 _USE_BIAS = Ask("use_bias")

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memsheet.readers.fields import Fields
-from memsheet.readers.nested import architecture, causal_head, moved, patches, tensor
-from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, norm, plain_mlp, repeated, rms_norm, run_length
-from memsheet.readers.sparse_parts import experts_per_token, key_value_heads, layer_kinds, nullable, router
-from memsheet.readers.vision import even_heads
-from memsheet.spec.model import (
+from memsheet.plan.model import (
     Arrangement,
     Attention,
     Block,
@@ -23,6 +18,11 @@ from memsheet.spec.model import (
     Tower,
     Weight,
 )
+from memsheet.readers.fields import Fields
+from memsheet.readers.nested import architecture, causal_head, moved, patches, tensor
+from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, norm, plain_mlp, repeated, rms_norm, run_length
+from memsheet.readers.sparse_parts import experts_per_token, key_value_heads, layer_kinds, nullable, router
+from memsheet.readers.vision import even_heads
 
 VISION = "vision_model"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memsheet.plan.model import Arrangement, Attention, Block, CrossAttention, Embeddings, ModelSpec, Role, Stack, Tower, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import architecture, causal_head, patches, tensor
 from memsheet.readers.parts import attention, embedding, gated_mlp, layer_norm, linear, plain_mlp, repeated, rms_norm, run_length
 from memsheet.readers.sparse_parts import key_value_heads, norm_pair
 from memsheet.readers.vision import convolution, even_heads
-from memsheet.spec.model import Arrangement, Attention, Block, CrossAttention, Embeddings, ModelSpec, Role, Stack, Tower, Weight
 
 TEXT = "model.language_model"
 VISION = "model.vision_model"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, FeedForward, ModelSpec, Moe, Norm, NormKind, Role, Run, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import attention, gated_mlp, layer_norm, norm, repeated
 from memsheet.readers.sparse_parts import (
@@ -21,7 +22,6 @@ from memsheet.readers.sparse_parts import (
     rotary_width,
     router,
 )
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, FeedForward, ModelSpec, Moe, Norm, NormKind, Role, Run, Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

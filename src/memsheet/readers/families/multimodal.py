@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from memsheet.arith import ceil_div
+from memsheet.plan.model import ModelSpec, NormKind, Picture, Role, Tower, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import architecture, causal_head, moved, sides, tensor, text_model
 from memsheet.readers.parts import linear, rms_norm
 from memsheet.readers.vision import Vision, vision_model
-from memsheet.spec.model import ModelSpec, NormKind, Picture, Role, Tower, Weight
 
 PROJECTOR = "model.multi_modal_projector"
 TOWER = "model.vision_tower"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import architecture, causal_head, moved, of_kind, sides, text_model
 from memsheet.readers.parts import fused_attention, gated_mlp, layer_norm, linear, plain_mlp, repeated, rms_norm
 from memsheet.readers.vision import convolution, even_heads
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
 
 VISUAL = "model.visual"
 # Qwen2VLTextConfig and Qwen2_5_VLTextConfig, where they differ from Qwen2Config

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from memsheet.plan.model import Arrangement, Block, Dense, ModelSpec, Norm, Recurrent, Role, StateSpace, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import layer_norm, linear, repeated, rms_norm
 from memsheet.readers.sparse_parts import causal_lm
 from memsheet.readers.state_parts import mamba2_mixer, mamba_mixer, step_rank
-from memsheet.spec.model import Arrangement, Block, Dense, ModelSpec, Norm, Recurrent, Role, StateSpace, Weight
 
 
 def read(config: Fields) -> ModelSpec:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from memsheet.plan.model import Arrangement, Attention, Block, CrossAttention, Dense, Embeddings, Head, ModelSpec, Role, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import architecture, labels
 from memsheet.readers.parts import attention, embedding, gated_mlp, linear, plain_mlp, repeated, rms_norm
-from memsheet.spec.model import Arrangement, Attention, Block, CrossAttention, Dense, Embeddings, Head, ModelSpec, Role, Stack, Weight
 
 # Which parts a class has, in order of execution, and where they stand; named without the leading T5 or MT5.
 _PLACES: dict[str, tuple[tuple[str, ...], str]] = {

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from memsheet.plan.model import Arrangement, Block, Embeddings, Head, ModelSpec, Stack, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.nested import architecture, labels, patches, tensor
 from memsheet.readers.parts import attention, layer_norm, linear, plain_mlp, run_length
 from memsheet.readers.vision import convolution, even_heads
-from memsheet.spec.model import Arrangement, Block, Embeddings, Head, ModelSpec, Stack, Weight
 
 _CLASSES = ("ViTForImageClassification", "ViTModel", "ViTForMaskedImageModeling")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec, Run, StateSpace, Weight
 from memsheet.readers.fields import Fields
 from memsheet.readers.parts import linear, rms_norm
 from memsheet.readers.sparse_parts import causal_lm, key_value_heads, layer_kinds
 from memsheet.readers.state_parts import mamba2_mixer
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, ModelSpec, Run, StateSpace, Weight
 
 _SHARED = "shared_transformer"
 _OLD_NAMES = {"mamba": "linear_attention"}

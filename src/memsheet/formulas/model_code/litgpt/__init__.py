@@ -19,11 +19,11 @@ from memsheet.formulas.model_code.litgpt.loss import LM_HEAD_CHUNK, SCALED, chun
 from memsheet.formulas.model_code.transformers.ends import embed
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.evaluate import Bag, with_products
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import Attention, Block, Dense, ModelSpec
+from memsheet.plan.plan import AdapterKind, Loss, Plan
 from memsheet.references import LITGPT, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec
-from memsheet.spec.plan import AdapterKind, Loss, Plan
 
 
 def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:

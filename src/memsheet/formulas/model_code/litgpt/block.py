@@ -14,8 +14,8 @@ from memsheet.formulas.numerics import Numerics, parameter
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import BOOL, FP16, FP32, INT64, DType
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Role, Weight
+from memsheet.plan.dtypes import BOOL, FP16, FP32, INT64, DType
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Role, Weight
 
 Weights = dict[str, Weight]
 BIAS_ALIGNMENT = 8

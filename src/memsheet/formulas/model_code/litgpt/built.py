@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Head, ModelSpec, Norm, NormKind, Role, Run, Stack, Weight
-from memsheet.spec.plan import Adapter, AdapterKind, Plan
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Head, ModelSpec, Norm, NormKind, Role, Run, Stack, Weight
+from memsheet.plan.plan import Adapter, AdapterKind, Plan
 
 BEFORE, FIRST, AFTER = "litgpt layer before the prompts", "litgpt layer with the first prompts", "litgpt layer"
 """Kinds of blocks: nothing trains in those before the first prompts of a llama-adapter, nor ahead of the first that has them."""

@@ -13,10 +13,10 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import Head
+from memsheet.plan.plan import Loss
 from memsheet.references import LITGPT, formula
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Head
-from memsheet.spec.plan import Loss
 
 LM_HEAD_CHUNK = 128
 """Positions of a chunk (finetune/lora.py:201)."""

@@ -23,11 +23,11 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.evaluate import Bag, with_products
 from memsheet.formulas.tapes.graph import Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.dtypes import BF16, BOOL, FP32, INT64, DType
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, LatentAttention, ModelSpec, Moe
+from memsheet.plan.plan import AttentionKind, ContextParallel, Plan
 from memsheet.references import MEGATRON, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, BOOL, FP32, INT64, DType
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, LatentAttention, ModelSpec, Moe
-from memsheet.spec.plan import AttentionKind, ContextParallel, Plan
 
 GATED = frozenset({"silu", "swish"})
 PLAIN = frozenset({"gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "relu", "relu2"})

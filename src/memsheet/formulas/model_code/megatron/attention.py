@@ -7,8 +7,8 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import BOOL, FP32, DType
-from memsheet.spec.model import Attention, LatentAttention
+from memsheet.plan.dtypes import BOOL, FP32, DType
+from memsheet.plan.model import Attention, LatentAttention
 
 HEADS: Shape = ("b", "s", "a", "d")
 GROUPS: Shape = ("b", "s", "k", "d")

@@ -14,10 +14,10 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import BOOL, FP32, INT32, INT64
+from memsheet.plan.model import Moe
+from memsheet.plan.plan import Plan, Routing, Spread
 from memsheet.references import MEGATRON, formula
-from memsheet.spec.dtypes import BOOL, FP32, INT32, INT64
-from memsheet.spec.model import Moe
-from memsheet.spec.plan import Plan, Routing, Spread
 
 COPIES: Shape = ("p", "h")
 GIVEN: Shape = ("x", "h")

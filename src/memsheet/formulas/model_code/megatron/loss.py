@@ -6,9 +6,9 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Head
-from memsheet.spec.plan import Loss
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import Head
+from memsheet.plan.plan import Loss
 
 LOGITS: Shape = ("b", "s", "V")
 WHOLE: Shape = ("b", "s", "h")

@@ -10,7 +10,7 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import FP8, FP32
+from memsheet.plan.dtypes import FP8, FP32
 
 FP8_PRODUCTS = "fp8"
 """An option of how a plan runs: products of layers in eight bits. What is saved for a weight's gradient is the cast operand; the gradient that

@@ -15,11 +15,11 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.tapes.evaluate import Bag, with_products
 from memsheet.formulas.tapes.graph import Chosen
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import BF16, FP8, DType
+from memsheet.plan.model import Attention, Block, Dense, ModelSpec, Norm, Stack, Weight
+from memsheet.plan.plan import ContextParallel, Loss, Plan, RecomputeMode
 from memsheet.references import TORCHTITAN, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, FP8, DType
-from memsheet.spec.model import Attention, Block, Dense, ModelSpec, Norm, Stack, Weight
-from memsheet.spec.plan import ContextParallel, Loss, Plan, RecomputeMode
 
 NAMES = {
     "model.embed_tokens": "tok_embeddings", "model.layers": "layers", "lm_head": "output", "self_attn": "attention",

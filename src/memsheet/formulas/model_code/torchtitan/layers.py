@@ -11,9 +11,9 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Chosen, Grad, Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import BOOL, FP8, FP32, INT64, DType
-from memsheet.spec.model import Attention, Block, Dense, Embeddings, Head, Norm
-from memsheet.spec.plan import Loss
+from memsheet.plan.dtypes import BOOL, FP8, FP32, INT64, DType
+from memsheet.plan.model import Attention, Block, Dense, Embeddings, Head, Norm
+from memsheet.plan.plan import Loss
 
 STREAM: Shape = ("b", "s/t", "h")
 WHOLE: Shape = ("b", "s", "h")

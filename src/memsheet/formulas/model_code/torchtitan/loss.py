@@ -10,8 +10,8 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.plan import Loss
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.plan import Loss
 
 CHUNKS = 8
 """ChunkedLossWrapper.Config.num_chunks of b5bcd76, components/loss.py."""

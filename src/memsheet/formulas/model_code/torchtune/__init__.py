@@ -19,9 +19,9 @@ from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, ModelSpec, Norm, NormKind, Role, Weight
+from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
 from memsheet.references import TORCHTUNE_MODEL, formula
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Embeddings, ModelSpec, Norm, NormKind, Role, Weight
-from memsheet.spec.plan import Loss, OptimizerName, Plan, RecomputeMode
 
 KINDS = frozenset({"llama", "mistral", "qwen2"})
 POSITIONS = 131_072

@@ -16,8 +16,8 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Leaf, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Attention, Block, Dense, Norm, Role, Weight
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import Attention, Block, Dense, Norm, Role, Weight
 
 LINE: Shape = ("b", "s", 1)
 STREAM: Shape = ("b", "s", "h")

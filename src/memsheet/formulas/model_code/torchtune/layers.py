@@ -9,8 +9,8 @@ from memsheet.formulas.numerics import Numerics, parameter
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import FP32, INT8, INT64, DType
-from memsheet.spec.model import Attention, Block, Dense, Norm, Role, Weight
+from memsheet.plan.dtypes import FP32, INT8, INT64, DType
+from memsheet.plan.model import Attention, Block, Dense, Norm, Role, Weight
 
 HEADS: Shape = ("b", "s", "a", "d")
 COMPILED = "compiled"

@@ -11,8 +11,8 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.plan import Loss
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.plan import Loss
 
 PIECES = 8
 PIECE: Shape = ("b", "c", "V")

@@ -16,8 +16,8 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import BOOL, FP16, FP32, INT64, DType
-from memsheet.spec.model import Attention, Norm, Weight
+from memsheet.plan.dtypes import BOOL, FP16, FP32, INT64, DType
+from memsheet.plan.model import Attention, Norm, Weight
 
 Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]]]
 """The context, the probabilities if there are any, and what else goes by a name until attention is done."""

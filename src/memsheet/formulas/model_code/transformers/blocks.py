@@ -21,7 +21,7 @@ from memsheet.formulas.model_code.transformers.picture_towers import of_tower, t
 from memsheet.formulas.numerics import AttentionKernel, Numerics, checkpointed
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, Moe, Norm
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, Moe, Norm
 
 
 def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:

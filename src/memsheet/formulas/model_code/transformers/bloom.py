@@ -9,8 +9,8 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Attention
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import Attention
 
 HEADS: Shape = ("b", "a", "s", "d")
 SCORES: Shape = ("b", "a", "s", "s")

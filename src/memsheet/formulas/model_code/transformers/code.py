@@ -44,11 +44,11 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
 from memsheet.formulas.numerics import AttentionKernel, Numerics
 from memsheet.formulas.tapes.evaluate import Bag, with_products
+from memsheet.plan.dtypes import BF16, BOOL, FP32, INT8
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
+from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BF16, BOOL, FP32, INT8
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
-from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 FLASH_MAX_HEAD = 256
 """Largest head dim of the flash kernels (torch sdp_utils.cpp, check_head_dim_size_flash)."""

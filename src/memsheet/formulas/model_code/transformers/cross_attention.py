@@ -17,10 +17,10 @@ from memsheet.formulas.tapes.evaluate import EMPTY, Bag
 from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import BOOL, FP32, INT64, DType
+from memsheet.plan.model import Attention, Block, CrossAttention, Dense, ModelSpec, NormKind, Run, Stack, Weight
+from memsheet.plan.plan import AttentionKind, Plan, RecomputeMode
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import BOOL, FP32, INT64, DType
-from memsheet.spec.model import Attention, Block, CrossAttention, Dense, ModelSpec, NormKind, Run, Stack, Weight
-from memsheet.spec.plan import AttentionKind, Plan, RecomputeMode
 
 KINDS = frozenset({"t5", "mt5"})
 TWO = 2

@@ -16,9 +16,9 @@ from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import LinearAttention
 from memsheet.references import TRANSFORMERS, formula
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import LinearAttention
 
 KIND = "gated_delta_net"
 CHANNELS: Shape = ("b", "K", "s")

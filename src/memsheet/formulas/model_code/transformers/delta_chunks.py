@@ -14,8 +14,8 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import BOOL, FP32, DType
 from memsheet.references import TRANSFORMERS, formula
-from memsheet.spec.dtypes import BOOL, FP32, DType
 
 CHUNK = 64
 """Positions that are solved at once (modeling_qwen3_next.py:380)."""

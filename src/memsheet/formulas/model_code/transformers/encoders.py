@@ -9,8 +9,8 @@ from memsheet.formulas.model_code.transformers.norms import fused_layer_norm
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import Head, Weight
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import Head, Weight
 
 
 def masked_words(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:

@@ -17,9 +17,9 @@ from memsheet.formulas.numerics import Numerics, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
-from memsheet.spec.dtypes import BOOL, FP32, INT64, DType
-from memsheet.spec.model import Embeddings, Head
-from memsheet.spec.plan import Loss
+from memsheet.plan.dtypes import BOOL, FP32, INT64, DType
+from memsheet.plan.model import Embeddings, Head
+from memsheet.plan.plan import Loss
 
 KINDS = "token_type"
 

@@ -15,8 +15,8 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import BOOL, INT32, INT64
-from memsheet.spec.model import Moe, Weight
+from memsheet.plan.dtypes import BOOL, INT32, INT64
+from memsheet.plan.model import Moe, Weight
 
 COPIES: Shape = ("b", "s", "t", "h")
 STREAM: Shape = ("b", "s", "h")

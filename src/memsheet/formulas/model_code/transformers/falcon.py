@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.model import Attention
+from memsheet.plan.model import Attention
 
 
 def picked(r: Recorder, whole: Tensor, at: Attention) -> list[Tensor]:

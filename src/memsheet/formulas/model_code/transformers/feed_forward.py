@@ -8,8 +8,8 @@ from memsheet.formulas.model_code.transformers.bloom import bloom_gelu
 from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import Dense
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import Dense
 
 Activation = Callable[[Recorder, Tensor, str], Tensor]
 

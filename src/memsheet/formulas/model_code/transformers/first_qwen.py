@@ -10,10 +10,10 @@ from dataclasses import replace
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.defaults import FUSED_TARGETS
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import Attention, Block, ModelSpec, Weight
-from memsheet.spec.plan import Plan
+from memsheet.plan.defaults import FUSED_TARGETS
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import Attention, Block, ModelSpec, Weight
+from memsheet.plan.plan import Plan
 
 KIND = "qwen"
 SHIFTED, SHIFTED_LOW, SHIFTED_SAME = "shifted_lm", "shifted_low_lm", "shifted_same_lm"

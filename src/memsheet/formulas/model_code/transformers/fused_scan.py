@@ -11,8 +11,8 @@ from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import StateSpace
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import StateSpace
 
 STATE: Shape = ("b", "n", "s")
 ROWS: Shape = ("b", "s", "R+2n")

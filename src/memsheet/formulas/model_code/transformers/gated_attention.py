@@ -10,7 +10,7 @@ from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.model import Attention
+from memsheet.plan.model import Attention
 
 ROWS: Shape = ("b", "s", "a·d")
 

@@ -15,9 +15,9 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.plan.dtypes import FP32, INT64, DType
+from memsheet.plan.model import LatentAttention, Norm, NormKind, Weight
 from memsheet.references import TRANSFORMERS, formula
-from memsheet.spec.dtypes import FP32, INT64, DType
-from memsheet.spec.model import LatentAttention, Norm, NormKind, Weight
 
 HEADS: Shape = ("b", "a", "s", "d")
 VALUES: Shape = ("b", "a", "s", "v")

@@ -16,9 +16,9 @@ from memsheet.formulas.numerics import AttentionKernel, Numerics, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.plan.dtypes import FP32, INT64
+from memsheet.plan.model import Attention, Moe, Role, Weight
 from memsheet.references import TRANSFORMERS, formula
-from memsheet.spec.dtypes import FP32, INT64
-from memsheet.spec.model import Attention, Moe, Role, Weight
 
 KIND = "llama4_text"
 STREAM: Shape = ("b", "s", "h")

@@ -9,9 +9,9 @@ from memsheet.arith import Count, ceil_div, minimum, power_of_two_at_least
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.plan import Loss
 from memsheet.references import LIGER, TORCHTUNE, formula
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.plan import Loss
 
 CHUNKS = 8
 """Of the chunked loss (TORCHTUNE)."""

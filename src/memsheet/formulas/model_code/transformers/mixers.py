@@ -23,10 +23,10 @@ from memsheet.formulas.model_code.transformers.state_space import scanned, state
 from memsheet.formulas.numerics import Numerics, checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import Attention, Block, LatentAttention, LinearAttention, Mixer, ModelSpec, Moe, Run, StateSpace
+from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import Attention, Block, LatentAttention, LinearAttention, Mixer, ModelSpec, Moe, Run, StateSpace
-from memsheet.spec.plan import Plan
 
 FUSED = frozenset({"mamba", "falcon_mamba"})
 """Families whose state-space mixer is one operation in training."""

@@ -8,8 +8,8 @@ from memsheet.formulas.numerics import Numerics, checkpointed, parameter
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import Norm, NormKind
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import Norm, NormKind
 
 
 def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:

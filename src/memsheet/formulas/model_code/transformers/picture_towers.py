@@ -23,11 +23,11 @@ from memsheet.formulas.tapes.evaluate import NOTHING, Bag, Beside, with_products
 from memsheet.formulas.tapes.graph import Grad, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
+from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
 from memsheet.references import TRANSFORMERS, formula
 from memsheet.sheet import Component
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, ModelSpec, Norm, Run, Stack, Tower, Weight
-from memsheet.spec.plan import AttentionKind, Loss, Plan, RecomputeMode
 
 VISION = {"qwen2_vl": "qwen2_vl_vision", "qwen2_5_vl": "qwen2_5_vl_vision"}
 """Families whose tower was compared with a step of the real code, and the kind of its layers."""

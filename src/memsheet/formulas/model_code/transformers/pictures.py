@@ -9,9 +9,9 @@ from memsheet.arith import Count
 from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
+from memsheet.plan.model import Embeddings, Head, ModelSpec, Weight
+from memsheet.plan.plan import Plan
 from memsheet.references import TRANSFORMERS, formula
-from memsheet.spec.model import Embeddings, Head, ModelSpec, Weight
-from memsheet.spec.plan import Plan
 
 CLASSES = "picture_classes"
 """The kind of head of a model that is shown pictures."""

@@ -12,8 +12,8 @@ from memsheet.formulas.numerics import Numerics
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import BOOL, FP32, INT64, DType
-from memsheet.spec.model import Moe, Role, Weight
+from memsheet.plan.dtypes import BOOL, FP32, INT64, DType
+from memsheet.plan.model import Moe, Role, Weight
 
 PAIRS: Shape = ("b", "s", "t")
 ALL: Shape = ("b", "s", "e")

@@ -12,8 +12,8 @@ from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
-from memsheet.spec.dtypes import INT64
-from memsheet.spec.model import Attention
+from memsheet.plan.dtypes import INT64
+from memsheet.plan.model import Attention
 
 JOINED: Shape = ("b", "a", "s", "s+1")
 

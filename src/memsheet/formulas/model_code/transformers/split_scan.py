@@ -14,9 +14,9 @@ from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import StateSpace
 from memsheet.references import MAMBA, formula
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import StateSpace
 
 TILE = 32
 """Rows of a chunk whose sums of decays are written apart (ssd_chunk_scan.py:1709)."""

@@ -14,9 +14,9 @@ from memsheet.formulas.numerics import Numerics, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
+from memsheet.plan.dtypes import FP32, DType
+from memsheet.plan.model import Norm, NormKind, StateSpace, Weight
 from memsheet.references import MAMBA, TRANSFORMERS, formula
-from memsheet.spec.dtypes import FP32, DType
-from memsheet.spec.model import Norm, NormKind, StateSpace, Weight
 
 PIECE = 2048
 """Tokens between two states that the scan keeps (mamba csrc/selective_scan/selective_scan.cpp:307)."""

@@ -18,11 +18,11 @@ from memsheet.formulas.serving.llama_cpp.ggml_devices import compute_buffers
 from memsheet.formulas.serving.llama_cpp.graph import reserved_graph
 from memsheet.formulas.serving.llama_cpp.weights import OUTPUT, TOKENS, Stored, stored_tensors
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import FP16, DType
+from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec
+from memsheet.plan.plan import AttentionKind, Plan
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import NOTHING, Bytes
-from memsheet.spec.dtypes import FP16, DType
-from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec
-from memsheet.spec.plan import AttentionKind, Plan
 
 CELLS, CELLS_PLAIN = 256, 32
 """Cells that a context is padded to; the fork's without flash attention (llama_kv_cache_get_padding)."""

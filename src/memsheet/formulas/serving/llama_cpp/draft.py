@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, blocks_of, buffers_of, cache_of, placed, ubatch_of
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import FP16
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import Bytes
-from memsheet.spec.dtypes import FP16
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from memsheet.formulas.serving.llama_cpp.build import Building, Inputs, Reserved
 from memsheet.formulas.serving.llama_cpp.ggml import Graph, Tensor
 from memsheet.formulas.serving.llama_cpp.latent import latent_attention
 from memsheet.formulas.serving.llama_cpp.latent_fork import fork_attention
-from memsheet.spec.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
+from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, ModelSpec, Moe
 
 SANDWICHED = frozenset({Arrangement.SANDWICH, Arrangement.POST_BRANCH})
 MASK_ROWS = 64

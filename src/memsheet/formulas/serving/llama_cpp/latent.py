@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from memsheet.formulas.serving.llama_cpp.build import Building, Inputs
 from memsheet.formulas.serving.llama_cpp.ggml import Tensor
-from memsheet.spec.model import LatentAttention
+from memsheet.plan.model import LatentAttention
 
 
 def latent_attention(b: Building, m: LatentAttention, x: Tensor, inputs: Inputs, sizes: dict[str, int], kv: tuple[int, int]) -> Tensor:

@@ -9,9 +9,9 @@ from memsheet.errors import refuse
 from memsheet.formulas.serving.llama_cpp.build import Building, Inputs
 from memsheet.formulas.serving.llama_cpp.ggml import Tensor
 from memsheet.formulas.serving.llama_cpp.latent import queries
+from memsheet.plan.dtypes import FP16, FP32
+from memsheet.plan.model import LatentAttention
 from memsheet.references import LLAMA_CPP, formula
-from memsheet.spec.dtypes import FP16, FP32
-from memsheet.spec.model import LatentAttention
 from memsheet.units import MIB
 
 UNPACKED = 2

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from memsheet.arith import round_up
 from memsheet.formulas.serving.llama_cpp.buffers import Facts, blocks_of, placed, ubatch_of
+from memsheet.plan.dtypes import FP32
+from memsheet.plan.model import ModelSpec, Role, Weight
+from memsheet.plan.plan import Plan, ServedAdapters
 from memsheet.references import LLAMA_CPP, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
-from memsheet.spec.dtypes import FP32
-from memsheet.spec.model import ModelSpec, Role, Weight
-from memsheet.spec.plan import Plan, ServedAdapters
 
 LOADED = FromCode("ggml-org/llama.cpp", "0650ea8c", "src/llama-adapter.cpp", 338)
 BESIDE = FromCode("ggml-org/llama.cpp", "0650ea8c", "src/llama-graph.cpp", 900)

@@ -16,13 +16,13 @@ from memsheet.formulas.serving.llama_cpp.buffers import CELLS, Buffers, Facts, P
 from memsheet.formulas.serving.llama_cpp.draft import Drafting, draft_buffers, draft_caches, draft_per_token, drafting_of
 from memsheet.formulas.serving.llama_cpp.latent_fork import cell_bytes
 from memsheet.formulas.serving.llama_cpp.lora import lora_file_host_bytes, lora_file_items
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import FP16, FP32
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Block, LatentAttention, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import GGML, LLAMA_CPP, formula
 from memsheet.sheet import Bytes, Cited, Component, Derived, Evidence, Instant, Item, Sheet
-from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import FP16, FP32
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Block, LatentAttention, ModelSpec
-from memsheet.spec.plan import Plan
 
 SERVING = (Instant.PREFILL, Instant.DECODE)
 ALWAYS = (Instant.LOAD, *SERVING)

@@ -8,12 +8,12 @@ from dataclasses import replace
 from memsheet.engines.llama_cpp import is_fork
 from memsheet.errors import refuse
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import BF16, FP32, GGUF, DType
+from memsheet.plan.gguf_fork import fork_end, fork_type
+from memsheet.plan.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
+from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
+from memsheet.plan.plan import Plan
 from memsheet.references import GGML, LLAMA_CPP, formula
-from memsheet.spec.dtypes import BF16, FP32, GGUF, DType
-from memsheet.spec.gguf_fork import fork_end, fork_type
-from memsheet.spec.gguf_mixes import MIXES, WHOLE, Where, end_type, matrix_type
-from memsheet.spec.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role, Weight
-from memsheet.spec.plan import Plan
 
 ROW_PADDING = 512
 """Elements that the last row of a quantized matrix is padded to on a device (ggml-cuda.cu, MATRIX_ROW_PADDING)."""

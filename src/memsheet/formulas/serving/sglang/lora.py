@@ -16,11 +16,11 @@ from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.params import blocks, stack_prefix, tensors, tower_tensors
 from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import INT32
+from memsheet.plan.model import ModelSpec, Moe, Role, Weight
+from memsheet.plan.plan import Mesh, Plan, ServedAdapters
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, total
-from memsheet.spec.dtypes import INT32
-from memsheet.spec.model import ModelSpec, Moe, Role, Weight
-from memsheet.spec.plan import Mesh, Plan, ServedAdapters
 
 POOL = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/srt/lora/mem_pool.py", 600)
 BRANCH = FromCode("sgl-project/sglang", "v0.5.23", "python/sglang/kernels/ops/lora/moe/fused_moe_lora_kernel.py", 477)

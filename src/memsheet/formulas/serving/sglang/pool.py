@@ -11,10 +11,10 @@ from memsheet.formulas.serving.drafts import draft_of
 from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
 from memsheet.formulas.serving.sglang.speculative import counted_layers
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import INT32
+from memsheet.plan.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
+from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
-from memsheet.spec.dtypes import INT32
-from memsheet.spec.model import Attention, CrossAttention, LatentAttention, Mixer, ModelSpec, Recurrent
-from memsheet.spec.plan import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

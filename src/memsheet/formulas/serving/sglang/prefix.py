@@ -7,10 +7,10 @@ from dataclasses import replace
 from memsheet.arith import Count, ceil_div, maximum, minimum
 from memsheet.engines.sglang import GROUPS_SINCE, Release
 from memsheet.formulas.serving.profiled import block_bytes
+from memsheet.plan.model import LatentAttention, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes
-from memsheet.spec.model import LatentAttention, ModelSpec
-from memsheet.spec.plan import Plan
 
 CHUNK_TOKENS = 128 * 1024
 """Of all prompts of a batch (SGLANG_MAX_KV_CHUNK_CAPACITY, v0.5.23 environ.py:724; v0.4.6.post1 model_executor/forward_batch_info.py:465)."""

@@ -40,12 +40,12 @@ from memsheet.formulas.serving.sglang.speculative import (
 from memsheet.formulas.serving.sglang.states import States, keeping_of, slot_bytes, states_of
 from memsheet.formulas.serving.stages import every_stage, same_again
 from memsheet.frozen import dataclass
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, Sheet, total
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan
 from memsheet.units import GIB
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)

@@ -11,11 +11,11 @@ from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import SGLANG_WAYS
 from memsheet.formulas.serving.profiled import layer_bytes
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan, SpeculativeMethod
+from memsheet.plan.speculative import Kept, kept_of
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, Instant, Item, total
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan, SpeculativeMethod
-from memsheet.spec.speculative import Kept, kept_of
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)

@@ -8,11 +8,11 @@ from memsheet.errors import refuse
 from memsheet.formulas.serving.kv_cache import caching_layers, recurrent_elements
 from memsheet.formulas.serving.states import convolution_elements
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import BF16, FP32
+from memsheet.plan.model import LinearAttention, ModelSpec, StateSpace
+from memsheet.plan.plan import Plan
 from memsheet.references import SGLANG, formula
 from memsheet.sheet import NOTHING, Bytes
-from memsheet.spec.dtypes import BF16, FP32
-from memsheet.spec.model import LinearAttention, ModelSpec, StateSpace
-from memsheet.spec.plan import Plan
 
 FAMILIES = frozenset({"qwen3_next", "falcon_h1", "nemotron_h", "granitemoehybrid", "lfm2", "kimi_linear"})
 """Families whose states are kept so (v0.5.23 configs, hybrid_arch.py mambaish_config); others are not served."""

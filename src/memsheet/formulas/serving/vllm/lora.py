@@ -19,11 +19,11 @@ from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.params import blocks, stack_prefix, tensors, tower_tensors
 from memsheet.formulas.states.sharding import held_shape
 from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import INT32, INT64, MXFP4
+from memsheet.plan.model import ModelSpec, Moe, Role, Weight
+from memsheet.plan.plan import Mesh, Plan, ServedAdapters
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item, total
-from memsheet.spec.dtypes import INT32, INT64, MXFP4
-from memsheet.spec.model import ModelSpec, Moe, Role, Weight
-from memsheet.spec.plan import Mesh, Plan, ServedAdapters
 
 LINEAR = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/base_linear.py", 132)
 EXPERTS = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/layers/fused_moe.py", 172)

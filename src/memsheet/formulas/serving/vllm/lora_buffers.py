@@ -9,12 +9,12 @@ from memsheet.engines.served_lora import WHOLE_EXPERTS, Facts, facts_of
 from memsheet.engines.vllm import Release
 from memsheet.formulas.serving.profiled import Peak
 from memsheet.formulas.serving.vllm.lora import pairs_of
+from memsheet.plan.device import Cluster
+from memsheet.plan.dtypes import FP32, INT32
+from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.plan import Plan, ServedAdapters
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Component, FromCode, Instant, Item
-from memsheet.spec.device import Cluster
-from memsheet.spec.dtypes import FP32, INT32
-from memsheet.spec.model import ModelSpec, Moe
-from memsheet.spec.plan import Plan, ServedAdapters
 
 DENSE = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/punica_wrapper/punica_gpu.py", 251)
 ROUTED = FromCode("vllm-project/vllm", "v0.33.0", "vllm/lora/ops/triton_ops/fused_moe_lora_op.py", 1559)

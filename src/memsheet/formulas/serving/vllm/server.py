@@ -33,12 +33,12 @@ from memsheet.formulas.serving.vllm.speculative import (
     verified_rows,
 )
 from memsheet.frozen import dataclass
+from memsheet.plan.device import Cluster
+from memsheet.plan.engine import Engine
+from memsheet.plan.model import Attention, LatentAttention, ModelSpec
+from memsheet.plan.plan import Plan
 from memsheet.references import VLLM, formula
 from memsheet.sheet import NOTHING, Bytes, Cited, Component, FromCode, Instant, Item, Sheet, total
-from memsheet.spec.device import Cluster
-from memsheet.spec.engine import Engine
-from memsheet.spec.model import Attention, LatentAttention, ModelSpec
-from memsheet.spec.plan import Plan
 from memsheet.units import MIB
 
 LOADED = (Instant.LOAD,)

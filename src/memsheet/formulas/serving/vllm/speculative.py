@@ -13,12 +13,12 @@ from memsheet.formulas.serving.graphs import KEPT_FREE, graph_bytes
 from memsheet.formulas.serving.kv_cache import bytes_per_token
 from memsheet.formulas.serving.loaded import VLLM_WAYS
 from memsheet.formulas.serving.profiled import Peak, layer_bytes, profiled
+from memsheet.plan.dtypes import FP32, INT32, INT64, DType
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan, SpeculativeMethod
+from memsheet.plan.speculative import CHUNK_BYTES, COUNTING_RUNNER, EMBEDS_SINCE, GRAPHS_OF_TOKENS_SINCE
 from memsheet.references import VLLM, formula
 from memsheet.sheet import Bytes, Cited, Component, Instant, Item
-from memsheet.spec.dtypes import FP32, INT32, INT64, DType
-from memsheet.spec.model import ModelSpec
-from memsheet.spec.plan import Plan, SpeculativeMethod
-from memsheet.spec.speculative import CHUNK_BYTES, COUNTING_RUNNER, EMBEDS_SINCE, GRAPHS_OF_TOKENS_SINCE
 
 RUNNING = (Instant.PREFILL, Instant.DECODE)
 EVERY = (Instant.LOAD, *RUNNING)

@@ -1,0 +1,222 @@
+"""The YAML of ``accelerate config``: FSDP2, DeepSpeed and plain replicas. Batch and sequence are the training script's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.errors import Problem
+from memsheet.exchange.shared.file_format import Format, Key, Values, plan_word, precision_word
+
+VERSION = "accelerate 1.15.0"
+F, D, M = "fsdp_config", "deepspeed_config", "parallelism_config"
+LAUNCHED = "config_file"
+"""A flag of ``accelerate launch``: the file of this format that says the rest."""
+_TYPES = {"fsdp2": "FSDP", "fsdp1": "FSDP", "deepspeed": "DEEPSPEED", "transformers": "MULTI_GPU"}
+_FULL, _KEPT = ("FULL_SHARD", "1"), ("SHARD_GRAD_OP", "2")  # utils/constants.py: FSDP_SHARDING_STRATEGY
+
+
+def _engine(value: Any, values: Values) -> Mapping[str, Any]:
+    fsdp = "fsdp2" if str(values.get(f"{F}.fsdp_version", 1)) == "2" else "fsdp1"  # commands/launch.py:516: "1" where it is not said
+    alone = {"zero": 0}
+    known: dict[str, Mapping[str, Any]] = {
+        "FSDP": {"engine": fsdp}, "DEEPSPEED": {"engine": "deepspeed"}, "MULTI_GPU": {"engine": "transformers", **alone},
+        "NO": {"engine": "transformers", "@gpus": 1, **alone},
+    }  # fmt: skip
+    return known.get(str(value), {"engine": str(value)})
+
+
+def _type(asked: Values) -> str | None:
+    return "NO" if asked["@gpus"] == 1 and asked["engine"] == "transformers" else _TYPES.get(asked["engine"])
+
+
+def _word(asked: Values) -> str:
+    own = {"bf16": "bf16", "fp16": "fp16"}.get(asked.get("precision.parameters", ""), "no")
+    return own if asked["engine"] == "deepspeed" else precision_word(asked)
+
+
+def _precision(value: Any, values: Values) -> Mapping[str, Any]:
+    """What mixed precision is to each engine; what the model is loaded in is the script's, fp32 unless anything says otherwise."""
+    if value in ("no", False, None):  # YAML 1.1 reads a bare `no` as False, and launch.py takes it for none
+        return {"?precision.name": "fp32"}
+    if values.get("distributed_type") == "DEEPSPEED":
+        told = {"parameters": value, "compute": value, "gradients": value, "reduce": value, "master_weights": "fp32", "moments": "fp32"}
+        return {f"precision.{key}": held for key, held in told.items()}
+    reduced = {"precision.reduce": value} if values.get("distributed_type") == "FSDP" else {"?precision.reduce": "fp32"}
+    kept = {f"?precision.{key}": "fp32" for key in ("parameters", "gradients", "moments")}  # utils/fsdp_utils.py:814-820
+    return {"precision.compute": value, **reduced, **kept}
+
+
+def _half(value: Any, values: Values) -> Mapping[str, Any]:
+    """An older file's switch, where the newer key is not there (commands/config/config_args.py:113)."""
+    return _precision("fp16", values) if value and values.get("mixed_precision") is None else {}
+
+
+def _fsdp(asked: Values) -> bool:
+    return str(asked["engine"]) in ("fsdp2", "fsdp1")
+
+
+def _reshard(asked: Values) -> Any:
+    if not _fsdp(asked):
+        return None
+    return asked.get("zero") == 3 if asked["engine"] == "fsdp2" else _FULL[0]
+
+
+def _zero(value: Any, values: Values) -> Mapping[str, Any]:
+    if values.get("distributed_type") != "FSDP":
+        return {}
+    told = str(value).upper()
+    return {"zero": 3 if told in ("TRUE", *_FULL) else 2 if told in ("FALSE", *_KEPT) else value}
+
+
+def _offload(asked: Values) -> Any:
+    both = asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
+    return both if _fsdp(asked) else None
+
+
+def _both(value: Any, values: Values) -> Mapping[str, Any]:
+    share = int(str(value).lower() == "true")
+    return {"offload.optimizer": share, "offload.parameters": share} if values.get("distributed_type") == "FSDP" else {}
+
+
+def _recomputed(asked: Values) -> Any:
+    """Layer by layer, as its own wrapper does it; any other way is the script's."""
+    plain = not any(asked.get(f"recompute.{key}") for key in ("every", "layers", "segments", "modules"))
+    return (asked.get("recompute.mode") == "full" and plain) if _fsdp(asked) else None
+
+
+def _recompute(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"recompute.mode": "full"} if str(value).lower() == "true" else {"?recompute.mode": "none"}
+
+
+def _of_fsdp2(key: str) -> Any:
+    """A degree of a mesh that is more than shards alone."""
+    axes = ("mesh.dp_replicate", "mesh.tp", "mesh.cp")
+    return lambda a: a.get(key, 1) if a["engine"] == "fsdp2" and any(a.get(axis, 1) > 1 for axis in axes) else None
+
+
+def _of_deepspeed(key: str, *, device: bool = False) -> Any:
+    def out(asked: Values) -> Any:
+        if asked["engine"] != "deepspeed":
+            return None
+        return ("cpu" if asked.get(key) else "none") if device else asked.get(key)
+
+    return out
+
+
+def _degree(axis: str) -> Key:
+    at = f"{M}.parallelism_config_{axis}_size"
+    return Key(at=at, out=_of_fsdp2(f"mesh.{axis}"), back=lambda v, _: {f"mesh.{axis}": v}, source="commands/launch.py:906-929")
+
+
+def _device(name: str, plan: str, line: int) -> Key:
+    def back(value: Any, _: Values) -> Mapping[str, Any]:
+        return {plan: plan_word({"cpu": 1, "nvme": 1, "none": 0}, value)}
+
+    return Key(
+        at=f"{D}.{name}", out=_of_deepspeed(plan, device=True), back=back, holds=("cpu", "none"), instead="host memory: disks are not modelled",
+        source=f"commands/launch.py:{line}",
+    )  # fmt: skip
+
+
+def _stage(value: Any, values: Values) -> Mapping[str, Any]:
+    """The launcher's own default where no further file says the stage."""
+    named = values.get(f"{D}.deepspeed_config_file") is not None
+    return {"zero": value} if values.get("distributed_type") == "DEEPSPEED" and not named else {}
+
+
+KEYS = (
+    Key(at="distributed_type", out=_type, back=_engine, source="commands/config/config_args.py:78"),
+    Key(at="mixed_precision", out=_word, back=_precision, usual="no", source="commands/launch.py:1281; utils/dataclasses.py:2137"),
+    Key(at="fp16", out=lambda _: None, back=_half, source="commands/config/config_args.py:113"),
+    Key(at="num_processes", says="@gpus", source="commands/config/config_args.py:180"),
+    Key(at="num_machines", says="@nodes", source="commands/config/config_args.py:182"),
+    Key(at=f"{F}.fsdp_version", out=lambda a: {"fsdp2": 2, "fsdp1": 1}.get(a["engine"]), back=lambda *_: {}, source="commands/launch.py:514"),
+    Key(at=f"{F}.fsdp_reshard_after_forward", out=_reshard, back=_zero, usual=True, source="commands/launch.py:540"),
+    Key(at=f"{F}.fsdp_offload_params", out=_offload, back=_both, usual=False, source="commands/launch.py:521"),
+    Key(at=f"{F}.fsdp_activation_checkpointing", out=_recomputed, back=_recompute, source="commands/launch.py:600"),
+    *map(_degree, ("dp_replicate", "dp_shard", "tp", "cp")),
+    Key(at=f"{D}.zero_stage", out=_of_deepspeed("zero"), back=_stage, usual=2, source="commands/launch.py:417"),
+    Key(
+        at=f"{D}.gradient_accumulation_steps", out=_of_deepspeed("@accumulation"), back=lambda v, _: {"@accumulation": v},
+        source="commands/launch.py:452",
+    ),
+    _device("offload_optimizer_device", "offload.optimizer", 424),
+    _device("offload_param_device", "offload.parameters", 431),
+)  # fmt: skip
+
+
+def _prefixed(at: str) -> str:
+    """The launcher puts the prefix before keys of FSDP that lack it (commands/launch.py:1270); an older name is taken for its newer one
+    (commands/config/config_args.py:117).
+    """
+    if at == "dynamo_backend":
+        return "dynamo_config.dynamo_backend"
+    bare = at.startswith(f"{F}.") and not at.startswith(f"{F}.fsdp")
+    return at.replace(f"{F}.", f"{F}.fsdp_", 1) if bare else at
+
+
+def _unwrapped(values: Values) -> Mapping[str, Any]:
+    """Without a policy the whole model is one unit (utils/dataclasses.py:1910)."""
+    sharded = values.get("distributed_type") == "FSDP" and f"{F}.fsdp_auto_wrap_policy" not in values
+    return {f"{F}.fsdp_auto_wrap_policy": "NO_WRAP"} if sharded else {}
+
+
+def _fixed(asked: Values) -> Mapping[str, Any]:
+    """What the questionnaire of ``accelerate config`` would write besides."""
+    own: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE", "debug": False, "machine_rank": 0, "main_training_function": "main", "rdzv_backend": "static",
+        "same_network": True, "use_cpu": False,
+    }  # fmt: skip
+    if asked["engine"] == "deepspeed":
+        own |= {f"{D}.deepspeed_multinode_launcher": "standard", f"{D}.zero3_init_flag": asked.get("zero") == 3}
+    if _fsdp(asked):
+        own |= {f"{F}.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    return own
+
+
+def _cannot(asked: Values) -> Iterator[Problem]:
+    if asked["engine"] == "deepspeed" and asked.get("offload.parameters") and asked.get("zero") != 3:  # DeepSpeed zero/config.py:157
+        yield Problem(field="offload.parameters", value=asked["offload.parameters"], reason="is for zero 3 in DeepSpeed", hint="zero 3")
+
+
+FORMAT = Format(
+    name="accelerate", file="accelerate.yaml", kind="yaml", tested=VERSION, engines=tuple(_TYPES), keys=KEYS, fixed=_fixed, problems=_cannot,
+    said={"task": "train"}, marks=frozenset({"distributed_type", "compute_environment"}),
+    rename=_prefixed,
+    absent=_unwrapped,
+    refers=(f"{D}.deepspeed_config_file", LAUNCHED),
+    strict=("",),  # config_args.py: from_yaml_file raises on unknown keys of the top
+    differs={"precision.reduce": "accelerate reduces gradients in the dtype it computes in (utils/dataclasses.py:2137)"},
+    beside=frozenset({
+        "seq_len", "microbatch", "global_batch", "attention", "loss", "dropout", "optimizer.name", "optimizer.implementation", "optimizer.rank",
+        "optimizer_in_backward", "mesh.dp_shard", "mesh.dp_replicate", "allocator.expandable_segments", "zero", "precision.parameters",
+        "precision.compute", "precision.gradients", "precision.reduce", "precision.moments", "recompute.mode", "recompute.every",
+        "recompute.layers", "recompute.segments", "recompute.modules", "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype",
+        "adapter.dropout", "adapter.full_modules", "quantization.weights", "quantization.double_quant", "quantization.group_size",
+        "quantization.skip", "offload.activations", "image_tokens",
+    }),
+    unmodelled={
+        f"{F}.fsdp_auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.fsdp_activation_checkpointing_offload": (False,),
+        f"{M}.parallelism_config_sp_size": (1,), "dynamo_config.dynamo_backend": ("NO", "no"), "fp8_config": ({},), "mpirun_config": ({},),
+        f"{D}.offload_optimizer_nvme_path": ("none",), f"{D}.offload_param_nvme_path": ("none",), "use_cpu": (False,),
+        f"{D}.deepspeed_moe_layer_cls_names": (), f"{F}.fsdp_sharding_strategy": ("FULL_SHARD", 1),
+    },
+    known=frozenset({
+        LAUNCHED, "compute_environment", "debug", "machine_rank", "main_training_function", "main_process_ip", "main_process_port", "rdzv_backend",
+        "same_network", "gpu_ids", "enable_cpu_affinity", "downcast_bf16", "tpu_env", "tpu_use_cluster", "tpu_use_sudo", "tpu_name",
+        "tpu_zone", "tpu_vm", "command_file", "commands", "dynamo_config",
+            "dynamo_config.*",
+            "fp8_config.*",
+            "megatron_lm_config.*",
+            "mpirun_config.*", "megatron_lm_config", F, D, M,
+        f"{D}.zero3_init_flag", f"{D}.zero3_save_16bit_model", f"{D}.gradient_clipping", f"{D}.deepspeed_config_file",
+        f"{D}.deepspeed_multinode_launcher", f"{D}.deepspeed_hostfile", f"{D}.deepspeed_exclusion_filter", f"{D}.deepspeed_inclusion_filter",
+        f"{F}.fsdp_state_dict_type", f"{F}.fsdp_cpu_ram_efficient_loading", f"{F}.fsdp_sync_module_states", f"{F}.fsdp_use_orig_params",
+        f"{F}.fsdp_transformer_layer_cls_to_wrap", f"{F}.fsdp_backward_prefetch", f"{F}.fsdp_backward_prefetch_policy",
+        f"{F}.fsdp_forward_prefetch", f"{F}.fsdp_min_num_params", f"{F}.fsdp_ignored_modules",
+        f"{M}.parallelism_config_cp_comm_strategy", f"{M}.parallelism_config_cp_backend", f"{M}.parallelism_config_sp_backend",
+        f"{M}.parallelism_config_sp_seq_length", f"{M}.parallelism_config_sp_seq_length_is_variable",
+        f"{M}.parallelism_config_sp_attn_implementation",
+    }),
+)  # fmt: skip

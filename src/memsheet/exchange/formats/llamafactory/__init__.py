@@ -1,0 +1,66 @@
+"""LLaMA-Factory's YAML: transformers' arguments beside its own. Model and data stand in the file too; how many processes, and FSDP, are
+accelerate's, with which it is launched then.
+
+It differs from transformers itself in that everything that trains is raised to fp32 (``model/adapter.py:337-349``), that layers are recomputed unless
+that is switched off (``model/model_utils/checkpointing.py:184``), and that batches are padded to a multiple of eight tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memsheet.errors import Problem
+from memsheet.exchange.formats.llamafactory.names import KNOWN, TRANSFORMERS, UNMODELLED, absent
+from memsheet.exchange.formats.llamafactory.rows import DEEPSPEED, KEYS, VERSION
+from memsheet.exchange.shared.file_format import Format, Values
+from memsheet.exchange.shared.launched_script import FACTORY_FILE
+from memsheet.exchange.shared.trainers import cannot_offload, inside_moves, inside_names, inside_renamed
+
+
+def _fixed(_: Values) -> dict[str, Any]:
+    """What it stops without (hparams/parser.py:478); names are of its own examples' data."""
+    own: dict[str, Any] = {"stage": "sft", "do_train": True, "dataset": "identity", "template": "default", "packing": True}
+    return {**own, "output_dir": "output"}
+
+
+_inside = inside_renamed(DEEPSPEED)
+INSIDE_KNOWN, INSIDE_UNMODELLED, INSIDE_WEIGHED = inside_names(DEEPSPEED)
+
+
+def _renamed(at: str) -> str:
+    """As the Trainer, and DeepSpeed inside, take one name for another."""
+    return _inside(TRANSFORMERS.rename(at) if TRANSFORMERS.rename else at)
+
+
+def _cannot(asked: Values) -> Iterator[Problem]:
+    yield from cannot_offload(asked)
+    if asked["engine"] == "transformers" and asked.get("mesh.dp_shard", 1) > 1:
+        yield Problem(
+            field="mesh.dp_shard", value=asked["mesh.dp_shard"], reason="is what FSDP or DeepSpeed divides over", hint="engine fsdp2"
+        )
+    if "${" in str(asked.get("@model")):  # OmegaConf 2.3 grammar
+        yield Problem(field="model", value=asked["@model"], reason="holds ${, with which LLaMA-Factory's reader starts a reference")
+
+
+FORMAT = Format(
+    name="llamafactory", file="llamafactory.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
+    fixed=_fixed, problems=_cannot, said={"task": "train"}, marks=frozenset({"finetuning_type", "cutoff_len", "template", "lora_target"}),
+    absent=absent, refers=("deepspeed", FACTORY_FILE), strict=("",),  # hparams/parser.py:154: parse_dict without allow_extra_keys
+    rename=_renamed, known=(KNOWN | INSIDE_KNOWN | {FACTORY_FILE}) - {key.at for key in KEYS} - set(UNMODELLED), unmodelled={**UNMODELLED, **INSIDE_UNMODELLED},
+    weighed=INSIDE_WEIGHED, moves=inside_moves(DEEPSPEED),
+    differs={
+        "precision.reduce": "FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)",
+        "seq_len": "batches are padded to a multiple of 8 tokens (train/sft/workflow.py:65)",
+    },
+    beside=frozenset({
+        "engine", "zero", "global_batch", "mesh.dp_shard", "mesh.dp_replicate", "mesh.tp", "allocator.expandable_segments", "offload.optimizer",
+        "offload.parameters", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce", "precision.moments",
+        "precision.master_weights", "recompute.mode",
+    }),
+    notes=(
+        "data and template are stand-ins, and the learning rate is transformers' own: put yours",
+        "run it with `llamafactory-cli train llamafactory.yaml`; FSDP with `accelerate launch --config_file accelerate.yaml src/train.py llamafactory.yaml`",
+    ),
+    along=lambda asked: {"deepspeed": ("deepspeed",), "fsdp2": ("accelerate",)}.get(str(asked["engine"]), ()),
+)  # fmt: skip

@@ -1,0 +1,106 @@
+"""LLaMA-Factory's other keys: those that change no byte of a step, and those that do and are not accounted (``hparams`` at ff6d4d1).
+
+Rotary embeddings of another length (``rope_scaling``) are among the first: their table is as long as the sequence.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet.exchange import find_format
+from memsheet.exchange.shared.file_format import Values
+from memsheet.exchange.shared.trainers import truth
+
+TRANSFORMERS = find_format("transformers")
+LIGER = "enable_liger_kernel"
+FUSED = f"{LIGER} (RoPE, norms, SwiGLU)"
+"""What it switches on beside the loss (model/model_utils/liger_kernel.py:98-110)."""
+MASKED = "neat_packing (a mask of each pair of tokens)"
+"""Kept from packed rows to every layer, but with flash_attention_2 (data/collator.py:535)."""
+PARALLEL = (
+    "tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "context_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+)  # fmt: skip
+"""Of Megatron, which runs under USE_MCA or USE_MEGATRON_BRIDGE (hparams/megatron_bridge_args.py:32-48)."""
+BNB = ("bnb", "bitsandbytes")
+"""The second is how older releases spell it (extras/constants.py, QuantizationMethod)."""
+UNMODELLED: dict[str, tuple[Any, ...]] = {
+    **TRANSFORMERS.unmodelled,
+    **dict.fromkeys((
+        "upcast_layernorm", "upcast_lmhead_output", "use_unsloth", "use_unsloth_gc", FUSED, MASKED, "shift_attn", "resize_vocab", "use_llama_pro",
+        "use_kt", "use_v1_kernels", "use_apollo", "use_badam", "galore_layerwise", "use_mca", "use_megatron_bridge", "use_hyper_parallel",
+        "fp8", "fp8_enable_fsdp_float8_all_gather", "use_dft_loss", "use_asft_loss", "use_eaft_loss", "freeze_language_model", "sequence_parallel",
+    ), (False,)),
+    **dict.fromkeys(PARALLEL, (1, None)), "hyper_parallel_cp_size": (1,), "stage": ("sft", "pt"), "quantization_method": BNB,
+    "do_train": (True,), "mixture_of_depths": (), "adapter_name_or_path": (), "moe_aux_loss_coef": (), "recompute_granularity": (),
+    "reward_model": (), "ref_model": (), "export_dir": (), "infer_backend": (), "freeze_vision_tower": (True,),
+    "freeze_multi_modal_projector": (True,),
+}  # fmt: skip
+
+
+def absent(values: Values) -> dict[str, Any]:
+    """Nothing trains where it is not said (transformers' do_train is off); what comes with a fused loss, and with packed rows."""
+    told = values.get("do_train", False)
+    found: dict[str, Any] = {"do_train": truth(told)}
+    if truth(values.get("neat_packing")) and values.get("flash_attn") != "fa2":
+        found[MASKED] = True
+    return {**found, FUSED: True} if truth(values.get(LIGER)) else found
+
+
+KNOWN = TRANSFORMERS.known | frozenset({
+    # transformers' arguments from 4.55 to 5.8, which newer ones have not, and those of its Seq2SeqTrainingArguments
+    "logging_dir", "warmup_ratio", "sortish_sampler", "predict_with_generate", "generation_max_length", "generation_num_beams",
+    "generation_config", "overwrite_output_dir", "save_safetensors", "include_tokens_per_second", "group_by_length", "fsdp_transformer_layer_cls_to_wrap", "fsdp_min_num_params",
+    # data
+    "template", "dataset", "eval_dataset", "dataset_dir", "media_dir", "train_on_prompt", "mask_history", "streaming", "buffer_size",
+    "mix_strategy", "interleave_probs", "overwrite_cache", "preprocessing_batch_size", "preprocessing_num_workers", "max_samples",
+    "eval_num_beams", "ignore_pad_token_for_loss", "val_size", "eval_on_each_dataset", "packing", "neat_packing", "tool_format",
+    "default_system", "enable_thinking", "preserve_thinking", "tokenized_path", "data_shared_file_system",
+    # the model by name, its tokenizer and its pictures, which are cut to cutoff_len with the words
+    "adapter_folder", "cache_dir", "use_fast_tokenizer", "split_special_tokens", "add_tokens", "add_special_tokens",
+    "new_special_tokens_config", "init_special_tokens", "model_revision", "low_cpu_mem_usage", "rope_scaling", "use_reentrant_gc", "train_from_scratch",
+    "offload_folder", "use_kv_cache", "infer_dtype", "hf_hub_token", "ms_hub_token", "om_hub_token", "print_param_status",
+    "trust_remote_code", "quantization_device_map", "image_max_pixels", "image_min_pixels", "image_do_pan_and_scan", "crop_to_patches",
+    "video_max_pixels", "video_min_pixels", "video_fps", "video_maxlen", "use_audio_in_video", "audio_sampling_rate",
+    *(f"export_{name}" for name in (
+        "size", "device", "quantization_bit", "quantization_dataset", "quantization_nsamples", "quantization_maxlen", "legacy_format",
+        "hub_model_id",
+    )),
+    *(f"vllm_{name}" for name in ("maxlen", "gpu_util", "enforce_eager", "max_lora_rank", "config")),
+    *(f"sglang_{name}" for name in ("maxlen", "mem_fraction", "tp_size", "config", "lora_backend")),
+    *(f"kt_{name}" for name in (
+        "cpu_activation", "weight_path", "non_expert_weight_path", "expert_checkpoint_path", "use_lora_experts", "lora_expert_num",
+        "lora_expert_intermediate_size", "config", "config.*",
+    )),
+    # what other keys have to switch on first, each of them told by name
+    *(f"freeze_{name}" for name in ("trainable_layers", "trainable_modules", "extra_modules")), "module_dropout", "oft_rank",
+    "oft_block_size", "oft_target", *(f"galore_{name}" for name in ("target", "rank", "update_interval", "scale", "proj_type")),
+    *(f"apollo_{name}" for name in ("target", "rank", "update_interval", "scale", "proj", "proj_type", "scale_type", "layerwise", "scale_front")),
+    *(f"badam_{name}" for name in (
+        "mode", "start_block", "switch_mode", "switch_interval", "update_ratio", "mask_mode", "verbose",
+    )),
+    "asft_alpha", "eaft_alpha", "fp8_backend", "hyper_parallel_args", *(f"pref_{name}" for name in (
+        "beta", "ftx", "bco_weight", "loss",
+    )),
+    "dpo_label_smoothing", "kto_chosen_weight", "kto_rejected_weight", "simpo_gamma", *(f"ppo_{name}" for name in (
+        "buffer_size", "epochs", "score_norm", "target", "whiten_rewards",
+    )),
+    "ref_model_adapters", "ref_model_quantization_bit", "reward_model_adapters", "reward_model_quantization_bit", "reward_model_type",
+    "ld_alpha", *(f"recompute_{name}" for name in ("method", "num_layers")), "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split", "bias_activation_fusion", "apply_rope_fusion", "masked_softmax_fusion",
+    "cross_entropy_loss_fusion", "moe_grouped_gemm", "moe_token_dispatcher_type", "calculate_per_token_loss",
+    "use_distributed_optimizer", "overlap_param_gather", "overlap_grad_reduce", "use_packed_sequences", "mixed_precision",
+    "megatron_pretrained_checkpoint", "export_hf_on_finish", "extra_config",
+    # adapters: scales and starts
+    "lora_alpha", "loraplus_lr_ratio", "loraplus_lr_embedding", "use_rslora", "pissa_init", "pissa_iter", "pissa_convert", "create_new_adapter",
+    # generation, evaluation, logging, processes
+    "do_sample", "temperature", "top_p", "top_k", "num_beams", "max_length", "max_new_tokens", "repetition_penalty", "length_penalty",
+    "skip_special_tokens", "compute_accuracy", "disable_shuffling", "early_stopping_steps", "plot_loss",
+    "include_effective_tokens_per_second", "use_swanlab", *(f"swanlab_{name}" for name in (
+        "project", "workspace", "run_name", "mode", "api_key", "logdir", "lark_webhook_url", "lark_secret",
+    )),
+    "ray_num_workers", "ray_init_kwargs", "ray_init_kwargs.*", "master_addr", "master_port", "enable_torch_profiler", "profile_modules",
+    *(f"profiler_{name}" for name in (
+        "output_dir", "wait_steps", "warmup_steps", "active_steps", "repeat", "record_shapes", "profile_memory", "with_stack",
+    )),
+})  # fmt: skip

@@ -1,0 +1,226 @@
+"""Flags of Megatron-LM, by whether a value follows, and how they are found in a shell script that is never run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from math import isfinite, nan
+from typing import Any
+
+from memsheet.exchange.shared.file_format import AUTO, UNSET
+from memsheet.guard.budget import CHARACTERS, Budget
+
+NAMED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\+?=(.*)", re.DOTALL)
+USED = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:\[[@*]\]|:?[-=?][^}]*)?\}|([A-Za-z_][A-Za-z0-9_]*))")
+ARGUMENTS = ("$@", "$*", "${@}", "${@:1}", "${@:2}")
+ALLOCATOR, OLDER = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+DEEPEST, MOST_WORDS = 6, 4000
+MOST_EXPANDED, MOST_HELD = 40_000, 20_000
+"""Words that all commands of a script come to with their variables in place, and that its variables hold: a launch is a hundred or two."""
+PROGRAM = "$.program"
+"""The script that the flags are given to."""
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"--{name}" for name in text.split())
+
+
+# NVIDIA/Megatron-LM 23e00ed0963c35382dfe8a5a94fb3cda4d21e133 megatron/training/arguments.py:1210-3081
+SWITCHES = _names("""
+    account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split accumulate-allreduce-grads-in-fp32 add-qkv-bias
+    adlr-autoresume apply-layernorm-1p apply-query-key-layer-scaling apply-residual-connection-post-layernorm async-save
+    attention-softmax-in-fp32 auto-detect-ckpt-format bert-no-binary-head bf16 biencoder-shared-query-context-model cache-mla-latents
+    calc-ft-timeouts calculate-per-token-loss check-for-large-grads check-for-spiky-loss checkpoint-activations
+    ckpt-assume-constant-structure ckpt-convert-update-legacy-dist-opt-format ckpt-fully-parallel-load ckpt-fully-parallel-save
+    cross-entropy-loss-fusion data-parallel-random-init ddp-average-in-collective ddp-pad-buckets-for-high-nccl-busbw
+    decrease-batch-size-if-needed defer-embedding-wgrad-compute delay-wgrad-compute deterministic-mode dino-norm-last-layer
+    disable-bf16-reduced-precision-matmul disable-bias-linear disable-gloo-process-groups disable-mamba-mem-eff-path disable-msc
+    disable-straggler-on-startup disable-tp-comm-bulk-dgrad disable-tp-comm-bulk-wgrad disable-tp-comm-overlap-ag
+    disable-tp-comm-overlap-rs disable-tp-comm-split-ag disable-tp-comm-split-rs distribute-saved-activations enable-cuda-graph
+    enable-experimental enable-ft-package enable-full-sharding-in-hsdp eod-mask-loss exit-on-missing-checkpoint exit-signal-handler
+    external-cuda-graph finetune first-last-layers-bf16 flash-decode fp16 fp16-lm-cross-entropy fp32-residual-connection
+    fp8-param-gather fsdp-double-buffer full-validation grad-reduce-in-bf16 group-query-attention inference-dynamic-batching
+    inference-rng-tracker init-method-xavier-uniform init-model-with-meta-device inprocess-empty-cuda-cache inprocess-restart
+    is-hybrid-model keep-fp8-transpose-cache load-main-params-from-ckpt load-model-opt-format log-energy log-memory-to-tensorboard
+    log-num-zeros-in-grad log-params-norm log-progress log-straggler log-throughput log-timers-to-tensorboard
+    log-validation-ppl-to-tensorboard log-world-size-to-tensorboard manual-gc mock-data moe-apply-probs-on-input moe-enable-deepep
+    moe-extended-tp moe-grouped-gemm moe-layer-recompute moe-pad-expert-input-to-capacity moe-per-layer-logging moe-permute-fusion
+    moe-router-enable-expert-bias moe-router-force-load-balancing moe-router-fusion moe-router-padding-for-fp8 moe-router-pre-softmax
+    moe-shared-expert-overlap moe-use-legacy-grouped-gemm moe-use-upcycling multi-latent-attention multiple-validation-sets
+    nccl-all-reduce-for-prefill no-align-grad-reduce no-align-param-gather no-async-tensor-model-parallel-allreduce
+    no-barrier-with-level-1-timing no-bias-dropout-fusion no-bias-gelu-fusion no-bias-swiglu-fusion no-check-for-nan-in-loss-and-grad
+    no-ckpt-fully-parallel-save no-clone-scatter-output-in-embedding no-create-attention-mask-in-dataloader no-data-sharding
+    no-fp8-wgrad no-gradient-accumulation-fusion no-gradient-reduce-div-fusion no-initialization no-load-optim no-load-rng
+    no-log-loss-scale-to-tensorboard no-manual-gc-eval no-masked-softmax-fusion no-mmap-bin-files no-one-logger
+    no-overlap-p2p-communication no-persist-layer-norm no-pin-cpu-grads no-pin-cpu-params no-position-embedding no-rope-fusion
+    no-save-optim no-save-rng no-scatter-gather-tensors-in-pipeline no-strict-fsdp-dtensor-load
+    no-use-tokenizer-model-from-checkpoint-args one-logger-async openai-gelu optimizer-cpu-offload output-bert-embeddings
+    overlap-cpu-optimizer-d2h-h2d overlap-grad-reduce overlap-moe-expert-parallel-comm overlap-p2p-communication-warmup-flush
+    overlap-param-gather overlap-param-gather-with-optimizer-step override-opt_param-scheduler profile qk-l2-norm qk-layernorm
+    recompute-activations record-memory-history replication reset-attention-mask reset-position-ids retriever-score-scaling
+    retro-add-retriever reuse-grad-buf-for-mxfp8-param-ag rotary-interleaved run-workload-inspector-server sequence-parallel sft
+    skip-train squared-relu swiglu te-rng-tracker torch-fsdp2-no-reshard-after-forward tp-comm-overlap tp-comm-overlap-rs-dgrad
+    untie-embeddings-and-output-weights use-checkpoint-args use-checkpoint-opt_param-scheduler use-cpu-initialization use-dist-ckpt
+    use-distributed-optimizer use-flash-attn use-fused-weighted-squared-relu use-legacy-models use-mcore-models use-megatron-fsdp
+    use-mp-args-from-checkpoint-args use-nccl-ub use-one-sent-docs use-persistent-ckpt-worker use-precision-aware-optimizer
+    use-pytorch-profiler use-ring-exchange-p2p use-rope-scaling use-rotary-position-embeddings use-sharp use-torch-fsdp2
+    use-torch-optimizer-for-cpu-offload use-tp-pp-dp-mapping vision-pretraining
+""")
+VALUED = _names("""
+    adam-beta1 adam-beta2 adam-eps adlr-autoresume-interval app-tag-run-name app-tag-run-version attention-backend attention-dropout
+    batch-size bert-embedder-type bert-load biencoder-projection-dim block-data-path check-weight-hash-across-dp-replicas-interval
+    ckpt-convert-format ckpt-convert-save ckpt-format ckpt-step classes-fraction clip-grad config-logger-dir context-parallel-size
+    cp-comm-type cross-entropy-fusion-impl cuda-graph-scope data-args-path data-cache-path data-parallel-sharding-strategy data-path
+    data-per-class-fraction dataloader-type ddp-bucket-size ddp-num-buckets decoder-first-pipeline-num-layers
+    decoder-last-pipeline-num-layers decoder-num-layers decoder-seq-length decoupled-lr decoupled-min-lr dino-bottleneck-size
+    dino-freeze-last-layer dino-head-hidden-size dino-local-crops-number dino-local-img-size dino-teacher-temp dino-warmup-teacher-temp
+    dino-warmup-teacher-temp-epochs dist-ckpt-format dist-ckpt-strictness distributed-backend distributed-timeout-minutes
+    embedding-init-method-std embedding-path empty-unused-memory-level encoder-num-layers encoder-seq-length end-weight-decay
+    error-injection-rate error-injection-type eval-interval eval-iters evidence-data-path exit-duration-in-mins exit-interval
+    exp-avg-dtype exp-avg-sq-dtype expert-model-parallel-size expert-tensor-parallel-size ffn-hidden-size fp8-amax-compute-algo
+    fp8-amax-history-len fp8-format fp8-interval fp8-margin fp8-recipe global-batch-size head-lr-mult
+    heterogeneous-layers-config-encoded-json heterogeneous-layers-config-path hidden-dropout hidden-size
+    hierarchical-context-parallel-sizes high-priority-stream-groups hybrid-attention-ratio hybrid-mlp-ratio hybrid-override-pattern
+    hysteresis ict-head-size ict-load img-h img-w indexer-batch-size indexer-log-interval inference-batch-times-seqlen-threshold
+    inference-dynamic-batching-buffer-guaranteed-fraction inference-dynamic-batching-buffer-overflow-factor
+    inference-dynamic-batching-buffer-size-gb inference-dynamic-batching-chunk-size inference-dynamic-batching-max-requests-override
+    inference-dynamic-batching-max-tokens-override inference-dynamic-batching-num-cuda-graphs inference-max-requests
+    inference-max-seq-length init-method-std initial-loss-scale inprocess-active-world-size inprocess-barrier-timeout
+    inprocess-completion-timeout inprocess-granularity inprocess-hard-timeout inprocess-heartbeat-interval inprocess-heartbeat-timeout
+    inprocess-last-call-wait inprocess-max-iterations inprocess-monitor-process-interval inprocess-monitor-thread-interval
+    inprocess-progress-watchdog-interval inprocess-soft-timeout inprocess-termination-grace-time iter-per-epoch iterations-to-skip
+    kitchen-config-file kitchen-recipe-number kv-channels kv-lora-rank lazy-mpu-init load local-rank log-interval logging-level
+    loss-scale loss-scale-window lr lr-decay-iters lr-decay-samples lr-decay-style lr-warmup-fraction lr-warmup-init lr-warmup-iters
+    lr-warmup-samples lr-wsd-decay-iters lr-wsd-decay-samples lr-wsd-decay-style main-grads-dtype main-params-dtype
+    make-vocab-size-divisible-by mamba-head-dim mamba-num-groups mamba-num-heads mamba-state-dim manual-gc-interval mask-factor
+    mask-prob mask-type max-position-embeddings max-tokens-to-oom memory-snapshot-path merge-file micro-batch-size
+    microbatch-group-size-per-virtual-pipeline-stage mid-level-dataset-surplus min-loss-scale min-lr mlp-chunks-for-prefill
+    model-parallel-size moe-aux-loss-coeff moe-deepep-num-sms moe-expert-capacity-factor moe-ffn-hidden-size moe-input-jitter-eps
+    moe-layer-freq moe-router-bias-update-rate moe-router-dtype moe-router-group-topk moe-router-load-balancing-type
+    moe-router-num-groups moe-router-score-function moe-router-topk moe-router-topk-scaling-factor moe-shared-expert-intermediate-size
+    moe-token-dispatcher-type moe-token-drop-policy moe-upcycling-granularity moe-z-loss-coeff mrope-section mscale mscale-all-dim
+    mtp-loss-scaling-factor mtp-num-layers nccl-communicator-config-path no-rope-freq non-persistent-ckpt-type
+    non-persistent-global-ckpt-dir non-persistent-local-ckpt-algo non-persistent-local-ckpt-dir non-persistent-save-interval
+    norm-epsilon normalization num-attention-heads num-channels num-classes num-dataset-builder-threads
+    num-distributed-optimizer-instances num-experts num-layers num-layers-at-end-in-bf16 num-layers-at-start-in-bf16
+    num-layers-per-virtual-pipeline-stage num-query-groups num-virtual-stages-per-pipeline-rank num-workers object-storage-cache-path
+    one-logger-project one-logger-run-name onnx-safe optimizer optimizer-offload-fraction padded-vocab-size patch-dim
+    per-split-data-args-path persistent-save-interval pipeline-model-parallel-comm-backend pipeline-model-parallel-layout
+    pipeline-model-parallel-size position-embedding-type pretrained-checkpoint profile-ranks profile-step-end profile-step-start
+    q-lora-rank qk-head-dim qk-pos-emb-head-dim query-in-block-prob rampup-batch-size recompute-granularity recompute-method
+    recompute-modules recompute-num-layers relative-attention-max-distance relative-attention-num-buckets replication-factor
+    replication-jump rerun-mode result-rejected-tracker-filename retriever-report-topk-accuracies retriever-seq-length
+    retro-cyclic-train-iters retro-encoder-attention-dropout retro-encoder-hidden-dropout retro-encoder-layers retro-project-dir
+    rope-scaling-factor rope-type rotary-base rotary-percent rotary-scaling-factor rotary-seq-len-interpolation-factor sample-rate save
+    save-interval save-retain-interval seed seq-length sft-tokenizer-prompt-format sgd-momentum sharp-enabled-group short-seq-prob spec
+    split start-weight-decay straggler-ctrlr-port straggler-minmax-count suggested-communication-unit-size swin-backbone-type
+    symmetric-ar-type tensor-model-parallel-size tensorboard-dir tensorboard-log-interval tensorboard-queue-size test-data-path
+    tiktoken-num-special-tokens tiktoken-pattern tiktoken-special-tokens timing-log-level timing-log-option titles-data-path
+    tokenizer-model tokenizer-type tp-comm-bootstrap-backend tp-comm-overlap-cfg train-data-path train-iters train-samples
+    train-sync-interval transformer-impl v-head-dim valid-data-path vision-backbone-type vision-pretraining-type vocab-extra-ids
+    vocab-file vocab-size wandb-exp-name wandb-project wandb-save-dir warmup weight-decay weight-decay-incr-style wgrad-deferral-limit
+    yaml-cfg
+""")
+LAUNCHER = _names(
+    "node-rank rdzv-backend rdzv-endpoint rdzv-id master-addr master-port standalone max-restarts"
+)  # torch/distributed/run.py
+
+
+def flags_of(text: str, marks: frozenset[str]) -> Mapping[str, Any]:
+    """What the first command says that has a flag of ``marks``; arrays and variables of the script stand for what they were given.
+
+    Raises ValueError for text that is no shell.
+    """
+    said, commands = _pieces(text)
+    settings = [words[0] for name in (ALLOCATOR, OLDER) if (words := said.get(name))]
+    exported = {ALLOCATOR: settings[0]} if settings else {}
+    budget = Budget(MOST_EXPANDED, "words of variables")
+    for words in (*commands, *said.values()):
+        found = _flags(list(islice(_expanded(words, said, 0, budget), MOST_WORDS)))
+        if marks & found.keys():
+            return {**exported, **found}
+    return {}
+
+
+def _pieces(text: str) -> tuple[dict[str, list[str]], list[list[str]]]:
+    """Variables and arrays by name, and the commands. A semicolon begins every line, so that one pass splits all of them."""
+    said: dict[str, list[str]] = {}
+    commands: list[list[str]] = [[]]
+    array: list[str] | None = None
+    budget = Budget(MOST_HELD, "words of variables")
+    for word in shlex.split(text.replace("\\\n", " ").replace("\n", "\n ; "), comments=True):
+        if array is not None:
+            array += [part for part in (word.rstrip(")"),) if part not in ("", ";")]
+            array = None if word.endswith(")") and not word.startswith("$(") else array
+        elif word in (";", "&&", "||", "|"):
+            commands.append([])
+        elif (named := NAMED.fullmatch(word)) and set(commands[-1]) <= {"export"}:
+            array = _named(said, named[1], named[2], word)
+            budget.spend(len(said[named[1]]))
+        else:
+            commands[-1].append(word)
+    return said, [words for words in commands if words]
+
+
+def _named(said: dict[str, list[str]], name: str, value: str, word: str) -> list[str] | None:
+    """Keep what a name is given; the list of an array that goes on."""
+    before = said.get(name, []) if "+=" in word[: len(name) + 2] else []
+    opens = value.startswith("(")
+    said[name] = [*before, *(part for part in _split(value.removeprefix("(").removesuffix(")") if opens else value) if part != ";")]
+    return said[name] if opens and not value.endswith(")") else None
+
+
+def _split(value: str) -> list[str]:
+    try:
+        return shlex.split(value)
+    except ValueError:
+        return [value]
+
+
+def _expanded(words: list[str], said: Mapping[str, list[str]], depth: int, budget: Budget) -> Iterator[str]:
+    """Words with variables in their place; one that nobody gave a value stays as it is. Raises TooMuchError where they grow too many."""
+    for word in words:
+        budget.spend(1 + len(word) // CHARACTERS)
+        whole = USED.fullmatch(word)
+        name = str(whole[1] or whole[2]) if whole else ""
+        if name in said and depth < DEEPEST:
+            yield from _expanded(said[name][:MOST_WORDS], said, depth + 1, budget)
+        elif " " in word and "--" in word and depth < DEEPEST:
+            yield from _expanded(_split(word), said, depth + 1, budget)
+        else:
+            yield word
+
+
+def _flags(words: list[str]) -> dict[str, Any]:
+    """``--a b``, ``--a=b``, ``--a b c`` and switches; those of torchrun by their newer names. What stands before a launcher is another's."""
+    starts = [at for at, word in enumerate(words) if word.endswith((".py", "torchrun")) or word.startswith("torch.distributed")]
+    found: dict[str, Any] = {}
+    at = ""
+    for word in words[starts[0] if starts else 0 :]:
+        if word.startswith("--"):
+            at, equals, value = word.partition("=")
+            at = newer if (newer := at.replace("_", "-")) in ("--nnodes", "--nproc-per-node", *LAUNCHER) else at
+            found[at] = _value(value) if equals else True
+        elif word.endswith(".py"):
+            at = ""
+            found[PROGRAM] = word.rpartition("/")[2]
+        elif at in SWITCHES or not at:
+            found |= {f"$.{word[1:]}": AUTO} if word.startswith("$") and word not in ARGUMENTS else {}
+        elif word not in ARGUMENTS:
+            held = found[at]
+            found[at] = _value(word) if held is True else [*(held if isinstance(held, list) else [held]), _value(word)]
+    return found
+
+
+def _value(word: str) -> Any:
+    if "$" in word:
+        return UNSET
+    if word.isdecimal() and len(word) < 12:
+        return int(word)
+    try:
+        number = float(word) if len(word) < 24 and word[:1] in "-.0123456789" else nan
+    except ValueError:
+        return word
+    return number if isfinite(number) else word

@@ -1,0 +1,135 @@
+"""A batch script for Slurm around ``torchrun``: ``sbatch slurm.sh train.py …``; or around a server's command beside it: ``sbatch slurm.sh``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER, segments
+from memsheet.exchange.shared.file_format import UNSET, Format, Key, Values
+from memsheet.exchange.shared.serve_command import SCRIPTS, one_node, server_of
+from memsheet.exchange.shared.serve_script import unset
+
+VERSION = "sbatch as its manual says (Slurm)"
+RUNS, TORCHRUN = "$runs", "torchrun"
+_PLAIN = re.compile(r"[^A-Za-z0-9._-]+")
+_DIRECTIVE = re.compile(r"#SBATCH(?=\s)")  # nothing is gone back to: lines may be long
+_OPTION = re.compile(r"\s*+(?:--([a-z-]++)[=\s]*+|-([A-Za-z])\s*+)")
+_VALUE = re.compile(r"""<[^<>]*+>|\{\{[^{}]*+\}\}|\$\{[^{}]*+\}|"[^"]*+"|'[^']*+'|(?!-\D|\#)\S++""")
+_LONG = {
+    "A": "account", "a": "array", "B": "extra-node-info", "b": "begin", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency",
+    "e": "error", "F": "nodefile", "G": "gpus", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
+    "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "t": "time", "w": "nodelist", "x": "exclude",
+    "H": "hold", "I": "immediate", "k": "no-kill", "O": "overcommit", "Q": "quiet", "s": "oversubscribe", "v": "verbose", "W": "wait",
+}  # fmt: skip
+"""Options of one letter (sbatch(1))."""
+_RANGE = re.compile(r"\d{1,7}-\d{1,7}")
+_GPUS = re.compile(r"(?:gpu:)?(?:[A-Za-z0-9_-]+:)?(\d{1,6})")
+
+
+def _compose(values: Values, _: Values) -> str:
+    """Directives take no quotes, so that a name is written in plain letters; the rest is the cluster's own environment."""
+    directives = [f"#SBATCH --{at[1:]}={_PLAIN.sub('-', str(value))}" for at, value in values.items() if at.startswith("#")]
+    named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR,) if name in values]
+    if values[RUNS] != TORCHRUN:
+        serve = f'srun --ntasks=1 bash {shlex.quote(values[RUNS])} "$@"'
+        return "\n".join(["#!/usr/bin/env bash", *directives, "set -euo pipefail", *named, serve, ""])
+    launch = [
+        "srun torchrun", '--nnodes="$SLURM_JOB_NUM_NODES"', f"--nproc-per-node={shlex.quote(str(values['#gpus-per-node']))}",
+        '--rdzv-id="$SLURM_JOB_ID"', "--rdzv-backend=c10d", '--rdzv-endpoint="$first:29500"', '"$@"',
+    ]  # fmt: skip
+    first = 'first="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"'
+    return "\n".join(["#!/usr/bin/env bash", *directives, "set -euo pipefail", *named, first, " \\\n  ".join(launch), ""])
+
+
+def _parse(text: str) -> Mapping[str, Any]:
+    """The directives, and what is exported; nothing is run."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        if _DIRECTIVE.match(line):
+            for name, value in _options(line):
+                found[f"#{name}"] = int(value) if value and value.isdigit() and len(value) < 8 else UNSET if _open(name, value) else value
+        elif line.startswith((f"export {ALLOCATOR}=", f"export {OLDER}=")):
+            found[ALLOCATOR] = line.partition("=")[2]
+        elif line.startswith("srun "):
+            found[RUNS] = next((script for script in SCRIPTS.values() if f" bash {script} " in f"{line} "), TORCHRUN)
+    return _with_nodes(found)
+
+
+def _options(line: str) -> Iterator[tuple[str, str | None]]:
+    """Options of a directive by their long names, of which a line may have several, up to a comment."""
+    at = len("#SBATCH")
+    while option := _OPTION.match(line, at):
+        value = _VALUE.match(line, option.end())
+        at = value.end() if value else option.end()
+        yield option[1] or _LONG.get(option[2], option[2]), value[0].strip("\"'") if value else None
+
+
+def _with_nodes(found: dict[str, Any]) -> dict[str, Any]:
+    """As many nodes as tasks need that are counted by node, where nobody says how many (sbatch(1), --ntasks-per-node)."""
+    tasks, per_node = found.get("#ntasks"), found.get("#ntasks-per-node")
+    if "#nodes" not in found and isinstance(tasks, int) and isinstance(per_node, int) and per_node:
+        found["#nodes"] = -(-tasks // per_node)
+    return found
+
+
+def _open(name: str, value: str | None) -> bool:
+    """Whether a number is left open: by a place to fill in, by a word, or as from one number of nodes to another (sbatch(1))."""
+    words = name == "nodes" and value is not None and (_RANGE.fullmatch(value) is not None or not any(map(str.isdigit, value)))
+    return unset(value) or words
+
+
+def _per_node(value: Any, values: Values) -> Mapping[str, Any]:
+    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
+    return {"@per_node": int(told[1]), "@gpus": int(told[1]) * nodes} if told and isinstance(nodes, int) else {}
+
+
+def _of_the_job(value: Any, values: Values) -> Mapping[str, Any]:
+    """GPUs of all nodes together, which says nothing more where they are counted by node."""
+    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
+    if any(at in values for at in _BY_NODE) or not told or not isinstance(nodes, int):
+        return {}
+    whole = int(told[1])
+    return {"@gpus": whole, **({"@per_node": whole // nodes} if nodes and whole % nodes == 0 else {})}
+
+
+def _of_tasks(value: Any, values: Values) -> Mapping[str, Any]:
+    """GPUs of each task, as many times as there are tasks."""
+    nodes, told = values.get("#nodes", 1), _GPUS.fullmatch(str(value))
+    per_node, tasks = values.get("#ntasks-per-node"), values.get("#ntasks")
+    if any(at in values for at in (*_BY_NODE, "#gpus")) or not told or not isinstance(nodes, int):
+        return {}
+    count = per_node * nodes if isinstance(per_node, int) else tasks
+    return _of_the_job(int(told[1]) * count, values) if isinstance(count, int) else {}
+
+
+_BY_NODE = ("#gpus-per-node", "#gres")
+
+
+FORMAT = Format(
+    name="slurm", file="slurm.sh", kind="shell", tested=VERSION,
+    engines=("transformers", "fsdp2", "fsdp1", "deepspeed", "torchtitan", "megatron", "torchtune", "litgpt", "llm-foundry", "internevo", *SCRIPTS),
+    keys=(
+        Key(at=RUNS, out=lambda a: SCRIPTS.get(a["engine"], TORCHRUN), back=lambda runs, _: {"task": "train" if runs == TORCHRUN else "infer"},
+            source="the command this script starts"),
+        Key(at="#job-name", out=lambda a: _PLAIN.sub("-", str(a.get("@model") or "memsheet"))[:64], back=lambda *_: {}, source="sbatch(1)"),
+        Key(at="#nodes", says="@nodes", usual=1, source="sbatch(1)"),
+        Key(at="#gpus-per-node", says="@per_node", back=_per_node, source="sbatch(1)"),
+        Key(at="#gres", out=lambda _: None, back=_per_node, source="sbatch(1)"),
+        Key(at="#gpus", out=lambda _: None, back=_of_the_job, source="sbatch(1)"),
+        Key(at="#gpus-per-task", out=lambda _: None, back=_of_tasks, source="sbatch(1)"),
+        *segments(),
+    ),
+    fixed=lambda _: {"#ntasks-per-node": 1},  # torchrun starts the ranks of its node
+    marks=frozenset({"#nodes", "#gpus-per-node", "#gres", "#gpus", "#gpus-per-task", "#ntasks", "#ntasks-per-node"}), beside=frozenset({"*"}), compose=_compose, parse=_parse,
+    known=frozenset({
+        f"#{name}" for name in (
+            "ntasks-per-node", "ntasks", "time", "partition", "account", "qos", "output", "error", "mem", "cpus-per-task", "exclusive",
+            "constraint", "exclude", "nodelist", "mail-type", "mail-user", "array", "requeue", "signal", "open-mode", "chdir", "cpus-per-gpu", "mem-per-gpu", "mem-per-cpu",
+            *(name for name in _LONG.values() if name not in ("gpus", "nodes", "job-name")), "wrap", "nice", "hint", "switches", "gpu-bind", "gpu-freq", "reservation", "dependency", "comment", "export",
+        )
+    }),
+    problems=one_node, along=server_of,
+)  # fmt: skip

@@ -1,0 +1,29 @@
+"""What torchtitan's present configuration and its older TOML say alike (820504e config_manager.py:282, b5bcd76 distributed/fsdp.py:112)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import Values, plan_word
+
+MIXED = {"bfloat16": "bf16", "float32": "fp32"}
+STEPS = {"fused": "fused", "foreach": "foreach", "loop": "for-loop"}
+PP = "parallelism.pipeline_parallel_degree"
+
+
+def above(value: Any, least: int) -> bool:
+    """Whether a value is a count beyond ``least``; a switch is none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value > least
+
+
+def mixed(value: Any, _: Values) -> Mapping[str, Any]:
+    """The dtype that is computed in; everything else is fp32."""
+    kept = {f"precision.{name}": "fp32" for name in ("parameters", "gradients", "reduce", "moments")}
+    return {"precision.compute": plan_word(MIXED, value), **kept}
+
+
+def zero(value: Any, values: Values) -> Mapping[str, Any]:
+    """Parameters are freed after forward unless there are stages, where nobody says."""
+    usual = 2 if above(values.get(PP, 1), 1) else 3
+    return {"zero": plan_word({"always": 3, "never": 2, "default": usual}, value)}

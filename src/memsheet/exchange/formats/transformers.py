@@ -1,0 +1,293 @@
+"""``TrainingArguments`` of transformers, as YAML and as Python. What the model is loaded as is the training script's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.file_format import Format, Key, Moved, Values, is_key, plan_word, precision_word
+from memsheet.exchange.shared.trainer_script import BITS, DEFAULTS, LORA, SCRIPT, SFT_OWN, UNSAID, arguments_of
+from memsheet.exchange.shared.trainers import with_master
+from memsheet.plan.library_defaults import own_default
+
+VERSION = "transformers 5.23.0"
+CHUNKED, PIECE, EIGHTHS = "chunked_nll", 256, 8
+F = "fsdp_config"
+OPTIMIZERS = {
+    ("adamw", "fused"): "adamw_torch_fused", ("adamw", "foreach"): "adamw_torch", ("sgd", "foreach"): "sgd",
+    ("adafactor", "loop"): "adafactor", ("adamw_8bit", "bnb"): "adamw_bnb_8bit", ("adamw_8bit", "torchao"): "adamw_torch_8bit",
+    ("lion", "bnb"): "lion_32bit", ("lion_8bit", "bnb"): "lion_8bit", ("paged_adamw", "bnb"): "paged_adamw_32bit",
+    ("paged_adamw_8bit", "bnb"): "paged_adamw_8bit",
+}  # fmt: skip
+"""By name and implementation (training_args.py:113-160; trainer_optimizer.py:605-616)."""
+_ALSO = {"adamw_8bit": ("adamw_8bit", "bnb"), "adamw_hf": ("adamw", "foreach")}
+
+
+def _optim(value: Any, _: Values) -> Mapping[str, Any]:
+    found = _ALSO.get(str(value)) or next((pair for pair, name in OPTIMIZERS.items() if name == value), (str(value), None))
+    return dict(zip(("optimizer.name", "optimizer.implementation"), found, strict=True))
+
+
+def _engine(value: Any, values: Values) -> Mapping[str, Any]:
+    """Of ``fsdp``: a switch now, words in older files; DeepSpeed where its file is named, else replicas."""
+    if values.get("deepspeed"):
+        return {"engine": "deepspeed"}
+    if value in (False, None, "", []):
+        return {"engine": "transformers", "zero": 0}
+    words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    older = {"zero": 2} if "shard_grad_op" in words else {}  # training_args.py: _apply_legacy_fsdp_to_config
+    return {"engine": "fsdp1" if str(values.get(f"{F}.version", 2)) == "1" else "fsdp2", **older}
+
+
+def _sharded(values: Values) -> bool:
+    return bool(values.get("fsdp")) and not values.get("deepspeed")
+
+
+def _switch(word: str) -> Key:
+    def back(value: Any, values: Values) -> Mapping[str, Any]:
+        if values.get("deepspeed") and value is True:
+            return with_master(word)  # unless the DeepSpeed file says it: its "auto" is this (integrations/deepspeed.py:183)
+        if value is not True:
+            return {} if values.get("bf16") is True or values.get("fp16") is True else {"?precision.name": "fp32"}
+        reduced = {"precision.reduce": word} if _sharded(values) else {"?precision.reduce": "fp32"}  # accelerate utils/dataclasses.py:2137
+        kept = {f"?precision.{key}": "fp32" for key in ("parameters", "gradients", "moments")}
+        return {"precision.compute": word, **reduced, **kept}
+
+    def out(asked: Values) -> Any:
+        own = asked.get("precision.parameters") if asked["engine"] == "deepspeed" else precision_word(asked)
+        return own == word
+
+    return Key(at=word, out=out, back=back, usual=False, source="training_args.py:874-880")
+
+
+def _plain(asked: Values) -> bool:
+    return not any(asked.get(f"recompute.{key}") for key in ("every", "layers", "segments", "modules"))
+
+
+def _of_fsdp(make: Any) -> Any:
+    return lambda asked: make(asked) if asked["engine"] == "fsdp2" else None
+
+
+def _both(value: Any, values: Values) -> Mapping[str, Any]:
+    return {"offload.optimizer": int(bool(value)), "offload.parameters": int(bool(value))} if _sharded(values) else {}
+
+
+def loaded(value: Any, values: Values) -> Mapping[str, Any]:
+    """Parameters in sixteen bits have gradients and moments of sixteen, and are reduced so; mixed precision then casts nothing. Sharding with it
+    makes them fp32 (accelerate fsdp_utils.py:814). Adapters have a dtype of their own beside a base of this one.
+    """
+    word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(str(value), str(value))
+    if values.get("deepspeed") or values.get(f"{SCRIPT}.quantized") or str(value) == UNSAID:
+        return {}
+    mixed = next((width for width in ("bf16", "fp16") if values.get(width) is True), "")
+    if values.get(f"{SCRIPT}.lora_rank"):
+        return {"precision.parameters": word, "precision.compute": mixed or word}
+    if mixed and _sharded(values):
+        return {}
+    told = {f"precision.{name}": word for name in ("parameters", "gradients", "moments")}
+    return {**told, "precision.reduce": word, **({} if mixed else {"precision.compute": word})}
+
+
+def _loss(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"loss": "chunked"} if value == CHUNKED else {}
+
+
+MOST_OF_A_PIECE, LOGIT = 4 * 2**30, 2 + 4 + 4 + 4
+"""Of Unsloth's loss (unslothai/unsloth-zoo ce232d6 unsloth_zoo/fused_losses/cross_entropy_loss.py:139-178): the most that a piece's logits take in
+fp32, and bytes of each in a piece that is not compiled: as made, in fp32, its logarithm and its gradient.
+"""
+
+
+def _pieces_of_unsloth(asked: Values) -> Moved:
+    """Pieces are as many as half of the memory that is free needs: all in one, or nothing of the sheet's eighth. The head's gradient may be there twice."""
+    tokens, vocab = asked["@tokens"], asked["@vocab"]
+    eighth = -(-tokens // EIGHTHS) * vocab * LOGIT
+    most = min(tokens * vocab, MOST_OF_A_PIECE // 4) * LOGIT
+    why = "Unsloth makes the loss in pieces of at most half the free memory and 4 GiB; the sheet is of an eighth of the tokens"
+    return Moved(at="loss", why=why, low_bytes=-eighth, high_bytes=max(0, most - eighth) + 2 * vocab * asked["@hidden"])
+
+
+WIDE_TENSORS = 6
+"""Of a layer, at most, that are fp32 where its norms are: each of two norms keeps its input and what it scaled, and two sums pass along it. A bound."""
+
+
+def _cast(asked: Values) -> Moved:
+    """What peft casts to fp32 is all that is not quantized: both tables by two bytes an element and a copy in sixteen bits of the head for autocast, and what
+    norms keep.
+    """
+    tables = asked["@vocab"] * asked["@hidden"] * (2 + 2 + 2)
+    passing = asked["@tokens"] * asked["@hidden"] * 4 * (WIDE_TENSORS * asked["@layers"] + 2)
+    why = "peft's prepare_model_for_kbit_training casts embeddings, head and norms to fp32, and so what passes along the layers"
+    return Moved(at=f"{SCRIPT}.prepared", why=why, low_bytes=0, high_bytes=tables + passing)
+
+
+def _pieces(values: Values, asked: Values) -> Iterator[Moved]:
+    """TRL's pieces of the loss are of 256 tokens, the sheet's an eighth; each raises the head to fp32, and its gradient (sft_trainer.py:86, 99-114)."""
+    if values.get(f"{SCRIPT}.prepared") is True:
+        yield _cast(asked)
+    if values.get(f"{SCRIPT}.unsloth") is True:
+        yield _pieces_of_unsloth(asked)
+    if values.get(f"{SCRIPT}.loss_type") == CHUNKED:
+        tokens, vocab = asked["@tokens"], asked["@vocab"]
+        more = (min(PIECE, tokens) - -(-tokens // EIGHTHS)) * vocab * 3 * 4  # logits, their logarithms and the gradient, in fp32
+        wide = vocab * asked["@hidden"] * (4 if str(values.get(f"{SCRIPT}.dtype")) == "float32" else 8)
+        if asked["@loss"] == "fused":  # which stands for it where pieces are not modelled
+            whole = PIECE * vocab * 3 * 4
+            why = f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet is of Liger's"
+            yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=-vocab * asked["@hidden"] * 4, high_bytes=whole + wide)
+            return
+        why = f"TRL makes the loss of {PIECE} tokens at a time, with the head raised to fp32; the sheet is of an eighth of the tokens"
+        yield Moved(at=f"{SCRIPT}.loss_type", why=why, low_bytes=min(0, more), high_bytes=max(0, more) + wide)
+
+
+def _whole(asked: Values) -> bool:
+    return asked.get("offload.optimizer") == 1 and asked.get("offload.parameters") == 1
+
+
+def _once(value: Any, _: Values) -> Mapping[str, Any]:
+    return {"attention": {"flash_attention_2": "flash", "flash_attention_3": "flash"}.get(str(value), value)}
+
+
+EXAMPLES = "huggingface/transformers v5.3.0 examples/pytorch/language-modeling/run_clm.py"
+KEYS = (
+    Key(at="model_name_or_path", says="@model", out=lambda _: None, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="dtype", out=lambda _: None, back=loaded, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="attn_implementation", out=lambda _: None, back=_once, source=f"{EXAMPLES}, ModelArguments"),
+    Key(at="block_size", says="seq_len", out=lambda _: None, source=f"{EXAMPLES}, DataTrainingArguments"),
+    Key(at="per_device_train_batch_size", says="microbatch", usual=own_default("trl", "per_device_train_batch_size"), source="training_args.py:777"),
+    Key(at="gradient_accumulation_steps", says="@accumulation", usual=1, source="training_args.py:849"),
+    _switch("bf16"),
+    _switch("fp16"),
+    Key(
+        at="gradient_checkpointing", out=lambda a: a["engine"] != "fsdp2" and a.get("recompute.mode") == "full" and _plain(a),
+        back=lambda v, _: {"recompute.mode": "full"} if v is True else {"?recompute.mode": "none"}, usual=False, source="training_args.py:926",
+    ),
+    Key(
+        at="optim", out=lambda a: OPTIMIZERS.get((str(a.get("optimizer.name")), str(a.get("optimizer.implementation")))), back=_optim,
+        usual=own_default("trl", "optim"), source="training_args.py:806-813",
+    ),
+    Key(at="fsdp", out=lambda a: True if a["engine"] == "fsdp2" else None, back=_engine, usual=False, source="training_args.py:1447"),
+    Key(
+        at="deepspeed", out=lambda a: "ds_config.json" if a["engine"] == "deepspeed" else None, back=lambda *_: {},
+        source="training_args.py:1463",
+    ),
+    Key(at=f"{F}.version", out=_of_fsdp(lambda _: 2), back=lambda *_: {}, source="training_args.py:2826"),
+    Key(
+        at=f"{F}.reshard_after_forward", out=_of_fsdp(lambda a: a.get("zero") == 3),
+        back=lambda v, values: {"zero": 3 if v is True else 2} if _sharded(values) else {}, source="training_args.py:1455",
+    ),
+    Key(
+        at=f"{F}.activation_checkpointing",
+        out=_of_fsdp(lambda a: a.get("recompute.mode") == "full" and _plain(a)),
+        back=lambda v, values: {"recompute.mode": "full"} if v is True and _sharded(values) else {},
+        source="training_args.py:2795",
+    ),
+    Key(at=f"{F}.cpu_offload", out=_of_fsdp(_whole), back=_both, source="training_args.py:2830"),
+    Key(at=f"{SCRIPT}.max_length", says="seq_len", out=lambda _: None, source="huggingface/trl 016013e trl/trainer/sft_config.py"),
+    Key(at=f"{SCRIPT}.model", says="@model", out=lambda _: None, source="modeling_utils.py, from_pretrained: pretrained_model_name_or_path"),
+    Key(at=f"{SCRIPT}.dtype", out=lambda _: None, back=loaded, source="modeling_utils.py, from_pretrained: dtype"),
+    Key(
+        at=f"{SCRIPT}.attention", out=lambda _: None, source="modeling_utils.py, from_pretrained: attn_implementation",
+        back=lambda v, _: {"attention": plan_word({"flash_attention_2": "flash", "flash_attention_3": "flash"}, v)},
+    ),
+    Key(at=f"{SCRIPT}.unsloth", out=lambda _: None, back=lambda v, _: {"loss": "chunked"} if v is True else {}, source="unslothai/unsloth 015bdef unsloth/models/llama.py:1465-1507"),
+    Key(at=f"{SCRIPT}.prepared", out=lambda _: None, back=lambda *_: {}, source="huggingface/peft 5d602fd src/peft/utils/other.py:158-240"),
+    Key(at=f"{SCRIPT}.offload", says="offload.activations", out=lambda _: None, source="unslothai/unsloth 015bdef unsloth/models/_utils.py:376"),
+    Key(
+        at="use_liger_kernel", out=lambda _: None, back=lambda v, _: {"loss": "fused"} if v is True else {}, usual=False,
+        source="training_args.py:374; linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py: fused_linear_cross_entropy",
+    ),
+    Key(at=f"{SCRIPT}.fused", out=lambda _: None, back=lambda *_: {"loss": "fused"}, source="linkedin/Liger-Kernel src/liger_kernel/transformers/monkey_patch.py"),
+    Key(
+        at=f"{SCRIPT}.loss_type", out=lambda _: None, back=_loss, holds=("nll", CHUNKED), instead="nll",
+        source="huggingface/trl f2cd577 trl/trainer/sft_config.py:336",
+    ),
+    *(
+        Key(at=f"{SCRIPT}.{name}", says=says, out=lambda _: None, source=source) for name, says, source in (
+            ("lora_rank", "adapter.rank", "peft tuners/lora/config.py, r"), ("lora_targets", "adapter.targets", "peft tuners/lora/config.py, target_modules"),
+            ("lora_dropout", "adapter.dropout", "peft tuners/lora/config.py, lora_dropout"),
+            ("adapter_dtype", "adapter.dtype", "huggingface/trl f2cd577 trl/trainer/sft_trainer.py:1127-1130"),
+            ("quantized", "quantization.weights", "utils/quantization_config.py, bnb_4bit_quant_type"),
+            ("double_quant", "quantization.double_quant", "utils/quantization_config.py, bnb_4bit_use_double_quant"),
+        )
+    ),
+)  # fmt: skip
+
+
+def _renamed(at: str) -> str:
+    """Without the launcher's prefix (training_args.py:2784); recompute by its older name (:1533)."""
+    if at == "torch_dtype":
+        return "dtype"
+    if at.startswith("activation_checkpointing"):
+        return at.replace("activation", "gradient", 1)
+    return at.replace(f"{F}.fsdp_", f"{F}.", 1)
+
+
+def _fixed(asked: Values) -> Mapping[str, Any]:
+    wrap = {f"{F}.auto_wrap_policy": "TRANSFORMER_BASED_WRAP", f"{F}.cpu_ram_efficient_loading": True} if asked["engine"] == "fsdp2" else {}
+    return {"output_dir": "output", **wrap}
+
+
+def _python(tree: Values) -> Mapping[str, str]:
+    from pprint import pformat
+
+    body = pformat(dict(tree), sort_dicts=False, width=100)
+    text = f"from transformers import TrainingArguments\n\nARGUMENTS = {body}\n\n\ndef training_args() -> TrainingArguments:\n    return TrainingArguments(**ARGUMENTS)\n"
+    return {"training_args.py": text}
+
+
+def _into_arguments(values: Values) -> bool:
+    """Whether it is known that ``TrainingArguments`` takes it: a script calls them, or a file holds nothing else. With further keys it is of the
+    dataclasses of some script.
+    """
+    return f"{SCRIPT}.reads" in values or all(is_key(FORMAT, at) for at in values)
+
+
+FORMAT = Format(
+    name="transformers", file="training_args.yaml", kind="yaml", tested=VERSION, engines=("transformers", "fsdp2", "deepspeed"), keys=KEYS,
+    fixed=_fixed, more=_python, said={"task": "train"},
+    marks=frozenset({"per_device_train_batch_size", "gradient_checkpointing", "activation_checkpointing", "fsdp", "optim", SCRIPT, "model_name_or_path"}),
+    rename=_renamed, also=arguments_of,
+    refers=("deepspeed",), program_known=_into_arguments, stored=f"{SCRIPT}.dtype", moves=_pieces,
+    strict=("",),  # hf_argparser.py: parse_dict raises on keys that are not used
+    differs={"precision.reduce": "the Trainer's FSDP reduces in the dtype it computes in (accelerate utils/dataclasses.py:2137)"},
+    beside=frozenset({
+        "engine", "seq_len", "global_batch", "attention", "loss", "dropout", "mesh.dp_shard", "mesh.dp_replicate", "zero", "image_tokens",
+        "allocator.expandable_segments", "precision.parameters", "precision.compute", "precision.gradients", "precision.reduce",
+        "precision.moments", "recompute.mode", "recompute.every", "recompute.layers", "recompute.segments", "recompute.modules",
+        "adapter.kind", "adapter.rank", "adapter.targets", "adapter.dtype", "adapter.dropout", "adapter.full_modules", "quantization.weights",
+        "quantization.double_quant", "quantization.group_size", "quantization.skip", "offload.optimizer", "offload.parameters",
+        "precision.master_weights",
+    }),
+    unmodelled={
+        "torch_compile": (False,), "auto_find_batch_size": (False,),
+        "gradient_checkpointing_kwargs.every_n_layers": (1,), "gradient_checkpointing_kwargs.offload": (False,), "**": (),
+        **{f"{SCRIPT}.{name}": () for name in (LORA, BITS, "model_init_kwargs")},
+        f"{SCRIPT}.activation_offloading": (False,),
+        "torch_empty_cache_steps": (), "neftune_noise_alpha": (), "parallelism_config": (), "ddp_bucket_cap_mb": (25,), "use_cpu": (False,),
+        "ddp_static_graph": (False,), f"{F}.auto_wrap_policy": ("TRANSFORMER_BASED_WRAP",), f"{F}.xla": (False,), "optim_args": (), "label_smoothing_factor": (0, 0.0), "ddp_find_unused_parameters": (False,),
+    },
+    known=frozenset({
+        "output_dir", "num_train_epochs", "max_steps", "learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "lr_scheduler_kwargs.*",
+        "warmup_steps", "warmup_ratio", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "optim_target_modules",
+        "average_tokens_across_devices", "max_grad_norm", "bf16_full_eval", "fp16_full_eval", "tf32", "gradient_checkpointing_kwargs",
+        "gradient_checkpointing_kwargs.*", f"{SCRIPT}.reads", f"{SCRIPT}.{DEFAULTS}.*", *(
+            f"{SCRIPT}.{name}" for name in SFT_OWN if name not in ("max_length", "loss_type", "activation_offloading", "model_init_kwargs")
+        ), "torch_compile_backend", "torch_compile_mode",
+        "liger_kernel_config", "liger_kernel_config.*", "use_cache", "logging_strategy", "logging_steps", "logging_first_step",
+        "log_on_each_node", "logging_nan_inf_filter", "include_num_input_tokens_seen", "log_level", "log_level_replica", "disable_tqdm",
+        "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id", "eval_strategy", "eval_steps",
+        "eval_delay", "per_device_eval_batch_size", "prediction_loss_only", "eval_on_start", "eval_do_concat_batches",
+        "eval_use_gather_object", "eval_accumulation_steps", "include_for_metrics", "batch_eval_metrics", "save_only_model", "save_strategy",
+        "save_steps", "save_on_each_node", "save_total_limit", "enable_jit_checkpoint", "push_to_hub", "hub_token", "hub_private_repo",
+        "hub_model_id", "hub_strategy", "hub_always_push", "hub_revision", "load_best_model_at_end", "metric_for_best_model",
+        "greater_is_better", "ignore_data_skip", "restore_callback_states_from_checkpoint", "full_determinism", "seed", "data_seed",
+        "accelerator_config", "accelerator_config.*", "dataloader_drop_last", "dataloader_num_workers", "dataloader_pin_memory",
+        "dataloader_persistent_workers", "dataloader_prefetch_factor", "dataloader_multiprocessing_context", "dataloader_in_order",
+        "remove_unused_columns", "label_names", "train_sampling_strategy", "length_column_name", "ddp_broadcast_buffers", "ddp_backend",
+        "ddp_timeout", "debug", "skip_memory_metrics", "do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank",
+        F, f"{F}.min_num_params", f"{F}.transformer_layer_cls_to_wrap", f"{F}.cpu_ram_efficient_loading", f"{F}.state_dict_type",
+        f"{F}.xla_fsdp_v2", f"{F}.xla_fsdp_grad_ckpt", f"{F}.limit_all_gathers", f"{F}.use_orig_params", f"{F}.sync_module_states",
+        f"{F}.forward_prefetch", f"{F}.backward_prefetch", f"{F}.mixed_precision_policy",
+    }),
+)  # fmt: skip

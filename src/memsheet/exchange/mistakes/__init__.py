@@ -1,0 +1,63 @@
+"""Known mistakes of configurations, as tables: what they cost, what cures them, who says so.
+
+A rule looks at a ``Case`` and yields what it found. ``changes`` are keys of a plan: a cure whose bytes are told by accounting the plan with
+it. ``stops``: the engine refuses the file, so that the job never starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
+from memsheet.exchange.mistakes.files import FILES
+from memsheet.exchange.mistakes.megatron import MEGATRON
+from memsheet.exchange.mistakes.plans import PLANS
+from memsheet.exchange.mistakes.scripts import SCRIPTS
+from memsheet.exchange.mistakes.serving import SERVING, cache_bytes
+from memsheet.exchange.mistakes.shape import SHAPE
+from memsheet.exchange.mistakes.stored import STORED
+from memsheet.exchange.mistakes.trainer import TRAINER
+from memsheet.exchange.mistakes.zero import ZERO
+from memsheet.exchange.shared.script_defaults import absent_files
+
+TRAINING = (*FILES, *PLANS, *ZERO, *MEGATRON, *TRAINER, *SHAPE, *SCRIPTS)
+RULES = (*TRAINING, *SERVING, *STORED)
+SERVED = (*FILES, *SERVING, *STORED)
+"""Those for a server's command; the others are of training."""
+SHARE_WORTH_TELLING = 20
+"""A cure is told where it frees at least one in so many bytes of a rank."""
+
+
+def lint(case: Case) -> tuple[tuple[Rule, Found], ...]:
+    """Every mistake that is found, those that stop the job first, then by what the cure frees."""
+    rules = SERVED if case.request.get("task") == "infer" else TRAINING
+    whole = not case.together.script and not absent_files(case.reads)
+    found = [(rule, _weighed(case, _sure(case, one))) for rule in rules if whole or not rule.only_if_whole for one in rule.looks(case)]
+    worth = [(rule, one) for rule, one in found if not rule.only_if_saves or _worth(case, one)]
+    return tuple(sorted(worth, key=lambda pair: (not pair[1].stops, -(pair[1].saves_bytes or pair[1].gains_bytes or 0))))
+
+
+def _sure(case: Case, found: Found) -> Found:
+    """A remark alone, where the program that reads the file is not known: no one can say what it stops at."""
+    name = max((name for name in case.reads if found.where.startswith(f"{name}:")), key=len, default="")
+    known = not name or case.reads[name].form.program_known(case.reads[name].values)
+    return found if known or not found.stops else replace(found, stops=False)
+
+
+def _weighed(case: Case, found: Found) -> Found:
+    """With the bytes of a rank that the cure frees, or gives a server's cache, where a plan can say it."""
+    if not found.changes or case.answer is None:
+        return found
+    cured = case.ask(found.changes)
+    if cured is None:
+        return found
+    if case.request.get("task") == "infer":
+        return replace(found, gains_bytes=cache_bytes(cured) - cache_bytes(case.answer))
+    return replace(found, saves_bytes=device_bytes(case.answer) - device_bytes(cured))
+
+
+def _worth(case: Case, found: Found) -> bool:
+    return case.answer is not None and (found.saves_bytes or 0) * SHARE_WORTH_TELLING > device_bytes(case.answer)
+
+
+__all__ = ["RULES", "SERVED", "TRAINING", "Case", "Found", "Rule", "lint"]

@@ -1,0 +1,99 @@
+"""What a rule of the lint looks at, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import field, replace
+from typing import Any
+
+from memsheet.budget import Answer, Result
+from memsheet.exchange.shared.file_format import Read, Together
+from memsheet.frozen import dataclass
+from memsheet.plan.model import ModelSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Files that were read, what they say together, and what came of it. ``ask`` accounts the plan with some keys changed."""
+
+    reads: Mapping[str, Read]
+    texts: Mapping[str, str]
+    together: Together
+    answer: Answer | None
+    model: ModelSpec | None  # known where a plan is refused, too
+    ask: Callable[[Mapping[str, Any]], Answer | None]
+    bundled: Callable[[str], str | None] = lambda _: None  # the bundled model that a hub's name is of
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        return self.together.request
+
+    def of(self, *formats: str) -> Iterator[tuple[str, Read]]:
+        return ((name, read) for name, read in self.reads.items() if read.form.name in formats)
+
+    def values(self, *formats: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        return ((name, read.values) for name, read in self.of(*formats))
+
+
+TRAINERS = ("transformers", "trl")
+"""Formats of transformers' arguments: TRL's are these and its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One mistake. ``where``: file and key; ``gains_bytes``: what a rank's cache gets by the cure of a server's; ``beyond``: the bytes that the cure
+    frees are not in the sheet, so that they may keep a job from fitting that the sheet says fits; ``fits``: how the sheet fits with other changes (``fitting``, else
+    those of the cure), "without" say.
+    """
+
+    where: str
+    says: str
+    cure: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    saves_bytes: int | None = None
+    gains_bytes: int | None = None
+    beyond: bool = False
+    stops: bool = False
+    fits: str = ""
+    fitting: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def other(self) -> Mapping[str, Any]:
+        """The changes with which the sheet fits."""
+        return self.fitting or self.changes
+
+    def claimed(self, *, sure: bool) -> Found:
+        """With what is known of another plan's fit in words: of the job, or of what the sheet holds alone."""
+        said = f"the job fits {self.fits}" if sure else f"what the sheet holds fits {self.fits}, which is not all of the job"
+        return replace(self, says=f"{self.says}, and {said}") if self.fits else self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """``looks`` yields what it finds; ``only_if_saves``: said only where the cure frees a part worth telling;
+    ``only_if_whole``: where nothing is left to a script or to a file that is not there, as the finding says that another plan fits.
+    """
+
+    id: str
+    source: str
+    looks: Callable[[Case], Iterator[Found]]
+    only_if_saves: bool = False
+    only_if_whole: bool = False
+
+
+SERVERS = {"vllm": "vLLM ", "sglang": "SGLang "}
+"""How sources of a server's code begin."""
+
+
+def source_for(rule: Rule, engine: str) -> str:
+    """A rule's source, without those of other servers than the one whose file it is about."""
+    others = tuple(begins for name, begins in SERVERS.items() if engine in SERVERS and name != engine)
+    return "; ".join(part for part in rule.source.split("; ") if not part.startswith(others or ("\0",)))
+
+
+def device_bytes(answer: Answer) -> int:
+    return max(int(sheet.device.value) for sheet in answer.sheets)
+
+
+def fits(answer: Answer | None) -> bool:
+    return answer is not None and answer.verdict is not None and answer.verdict.result is Result.FITS

@@ -1,0 +1,163 @@
+"""Mistakes of Megatron-LM's flags: what it refuses, what it overrules in silence, what is kept on every rank without need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.mistakes.case import Case, Found, Rule, device_bytes
+
+TP = "--tensor-model-parallel-size"
+FULL = "--recompute-granularity"
+LEGACY = "--use-legacy-models"
+
+
+def _told(case: Case) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    return case.values("megatron")
+
+
+def _data_ranks(case: Case) -> int:
+    mesh = case.answer.plan.mesh if case.answer else None
+    return int(mesh.data_parallel) if mesh else 0
+
+
+def _whole_states(case: Case) -> Iterator[Found]:
+    for name, values in _told(case):
+        own = values.get("--use-distributed-optimizer") or values.get("--use-megatron-fsdp") or values.get("--use-torch-fsdp2")
+        if not own and _data_ranks(case) > 1:
+            yield Found(
+                where=f"{name}: --use-distributed-optimizer", says=f"is left out: each of {_data_ranks(case)} data-parallel ranks keeps all optimizer states",
+                cure="--use-distributed-optimizer", changes={"zero": 1},
+            )  # fmt: skip
+
+
+def _whole_norms(case: Case) -> Iterator[Found]:
+    for name, values in _told(case):
+        if (values.get(TP) or 1) != 1 and not values.get("--sequence-parallel"):
+            yield Found(
+                where=f"{name}: --sequence-parallel", says="is left out: every tensor-parallel rank keeps the norms' and dropouts' whole inputs",
+                cure="--sequence-parallel", changes={"sequence_parallel": True},
+            )  # fmt: skip
+
+
+def _overruled(case: Case) -> Iterator[Found]:
+    """``--recompute-activations`` sets selective, whatever the granularity said; a method beside it is refused then."""
+    for name, values in _told(case):
+        if values.get("--recompute-activations") and values.get(FULL) == "full":
+            yield Found(
+                where=f"{name}: --recompute-activations", says="makes recompute selective, over --recompute-granularity full",
+                cure="leave --recompute-activations out", changes={"recompute.mode": "full", "recompute.modules": None},
+                stops="--recompute-method" in values or "--recompute-num-layers" in values,
+            )  # fmt: skip
+
+
+def _half_said(case: Case) -> Iterator[Found]:
+    for name, values in _told(case):
+        mode = "selective" if values.get("--recompute-activations") else values.get(FULL)
+        needs = [at for at in ("--recompute-method", "--recompute-num-layers") if at not in values]
+        if mode == "full" and needs:
+            yield Found(
+                where=f"{name}: {FULL} full",
+                says=f"needs {' and '.join(needs)}",
+                cure="--recompute-method uniform --recompute-num-layers 1",
+                stops=True,
+            )
+        elif mode == "selective" and len(needs) < 2 and values.get(FULL) == "selective":
+            yield Found(
+                where=f"{name}: {FULL} selective",
+                says="takes neither --recompute-method nor --recompute-num-layers",
+                cure="leave them out",
+                stops=True,
+            )
+
+
+_NEEDS: tuple[tuple[str, str, bool], ...] = (
+    ("--overlap-param-gather", "--overlap-grad-reduce", True),
+    ("--overlap-param-gather", "--use-distributed-optimizer", True),
+    ("--overlap-param-gather-with-optimizer-step", "--overlap-param-gather", True),
+    ("--tp-comm-overlap", "--sequence-parallel", True),
+    ("--distribute-saved-activations", "--sequence-parallel", False),
+)
+"""A switch, another one, and whether it must be there or must not (arguments.py:559-600, 844; transformer_config.py:860)."""
+
+
+def _needs_another(case: Case) -> Iterator[Found]:
+    for name, values in _told(case):
+        for switch, other, there in _NEEDS:
+            has = bool(values.get(other)) or (other == "--use-distributed-optimizer" and bool(values.get("--use-megatron-fsdp")))
+            if values.get(switch) and has is not there:
+                yield Found(
+                    where=f"{name}: {switch}", says=f"{'needs' if there else 'cannot go with'} {other}",
+                    cure=f"{other}, or leave {switch} out" if there else f"one of the two: leave {switch} out", stops=True,
+                )  # fmt: skip
+
+
+def _connections(case: Case) -> Iterator[Found]:
+    for name, values in _told(case):
+        split = any((values.get(at) or 1) != 1 for at in (TP, "--context-parallel-size"))
+        if split and "CUDA_DEVICE_MAX_CONNECTIONS" not in case.texts[name] and not values.get("--use-megatron-fsdp"):
+            yield Found(
+                where=f"{name}: CUDA_DEVICE_MAX_CONNECTIONS", says="is not set in the script; with tensor or context parallelism Megatron-LM stops without it before Blackwell",
+                cure="export CUDA_DEVICE_MAX_CONNECTIONS=1",
+            )  # fmt: skip
+
+
+def _old_switch(case: Case) -> Iterator[Found]:
+    for name, values in _told(case):
+        if values.get("--use-flash-attn") and not values.get(LEGACY):
+            yield Found(
+                where=f"{name}: --use-flash-attn", says="is read by the legacy models alone", cure="--attention-backend flash (Transformer Engine)",
+            )  # fmt: skip
+
+
+def _keeps_scores(case: Case) -> Iterator[Found]:
+    """The local implementation's attention has its scores in memory, whatever the length, as the unfused backend has."""
+    for name, values in _told(case):
+        if values.get("--transformer-impl") == "local" and not values.get(LEGACY):
+            eager = case.ask({"attention": "eager"})
+            more = device_bytes(eager) - device_bytes(case.answer) if eager is not None and case.answer is not None else None
+            yield Found(
+                where=f"{name}: --transformer-impl local", says="has no flash attention: each layer keeps the scores of every pair of tokens",
+                cure="--transformer-impl transformer_engine, its default", saves_bytes=more,
+            )  # fmt: skip
+
+
+_MASKS = ("--eod-mask-loss", "--sft")
+
+
+def _mean_of_means(case: Case) -> Iterator[Found]:
+    """Each micro-batch is divided by its own tokens, and then by how many micro-batches there are."""
+    rounds = int(case.answer.plan.accumulation) if case.answer else 2
+    for name, values in _told(case):
+        masked = [at for at in _MASKS if values.get(at)]
+        if masked and not values.get("--calculate-per-token-loss") and rounds * max(1, _data_ranks(case)) > 1:
+            yield Found(
+                where=f"{name}: {masked[0]}", says="leaves tokens out, and each micro-batch's loss is divided by its own count: short ones weigh more",
+                cure="--calculate-per-token-loss",
+            )  # fmt: skip
+
+
+def _dropped(case: Case) -> Iterator[Found]:
+    for name, values in _told(case):
+        taken = [at for at in ("--hidden-dropout", "--attention-dropout") if at not in values]
+        if len(taken) == 2:
+            yield Found(
+                where=f"{name}: {taken[0]}, {taken[1]}", says="are not said, and the default is 0.1: a mask is kept at each place",
+                cure="--hidden-dropout 0 --attention-dropout 0", changes={"dropout": 0.0},
+            )  # fmt: skip
+
+
+_ARGS = "NVIDIA/Megatron-LM 23e00ed megatron/training/arguments.py"
+_CORE = "NVIDIA/Megatron-LM 23e00ed megatron/core"
+MEGATRON = (
+    Rule(id="states-on-every-rank", source=f"{_ARGS}:2412; Rajbhandari et al. 2020, ZeRO, section 5.1", looks=_whole_states),
+    Rule(id="no-sequence-parallel", source=f"{_ARGS}:1996; Korthikanti et al. 2022, section 4.2.2", looks=_whole_norms),
+    Rule(id="recompute-overruled", source=f"{_ARGS}:416, 828", looks=_overruled),
+    Rule(id="recompute-half-said", source=f"{_CORE}/transformer/transformer_config.py:838-858; {_ARGS}:828", looks=_half_said),
+    Rule(id="switch-needs-another", source=f"{_ARGS}:559-600, 844; {_CORE}/transformer/transformer_config.py:860", looks=_needs_another),
+    Rule(id="one-connection", source=f"{_ARGS}:849-875", looks=_connections),
+    Rule(id="legacy-flash-switch", source=f"{_ARGS}:1960; megatron/legacy/model/transformer.py:541", looks=_old_switch),
+    Rule(id="attention-keeps-scores", source=f"{_CORE}/transformer/dot_product_attention.py:155-175", looks=_keeps_scores),
+    Rule(id="loss-per-microbatch", source=f"{_CORE}/pipeline_parallel/schedules.py:235-240; {_ARGS}:1899", looks=_mean_of_means),
+    Rule(id="dropout-by-default", source=f"{_ARGS}:1714-1716", looks=_dropped),
+)

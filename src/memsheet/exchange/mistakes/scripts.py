@@ -1,0 +1,114 @@
+"""Mistakes of a script's order: what is recomputed, divided and compiled, and when the optimizer is made. Scripts are read, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.exchange.shared.python_config import CLASS, LINE, SCOPE, WHOLE, Tree, calls, read_module
+from memsheet.exchange.shared.trainer_script import LOADS, bit_keywords
+from memsheet.units import format_bytes
+
+RECOMPUTES = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "apply_activation_checkpointing", "checkpoint_wrapper")
+WRAPS = (
+    "fully_shard",
+    "FullyShardedDataParallel",
+    "FSDP",
+    "DistributedDataParallel",
+    "torch.compile",
+    "accelerator.prepare",
+    "deepspeed.initialize",
+)
+DIVIDES = ("fully_shard", "FullyShardedDataParallel", "FSDP", "parallelize_module")
+OPTIMIZERS = ("Adam", "AdamW", "SGD", "Adafactor", "AdamW8bit", "Adam8bit", "PagedAdamW8bit", "Lion")
+_NAMES = frozenset(name.rpartition(".")[2] for name in (*RECOMPUTES, *WRAPS, *OPTIMIZERS, *DIVIDES))
+Lines = Mapping[str, int]
+
+
+def _first_lines(text: str) -> list[Lines]:
+    """For each function of a script, the line on which each name is called first; nothing of a text that is no Python."""
+    found: dict[int, dict[str, int]] = {}
+    try:
+        for held in calls(read_module(text, {}), _NAMES):
+            line, lines = int(held[LINE]), found.setdefault(int(held[SCOPE]), {})
+            for name in {held[CLASS], held[WHOLE]}:
+                lines[name] = min(line, lines.get(name, line))
+    except ValueError:
+        return []
+    return [*found.values()]
+
+
+def _scripts(case: Case) -> Iterator[tuple[str, Lines]]:
+    for name, read in case.reads.items():
+        if name.endswith(".py") and read.form.name in ("transformers", "torchtitan"):
+            yield from ((name, lines) for lines in _first_lines(case.texts[name]))
+
+
+def _earlier(lines: Lines, first: tuple[str, ...], then: tuple[str, ...]) -> tuple[str, str] | None:
+    """A name of ``first`` that is called before one of ``then``."""
+    made = min((name for name in first if name in lines), key=lambda name: lines[name], default=None)
+    late = max((name for name in then if name in lines), key=lambda name: lines[name], default=None)
+    return (made, late) if made and late and lines[made] < lines[late] else None
+
+
+def _late_recompute(case: Case) -> Iterator[Found]:
+    for name, lines in _scripts(case):
+        if found := _earlier(lines, (*WRAPS, *OPTIMIZERS), RECOMPUTES):
+            yield Found(
+                where=f"{name}:{lines[found[1]]}: {found[1]}",
+                says=f"comes after {found[0]} of line {lines[found[0]]}: what is wrapped by then is not recomputed inside it, and a layer is gathered twice",
+                cure=f"call it before {found[0]}: recompute, then compile, then divide, then the optimizer",
+            )  # fmt: skip
+
+
+def _early_optimizer(case: Case) -> Iterator[Found]:
+    for name, lines in _scripts(case):
+        if found := _earlier(lines, OPTIMIZERS, DIVIDES):
+            size = case.answer.parameters * 4 if case.answer else 0
+            kept = f": {format_bytes(size)} in fp32" if size else ""
+            yield Found(
+                where=f"{name}:{lines[found[0]]}: {found[0]}",
+                says=f"is made before {found[1]} of line {lines[found[1]]}: it steps, and keeps, the parameters that were not divided{kept}",
+                cure=f"make it after {found[1]}", saves_bytes=size or None,
+            )  # fmt: skip
+
+
+def _recomputes_twice(case: Case) -> Iterator[Found]:
+    for name, values in case.values(*TRAINERS):
+        if (
+            values.get("gradient_checkpointing") is True
+            and values.get("fsdp_config.activation_checkpointing") is True
+            and values.get("fsdp")
+        ):
+            yield Found(
+                where=f"{name}: gradient_checkpointing", says="is on in the arguments and in fsdp_config: the Trainer refuses both",
+                cure="fsdp_config: {activation_checkpointing: true} alone", stops=True,
+            )  # fmt: skip
+
+
+def _bits_as_keywords(case: Case) -> Iterator[Found]:
+    for name, _ in case.of("transformers"):
+        for held in _loads(case.texts[name]) if name.endswith(".py") else ():
+            for word in bit_keywords(held):
+                yield Found(
+                    where=f"{name}:{held[LINE]}: {word}",
+                    says="is no keyword that from_pretrained of transformers 5 takes, which raises TypeError; the sheet is of the BitsAndBytesConfig that 4 makes of it",
+                    cure=f"quantization_config=BitsAndBytesConfig({word}=True)",
+                )
+
+
+def _loads(text: str) -> list[Tree]:
+    """Calls that load a model of transformers; none of a text that is no Python."""
+    try:
+        return [held for held in calls(read_module(text, {}), ("from_pretrained",)) if LOADS.search(held[WHOLE])]
+    except ValueError:
+        return []
+
+
+_ORDER = "pytorch/torchtitan b5bcd76 torchtitan/models/llama3/parallelize.py:43-78"
+SCRIPTS = (
+    Rule(id="late-recompute", source=f"{_ORDER}: recompute, then compile, then fully_shard", looks=_late_recompute),
+    Rule(id="optimizer-before-sharding", source="pytorch/torchtitan b5bcd76 torchtitan/trainer.py:479, 537: the optimizer is built of the divided model", looks=_early_optimizer),
+    Rule(id="recomputes-twice", source="transformers 5.23.0 trainer.py:879-884", looks=_recomputes_twice),
+    Rule(id="bits-as-keywords", source="transformers 5.23.0 modeling_utils.py:4279-4382: what is no key of the configuration goes to the model", looks=_bits_as_keywords),
+)  # fmt: skip

@@ -1,0 +1,83 @@
+"""Mistakes of how a job is cut and what it recomputes, whatever file says so. Each cure is accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsheet.exchange.mistakes.case import Case, Found, Rule, fits
+
+_ALL_OF_RECOMPUTE = ("modules", "every", "layers", "segments")
+
+
+def _starved(case: Case) -> Iterator[Found]:
+    """(pp − 1) of every so many slots of a pipeline are empty."""
+    plan = case.answer.plan if case.answer else None
+    if plan is None or plan.mesh.pp == 1 or plan.task != "train":
+        return
+    rounds, stages = int(plan.accumulation), int(plan.mesh.pp)
+    chunks = int(plan.mesh.vpp)
+    if rounds < stages:
+        idle = 100 * (stages - 1) // (chunks * rounds + stages - 1)
+        yield Found(
+            where="mesh.pp", says=f"{rounds} micro-batches for {stages} stages: a stage waits {idle} % of a step",
+            cure=f"a global batch of {stages} or more micro-batches, or fewer stages",
+        )  # fmt: skip
+
+
+def _across_nodes(case: Case) -> Iterator[Found]:
+    cluster, plan = (case.answer.cluster, case.answer.plan) if case.answer else (None, None)
+    if cluster is not None and plan is not None and cluster.nodes > 1 and int(plan.mesh.tp) > cluster.per_node:
+        yield Found(
+            where="mesh.tp", says=f"{int(plan.mesh.tp)} ranks on nodes of {cluster.per_node}: every layer's sums cross the network",
+            cure=f"tp {cluster.per_node} or fewer, and pp for the rest",
+        )  # fmt: skip
+
+
+def _needless_recompute(case: Case) -> Iterator[Found]:
+    none = {"recompute.mode": "none", **{f"recompute.{key}": None for key in _ALL_OF_RECOMPUTE}}
+    if case.request.get("recompute.mode") == "full" and fits(case.answer) and fits(case.ask(none)):
+        yield Found(
+            where="recompute", says="every layer runs forward twice, a third more work", cure="leave recompute out", changes=none, fits="without",
+        )  # fmt: skip
+
+
+def _beyond_positions(case: Case) -> Iterator[Found]:
+    length, most = case.request.get("seq_len"), case.model.max_positions if case.model else None
+    if isinstance(length, int) and most and length > most:
+        yield Found(
+            where="seq_len", says=f"{length:,} tokens, and {case.model.name if case.model else 'the model'} has positions for {most:,}",
+            cure=f"{most:,}, or another rope_scaling in the model's configuration",
+        )  # fmt: skip
+
+
+def _whole_vocabulary(case: Case) -> Iterator[Found]:
+    for name, values in case.values("torchtitan", "torchtitan-toml"):
+        if values.get("parallelism.disable_loss_parallel") is True and (case.request.get("mesh.tp") or 1) != 1:
+            yield Found(
+                where=f"{name}: parallelism.disable_loss_parallel", says="gathers every tensor-parallel rank's part of the logits",
+                cure="leave it out", changes={"loss": "vocab_parallel"},
+            )  # fmt: skip
+
+
+def _uncompiled(case: Case) -> Iterator[Found]:
+    for name, values in case.values("torchtitan", "torchtitan-toml"):
+        parts = values.get("compile.components", ["model"])
+        compiled = values.get("training.compile") is True or (values.get("compile.enable") is True and "model" in parts)
+        older = values.get("parallelism.enable_async_tensor_parallel") is True and not compiled
+        newer = values.get("compile.enable_async_tensor_parallel") is True and not compiled
+        if older or newer:
+            yield Found(
+                where=f"{name}: enable_async_tensor_parallel", says="needs the model compiled; torchtitan stops",
+                cure="training.compile = true" if older else "compile enable=True", stops=True,
+            )  # fmt: skip
+
+
+_NARAYANAN = "Narayanan et al. 2021, Efficient Large-Scale Language Model Training on GPU Clusters"
+SHAPE = (
+    Rule(id="starved-pipeline", source=f"{_NARAYANAN}, section 2.2", looks=_starved),
+    Rule(id="tp-across-nodes", source=f"{_NARAYANAN}, section 3.2, takeaway 1", looks=_across_nodes),
+    Rule(id="recompute-without-need", source="Korthikanti et al. 2022, section 1: 30 to 40 % more time", looks=_needless_recompute, only_if_whole=True),
+    Rule(id="beyond-positions", source="Chen et al. 2023, Extending Context Window of Large Language Models via Positional Interpolation, section 1", looks=_beyond_positions),
+    Rule(id="gathered-logits", source="torchtitan 820504e torchtitan/config_manager.py:298", looks=_whole_vocabulary),
+    Rule(id="async-tp-uncompiled", source="torchtitan 820504e models/llama3/parallelize_llama.py:54; b5bcd76 config/configs.py:306", looks=_uncompiled),
+)  # fmt: skip

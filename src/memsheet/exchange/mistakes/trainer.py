@@ -1,0 +1,227 @@
+"""Mistakes of the Trainer's arguments and of ``accelerate``: evaluation, loss, batch finding, loading and saving."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.budget import worst
+from memsheet.exchange.mistakes.case import TRAINERS, Case, Found, Rule
+from memsheet.sheet import Component
+from memsheet.units import format_bytes
+
+F = "fsdp_config"
+_ARGUMENTS = "transformers"
+_RECOMPUTES = ("gradient_checkpointing", "activation_checkpointing", f"{F}.activation_checkpointing")
+_HOW = ("gradient_checkpointing_kwargs", "activation_checkpointing_kwargs")
+
+
+def _evaluates(values: Mapping[str, Any]) -> bool:
+    return (
+        values.get("eval_strategy", "no") not in ("no", False, None) or values.get("do_eval") is True or values.get("eval_on_start") is True
+    )
+
+
+def _logits_bytes(case: Case, sequences: int) -> int:
+    """Logits of so many sequences, in fp32 (transformers loss/loss_utils.py:61) beside their own width."""
+    if case.answer is None:
+        return 0
+    width = {"fp32": 4}.get(case.answer.plan.precision.compute.name, 2)
+    return sequences * int(case.answer.plan.seq_len) * case.answer.model.vocab * (4 + width)
+
+
+def _eval_batch(values: Mapping[str, Any]) -> int:
+    held = values.get("per_device_eval_batch_size", 8)
+    return held if isinstance(held, int) and not isinstance(held, bool) and held > 0 else 8
+
+
+def _activations(case: Case) -> int:
+    """What a rank has at its peak that evaluation does not need."""
+    if case.answer is None:
+        return 0
+    sheet = worst(case.answer.sheets)
+    held = sheet.sums()[sheet.peak_instant]
+    passing = (Component.SAVED_ACTIVATIONS, Component.TEMPORARIES, Component.GRADIENTS)
+    return sum(int(held[component].value) for component in passing if component in held)
+
+
+def _large_evaluation(case: Case) -> Iterator[Found]:
+    for name, values in case.values(*TRAINERS):
+        batch, micro = _eval_batch(values), values.get("per_device_train_batch_size", 8)
+        fused = values.get("use_liger_kernel") is True or case.request.get("loss") in ("fused", "chunked")  # which TRL's own is
+        more = _logits_bytes(case, batch) - _activations(case)
+        if _evaluates(values) and not fused and isinstance(micro, int) and batch > micro and case.answer is not None and more > 0:
+            told = "8 by default" if "per_device_eval_batch_size" not in values else str(batch)
+            yield Found(
+                where=f"{name}: per_device_eval_batch_size", saves_bytes=more, beyond=True,
+                says=f"{told}: its logits alone take {format_bytes(_logits_bytes(case, batch))}, more than training's activations",
+                cure=f"per_device_eval_batch_size: {micro}",
+            )  # fmt: skip
+
+
+def _predictions_stay(case: Case) -> Iterator[Found]:
+    for name, values in case.values(_ARGUMENTS):
+        kept = values.get("prediction_loss_only") is not True and values.get("eval_accumulation_steps") is None
+        if _evaluates(values) and kept and values.get("batch_eval_metrics") is not True:
+            each = _logits_bytes(case, _eval_batch(values)) * 2 // 6  # the model's own width, gathered from every rank
+            ranks = case.together.gpus or 1
+            size = f": {format_bytes(each * ranks)} more with every batch" if each else ""
+            yield Found(
+                where=f"{name}: eval_accumulation_steps", says=f"is not said, and with compute_metrics all predictions stay on the GPU{size}",
+                cure="eval_accumulation_steps: 1, or prediction_loss_only: true",
+            )  # fmt: skip
+
+
+def _empties(case: Case) -> Iterator[Found]:
+    for name, values in case.values(*TRAINERS):
+        every = values.get("torch_empty_cache_steps")
+        if isinstance(every, int) and not isinstance(every, bool) and every < 10:
+            yield Found(
+                where=f"{name}: torch_empty_cache_steps", says=f"gives segments back and asks for them again every {every} steps: about 10 % of the time",
+                cure="PYTORCH_ALLOC_CONF=expandable_segments:True", changes={"allocator.expandable_segments": True},
+            )  # fmt: skip
+
+
+def _finds_batch(case: Case) -> Iterator[Found]:
+    for name, values in case.values(*TRAINERS):
+        if values.get("auto_find_batch_size") is True:
+            third = case.request.get("engine") == "deepspeed" and case.request.get("zero") == 3
+            says = (
+                "is not done at ZeRO-3: the Trainer refuses it"
+                if third
+                else "lowers the batch by a tenth until it fits, and the global batch with it"
+            )
+            yield Found(where=f"{name}: auto_find_batch_size", says=says, cure="a batch that fits, said", stops=third)
+
+
+def _mean_of_ranks(case: Case) -> Iterator[Found]:
+    for name, values in case.values(*TRAINERS):
+        if values.get("average_tokens_across_devices") is False and (case.together.gpus or 2) > 1:
+            yield Found(
+                where=f"{name}: average_tokens_across_devices", says="each rank divides its loss by its own tokens: ranks of short texts weigh more",
+                cure="true, its default",
+            )  # fmt: skip
+
+
+def _smooths(case: Case) -> Iterator[Found]:
+    for name, values in case.values(_ARGUMENTS):
+        share = values.get("label_smoothing_factor")
+        if isinstance(share, int | float) and share > 0:
+            micro = case.answer.plan.last_microbatch if case.answer else 0
+            yield Found(
+                where=f"{name}: label_smoothing_factor", says="keeps the logarithms of every token's probabilities beside the logits, twice",
+                cure="leave it out", saves_bytes=_logits_bytes(case, int(micro)) * 4 // 6 or None,
+            )  # fmt: skip
+
+
+def _caches(case: Case) -> Iterator[Found]:
+    for name, values in case.values(_ARGUMENTS):
+        if values.get("use_cache") is True and any(values.get(at) is True for at in _RECOMPUTES):
+            yield Found(
+                where=f"{name}: use_cache", says="keys and values are kept for generating, which recompute switches off with a warning in every layer",
+                cure="leave it out",
+            )  # fmt: skip
+
+
+def _reenters(case: Case) -> Iterator[Found]:
+    for name, values in case.values(*TRAINERS):
+        if any(values.get(f"{at}.use_reentrant") is True for at in _HOW):
+            lora = case.request.get("adapter.rank") or case.request.get("adapter.kind")
+            says = "runs backward inside backward: hooks of FSDP and DDP see a layer twice" + (
+                ", and frozen embeddings give adapters no gradient" if lora else ""
+            )
+            yield Found(where=f"{name}: use_reentrant", says=says, cure="use_reentrant: false, its default")
+
+
+def _unsynchronised(case: Case) -> Iterator[Found]:
+    """A word is taken for true; the launcher's default is to load on one rank."""
+    for name, values in case.values("accelerate"):
+        loads = values.get(f"{F}.fsdp_cpu_ram_efficient_loading", "true")
+        if values.get("distributed_type") == "FSDP" and values.get(f"{F}.fsdp_sync_module_states") is False and loads not in (False, None):
+            yield Found(
+                where=f"{name}: fsdp_sync_module_states", says="is false where one rank loads the weights for all: the launcher refuses it",
+                cure="fsdp_sync_module_states: true", stops=True,
+            )  # fmt: skip
+
+
+def _loads_everywhere(case: Case) -> Iterator[Found]:
+    for name, read in case.of("accelerate", *TRAINERS):
+        values = read.values
+        at, sharded = f"{F}.fsdp_cpu_ram_efficient_loading", values.get("distributed_type") == "FSDP"
+        if read.form.name in TRAINERS:
+            at, sharded = f"{F}.cpu_ram_efficient_loading", bool(values.get("fsdp")) and not values.get("deepspeed")
+        off = values.get(at, read.form.name not in TRAINERS)
+        if sharded and str(off).lower() == "false":
+            yield Found(
+                where=f"{name}: {at.removeprefix(f'{F}.')}", says=f"each rank of a node loads the whole model into host memory{_of_node(case)}",
+                cure="true: one rank loads, and the others receive",
+            )  # fmt: skip
+
+
+def _inits_everywhere(case: Case) -> Iterator[Found]:
+    for name, values in case.values("accelerate"):
+        third = case.request.get("engine") == "deepspeed" and case.request.get("zero") == 3
+        if third and str(values.get("deepspeed_config.zero3_init_flag")).lower() == "false":
+            yield Found(
+                where=f"{name}: zero3_init_flag", says=f"each rank builds the whole model before it is divided{_of_node(case)}",
+                cure="zero3_init_flag: true",
+            )  # fmt: skip
+
+
+def _of_node(case: Case) -> str:
+    if case.answer is None or case.answer.cluster is None:
+        return ""
+    return f": {format_bytes(case.answer.parameters * 2 * case.answer.cluster.per_node)} a node in 16 bits"
+
+
+def _saves_whole(case: Case) -> Iterator[Found]:
+    for name, values in case.values("accelerate"):
+        whole = values.get(f"{F}.fsdp_state_dict_type")
+        if values.get("distributed_type") == "FSDP" and str(whole).upper() in ("FULL_STATE_DICT", "1"):
+            size = case.answer.parameters * 12 if case.answer else 0
+            told = f": {format_bytes(size)} with AdamW's moments in fp32" if size and not case.request.get("adapter.rank") else ""
+            yield Found(
+                where=f"{name}: fsdp_state_dict_type", says=f"every save gathers the model and its optimizer on rank 0's host{told}",
+                cure="SHARDED_STATE_DICT, and accelerate merge-weights at the end",
+            )  # fmt: skip
+
+
+def _one_by_one(case: Case) -> Iterator[Found]:
+    for name, values in case.values(*TRAINERS):
+        if values.get("optim") in ("adamw_torch", "adamw_hf") and not values.get("deepspeed"):
+            yield Found(
+                where=f"{name}: optim", says="steps through lists of tensors, with temporaries as large as the parameters",
+                cure="optim: adamw_torch_fused", changes={"optimizer.implementation": "fused"},
+            )  # fmt: skip
+
+
+def _older_spelling(case: Case) -> Iterator[Found]:
+    """What newer releases load in sixteen bits then comes on top of the sheet."""
+    for name, values in case.values("llamafactory"):
+        if values.get("quantization_method") == "bitsandbytes" and values.get("quantization_bit") is not None:
+            whole = case.ask({"quantization.weights": None, "quantization.double_quant": None})
+            now = case.answer.verdict.device.value if case.answer and case.answer.verdict else 0
+            more = int(whole.verdict.device.value - now) if whole and whole.verdict and now else 0
+            yield Found(
+                where=f"{name}: quantization_method", says="bitsandbytes is how older releases spell it; newer ones know bnb and then quantize nothing, which is more than the sheet",
+                cure="quantization_method: bnb", saves_bytes=more if more > 0 else None, beyond=True,
+            )  # fmt: skip
+
+
+_T, _A = "transformers 5.23.0", "accelerate 1.15.0"
+TRAINER = (
+    Rule(id="large-evaluation", source=f"{_T} training_args.py:438, 1128; loss/loss_utils.py:61", looks=_large_evaluation),
+    Rule(id="predictions-on-gpu", source=f"{_T} training_args.py:450, trainer.py:3038; huggingface/transformers issue 7232", looks=_predictions_stay),
+    Rule(id="empties-cache", source=f"{_T} training_args.py:352; huggingface/transformers issue 31372", looks=_empties),
+    Rule(id="finds-batch", source=f"{_T} trainer.py:898-906; accelerate 1.15.0 utils/memory.py:167", looks=_finds_batch),
+    Rule(id="loss-per-rank", source=f"{_T} training_args.py:266, trainer.py:2340; huggingface/transformers issue 34242", looks=_mean_of_ranks),
+    Rule(id="label-smoothing", source=f"{_T} trainer_pt_utils.py:449-480", looks=_smooths),
+    Rule(id="caches-and-recomputes", source=f"{_T} modeling_layers.py:98; training_args.py:345", looks=_caches),
+    Rule(id="reentrant-recompute", source=f"{_T} modeling_utils.py:3149; peft utils/other.py:229", looks=_reenters),
+    Rule(id="unsynchronised-loading", source=f"{_A} utils/launch.py:306", looks=_unsynchronised),
+    Rule(id="every-rank-loads", source=f"{_A} commands/launch.py:585; {_T} training_args.py:2847", looks=_loads_everywhere),
+    Rule(id="every-rank-builds", source=f"{_A} commands/launch.py:466", looks=_inits_everywhere),
+    Rule(id="whole-checkpoint", source=f"{_A} utils/dataclasses.py:2058", looks=_saves_whole),
+    Rule(id="list-by-list-optimizer", source="torch 2.13 optim/optimizer.py:252-257", looks=_one_by_one, only_if_saves=True),
+    Rule(id="older-spelling", source="hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/model/model_utils/quantization.py:177-229", looks=_older_spelling),
+)  # fmt: skip

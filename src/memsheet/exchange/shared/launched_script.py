@@ -1,0 +1,132 @@
+"""A training script that a shell starts: the launcher's own flags, the script's name, and the flags that are the script's. Read as text, never run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.exchange.shared.serve_command import number
+from memsheet.exchange.shared.serve_script import Variables, lines, parts, unset
+from memsheet.frozen import dataclass
+
+TORCHRUN, ACCELERATE, DEEPSPEED, PYTHON, TRL = "torchrun", "accelerate", "deepspeed", "python", "trl"
+FACTORY, FACTORY_FILE = "llamafactory-cli", "llamafactory-cli train"
+"""LLaMA-Factory's command, and where the YAML stands that it is given (hiyouga/LLaMA-Factory ff6d4d1 src/llamafactory/launcher.py:55,
+hparams/parser.py, read_args: a file and then key=value over it, or flags).
+"""
+FACTORY_NAMES = (FACTORY, "lmf")
+PROCESSES = {"NPROC_PER_NODE": "nproc_per_node", "NNODES": "nnodes"}
+"""Its variables for torchrun's flags (launcher.py:65-69)."""
+MODULES = {
+    "torch.distributed.run": TORCHRUN, "torch.distributed.launch": TORCHRUN, "accelerate.commands.launch": ACCELERATE,
+    "deepspeed.launcher.runner": DEEPSPEED,
+}  # fmt: skip
+METHODS = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
+"""Commands of ``trl`` that train (huggingface/trl f2cd577 trl/cli)."""
+ENDS = (">", ">>", "<", "|")
+MOST = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One start of a script. ``flags``: the launcher's; ``arguments``: the script's."""
+
+    launcher: str
+    flags: Mapping[str, Any]
+    script: str
+    arguments: Mapping[str, Any]
+    left: tuple[str, ...]  # words after the script that are no flags
+
+
+def launched(text: str) -> Launch | None:
+    """The first script that a text starts, with variables at their defaults where nothing else is said."""
+    return next((found for words in filled_commands(text) if (found := _launch(words)) is not None), None)
+
+
+def filled_commands(text: str) -> Iterator[list[str]]:
+    """Commands of a script, with the variables in their places."""
+    known = Variables()
+    for words in (part for line in lines(text) for part in parts(line)):
+        known.learn(words)
+        yield known.filled(words, defaults=True)[:MOST]
+
+
+def started(words: Sequence[str]) -> tuple[str, int] | None:
+    """The launcher among the words of a command, and where what is given to it begins."""
+    for at, word in enumerate(words):
+        base, then = word.rpartition("/")[2], list(words[at + 1 : at + 3])
+        if base == ACCELERATE and then[:1] == ["launch"]:
+            return ACCELERATE, at + 2
+        if base == TRL and then and then[0] in METHODS:
+            return TRL, at + 1
+        if base in FACTORY_NAMES and then[:1] == ["train"]:
+            return FACTORY, at + 1
+        if base in (TORCHRUN, DEEPSPEED):
+            return base, at + 1
+        if base.startswith(PYTHON) and then[:1] == ["-m"] and then[-1] in MODULES:
+            return MODULES[then[-1]], at + 3
+        if base.startswith(PYTHON) and then and then[0].endswith(".py"):
+            return PYTHON, at + 1
+    return None
+
+
+def _launch(words: Sequence[str]) -> Launch | None:
+    start = started(words)
+    if start is None:
+        return None
+    launcher, rest = start[0], list(words[start[1] :])
+    ends = next((at for at, word in enumerate(rest) if word.startswith(ENDS) or word.startswith("2>")), len(rest))
+    rest = rest[:ends]
+    if launcher == FACTORY:
+        return _of_factory(words[: start[1]], rest)
+    at = 0 if launcher == TRL else next((at for at, word in enumerate(rest) if word.endswith(".py")), None)
+    if at is None:
+        return None
+    arguments, left = flags_of(rest[at + 1 :])
+    return Launch(launcher=launcher, flags=flags_of(rest[:at])[0], script=rest[at], arguments=arguments, left=left)
+
+
+def _of_factory(before: Sequence[str], rest: Sequence[str]) -> Launch:
+    """What LLaMA-Factory's command trains: a YAML with words over it, or flags. ``before``: with the variables that stand in front."""
+    set_in_front = dict(word.split("=", 1) for word in before if "=" in word)
+    flags = {flag: plain_value(set_in_front[name]) for name, flag in PROCESSES.items() if name in set_in_front}
+    file = rest[1] if len(rest) > 1 and rest[1].endswith((".yaml", ".yml", ".json")) else None
+    if file is None:
+        arguments, left = flags_of(rest[1:])
+        return Launch(launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments=arguments, left=left)
+    over = {name: plain_value(value) for word in rest[2:] for name, equals, value in (word.partition("="),) if equals}
+    left = tuple(word for word in rest[2:] if "=" not in word)
+    return Launch(launcher=FACTORY, flags=flags, script=FACTORY_FILE, arguments={FACTORY_FILE: file, **over}, left=left)
+
+
+def flags_of(words: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """``--a b``, ``--a=b``, ``--a b c`` and switches by their names with underscores; and the words that belong to none."""
+    found: dict[str, Any] = {}
+    left: list[str] = []
+    name = ""
+    for word in words:
+        if word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = plain_value(value) if equals else True
+            name = "" if equals else name
+        elif name:
+            held = found[name]
+            found[name] = plain_value(word) if held is True else [*(held if isinstance(held, list) else [held]), plain_value(word)]
+        else:
+            left.append(word)
+    return found, tuple(left)
+
+
+def plain_value(text: str) -> Any:
+    """A word as a script's parser reads it: a switch's two words, a number, or a text; ``UNSET`` where a variable is left."""
+    if unset(text):
+        return UNSET
+    switch = {"true": True, "false": False}.get(text.lower())
+    if switch is not None:
+        return switch
+    try:
+        return number(text) if text[-1:] not in "kKmMgGtT" else text
+    except ValueError:
+        return text

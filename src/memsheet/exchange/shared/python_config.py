@@ -1,0 +1,354 @@
+"""Configurations that are Python, read from their text: nothing of a file is imported or run.
+
+What is read are plain values: literals, sums of whole numbers, names and arguments that were given such, calls of functions of the same file, and
+the constructors of configurations. Anything else is ``UNSET``: the engine gets something that the text does not say.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import field, replace
+from functools import lru_cache
+from typing import Any, TypeGuard
+
+from memsheet.exchange.shared.file_format import UNSET
+from memsheet.frozen import dataclass
+from memsheet.guard.budget import Budget, TooMuchError
+
+Tree = dict[str, Any]
+CLASS, BASE, LINE, WHOLE, SCOPE = "class", "base", "lambda", "import", "def"  # no argument can be called by a word of the language
+CONFIG = "Trainer.Config"  # what an imported function without arguments is taken to return
+FACTORIES = ("model_registry", "default_adamw")  # functions that stand for what they are given, as classes do
+PLACES = {"model_registry": ("flavor", "attn_backend")}  # arguments that are given without their names
+MOST_LOOKS, STEPS_OF_LOOK, LONGEST = 24, 4000, 300
+"""Calls whose surroundings are read, the steps of each, and characters of a text that is put together."""
+DEEPEST, MOST_STEPS, LARGEST = 24, 20_000, 2**62
+MOST_TEXT = 2**15
+"""Characters of a file that is parsed: its tree takes a thousand bytes of memory for some of them."""
+_SUMS: Mapping[type, Callable[[int, int], int]] = {
+    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b, ast.FloorDiv: lambda a, b: a // b if b else 0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """A file's functions, its own plain values, and what it imports from elsewhere."""
+
+    tree: ast.Module
+    functions: Mapping[str, ast.FunctionDef]
+    names: dict[str, Any]
+    imported: dict[str, str]
+    bases: Mapping[str, Tree]
+    sites: tuple[tuple[ast.Call, tuple[str, ...], int], ...]  # every call of a name, its path, and the line of the function around it
+    steps: Budget = field(default_factory=lambda: Budget(MOST_STEPS, "steps"))
+
+
+def read_module(text: str, bases: Mapping[str, Tree]) -> Module:
+    """A file's own values and functions. ``bases``: what imported functions return, by their whole names.
+
+    Raises ValueError for text that is no Python.
+    """
+    if len(text) > MOST_TEXT:
+        raise TooMuchError(f"is longer than the {MOST_TEXT} characters that are read")
+    parsed = _syntax_tree(text)
+    functions = {held.name: held for held in parsed.body if isinstance(held, ast.FunctionDef)}
+    module = Module(tree=parsed, functions=functions, names={}, imported={}, bases=bases, sites=tuple(_sites(parsed)))
+    _statements(module, parsed.body, module.names)
+    return module
+
+
+@lru_cache(maxsize=2)
+def _syntax_tree(text: str) -> ast.Module:
+    """The tree of a text, which several formats ask for; nobody changes it."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, RecursionError, MemoryError, ValueError) as error:
+        raise ValueError(f"is no Python: {type(error).__name__}") from None
+
+
+def returned(module: Module) -> Iterator[tuple[str, Any]]:
+    """What each function that no other one calls returns, in the order of the file."""
+    called = {name for held in module.functions.values() for name in _called(held)}
+    for name in module.functions:
+        if name not in called:
+            found = _result(module, name, 0)
+            module.steps.spend_size(found)
+            yield name, found
+
+
+def calls(module: Module, names: Iterable[str], *, local: bool = False) -> Iterator[Tree]:
+    """Every call of some names, wherever it stands: its arguments, and under words that no argument has its name, its whole name, its line and the
+    line of the function around it (0 outside of any). Of the names around it only the file's own are known, or where ``local`` is said those of
+    the functions around it, too.
+    """
+    looks = MOST_LOOKS if local else 0
+    wanted = frozenset(names)
+    for node, path, scope in module.sites:
+        if path[-1] in wanted:
+            told = {CLASS: path[-1], WHOLE: ".".join(path), LINE: node.lineno, SCOPE: scope}
+            found = {**_given(module, node, _names_at(module, node.lineno) if looks > 0 else module.names, 0), **told}
+            module.steps.spend_size(found)
+            yield found
+            looks -= 1
+
+
+def _names_at(module: Module, line: int) -> Mapping[str, Any]:
+    """What names hold on a line; the file's own where that takes too many steps."""
+    given: dict[str, Any] = {}
+    try:
+        _up_to(replace(module, steps=Budget(STEPS_OF_LOOK, "steps")), module.tree.body, line, given)
+    except TooMuchError:
+        return module.names
+    return given
+
+
+def _up_to(module: Module, body: Sequence[ast.stmt], line: int, given: dict[str, Any]) -> None:
+    """Statements before a line, and of those around it the parts that it stands in."""
+    for node in body:
+        if node.lineno > line:
+            return
+        if (node.end_lineno or node.lineno) < line:
+            _statements(module, [node], given)
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            given.update(module.names)
+            given.update(_parameters(module, node, given, 0))
+        for target in _opened(node):
+            _assign(target, UNSET, given)
+        for name in ("body", "orelse", "finalbody"):
+            inner = getattr(node, name, None) or []
+            if inner and inner[0].lineno <= line <= (inner[-1].end_lineno or 0):
+                _up_to(module, inner, line, given)
+        return
+
+
+def _opened(node: ast.stmt) -> list[ast.expr]:
+    """Names that a loop or a block of its own gives values."""
+    if isinstance(node, ast.With | ast.AsyncWith):
+        return [held.optional_vars for held in node.items if held.optional_vars is not None]
+    return [node.target] if isinstance(node, ast.For | ast.AsyncFor) else []
+
+
+def _sites(tree: ast.Module) -> Iterator[tuple[ast.Call, tuple[str, ...], int]]:
+    """Level by level, as ``ast.walk`` goes."""
+    level: list[tuple[ast.AST, int]] = [(tree, 0)]
+    while level:
+        below: list[tuple[ast.AST, int]] = []
+        for node, scope in level:
+            inside = node.lineno if isinstance(node, ast.FunctionDef) else scope
+            if isinstance(node, ast.Call) and (path := _path(node.func)):
+                yield node, tuple(path), scope
+            below += [(child, inside) for child in ast.iter_child_nodes(node)]
+        level = below
+
+
+def flattened(value: Any) -> Any:
+    """A constructor's arguments with its class beside them; deeper ones are their class alone."""
+    return {key: _word(held) for key, held in value.items()} if isinstance(value, dict) else _word(value)
+
+
+def _word(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_word(held) for held in value]
+    return str(value.get(CLASS, UNSET)) if isinstance(value, dict) else value
+
+
+def _called(function: ast.FunctionDef) -> Iterator[str]:
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id != function.name:
+            yield node.func.id
+
+
+def _result(module: Module, name: str, depth: int) -> Any:
+    """What a function returns without arguments; its parameters are what they default to."""
+    function = module.functions[name]
+    given = {**module.names, **_parameters(module, function, module.names, depth)}
+    return _statements(module, function.body, given, depth)
+
+
+def _parameters(module: Module, function: ast.FunctionDef | ast.AsyncFunctionDef, given: Mapping[str, Any], depth: int) -> dict[str, Any]:
+    arguments = [*function.args.posonlyargs, *function.args.args]
+    defaults = [*(None for _ in range(len(arguments) - len(function.args.defaults))), *function.args.defaults]
+    pairs = [*zip(arguments, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
+    return {held.arg: _value(module, default, given, depth) if default is not None else UNSET for held, default in pairs}
+
+
+def _statements(module: Module, body: list[ast.stmt], given: dict[str, Any], depth: int = 0) -> Any:
+    """What a list of statements returns; assignments go into ``given``, and what is not read makes nothing sure that it names."""
+    for node in body:
+        module.steps.spend()
+        if isinstance(node, ast.Return):
+            return _value(module, node.value, given, depth)
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            module.imported.update({held.asname or held.name: f"{node.module}.{held.name}" for held in node.names})
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            value = _value(module, node.value, given, depth) if node.value is not None else UNSET
+            for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
+                _assign(target, value, given)
+        elif isinstance(node, ast.With) or _is_main(node):
+            for target in _opened(node):
+                _assign(target, UNSET, given)
+            if (value := _statements(module, node.body, given, depth)) is not None:
+                return value
+        elif isinstance(node, ast.If | ast.For | ast.While | ast.With | ast.Try | ast.AugAssign | ast.Match | ast.Delete):
+            for target in (
+                held for held in ast.walk(node) if isinstance(held, ast.Attribute | ast.Name) and isinstance(held.ctx, ast.Store)
+            ):
+                _assign(target, UNSET, given)
+    return None
+
+
+def _is_main(node: ast.stmt) -> TypeGuard[ast.If]:
+    """Whether it is what a file does where it is started itself."""
+    match node:
+        case ast.If(
+            test=ast.Compare(left=ast.Name(id="__name__"), ops=[ast.Eq()], comparators=[ast.Constant(value="__main__")]), orelse=[]
+        ):
+            return True
+    return False
+
+
+def _assign(target: ast.expr, value: Any, given: dict[str, Any]) -> None:
+    path = _path(target)
+    if not path:
+        return
+    held: Any = given
+    for name in path[:-1]:
+        inner = held.get(name)
+        if not isinstance(inner, dict):
+            inner = held[name] = {}
+        held = inner
+    held[path[-1]] = value
+
+
+def _path(node: ast.expr) -> list[str]:
+    """``a.b.c`` as its names; nothing for any other place."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def _value(module: Module, node: ast.expr | None, given: Mapping[str, Any], depth: int) -> Any:
+    module.steps.spend()
+    if depth > DEEPEST:
+        raise TooMuchError("is nested too deeply")
+    match node:
+        case None:
+            return None
+        case ast.Constant(value=bool() | int() | float() | str() | None as value):
+            return value if _plain(value) else UNSET
+        case ast.UnaryOp(op=ast.USub(), operand=held):
+            value = _value(module, held, given, depth + 1)
+            return -value if isinstance(value, int | float) and not isinstance(value, bool) else UNSET
+        case ast.BinOp(left=left, op=op, right=right):
+            return _sum(op, _value(module, left, given, depth + 1), _value(module, right, given, depth + 1))
+        case ast.JoinedStr(values=held):
+            return _joined([_value(module, _plain_part(one), given, depth + 1) for one in held])
+        case ast.List(elts=held) | ast.Tuple(elts=held):
+            return [_value(module, one, given, depth + 1) for one in held]
+        case ast.Dict(keys=keys, values=held):
+            return _dictionary(module, keys, held, given, depth + 1)
+        case ast.Name() | ast.Attribute():
+            found = _looked_up(_path(node), given)
+            module.steps.spend_size(found)  # a name may stand for all that other names hold
+            return found
+        case ast.Call(func=function):
+            return _call(module, node, ".".join(_path(function)), given, depth + 1)
+    return UNSET
+
+
+def _plain(value: object) -> bool:
+    """Whether arithmetic and a screen can take it: no number that is infinite or of thousands of digits."""
+    return not isinstance(value, int | float) or abs(value) < LARGEST
+
+
+def _dictionary(module: Module, keys: list[ast.expr | None], held: list[ast.expr], given: Mapping[str, Any], depth: int) -> Any:
+    words = [key.value if isinstance(key, ast.Constant) else None for key in keys]
+    if not all(isinstance(word, str) for word in words):
+        return UNSET
+    return {word: _value(module, one, given, depth) for word, one in zip(words, held, strict=True)}
+
+
+def _plain_part(node: ast.expr) -> ast.expr | None:
+    """What an f-string holds between braces, where it is put there as it is."""
+    if not isinstance(node, ast.FormattedValue):
+        return node
+    return node.value if node.conversion == -1 and node.format_spec is None else None
+
+
+def _joined(parts: list[Any]) -> Any:
+    """A text of texts and whole numbers; ``UNSET`` where one of them is anything else, and for texts that no name is."""
+    if not all(isinstance(one, str | int) and one != UNSET for one in parts) or sum(len(str(one)) for one in parts) > LONGEST:
+        return UNSET
+    return "".join(map(str, parts))
+
+
+def _sum(op: ast.operator, left: Any, right: Any) -> Any:
+    if isinstance(op, ast.Add) and isinstance(left, str) and isinstance(right, str):
+        return _joined([left, right])
+    made = _SUMS.get(type(op))
+    whole = all(isinstance(held, int) and not isinstance(held, bool) for held in (left, right))
+    found = made(left, right) if made and whole else None
+    return found if found is not None and abs(found) < LARGEST else UNSET
+
+
+def _looked_up(path: list[str], given: Mapping[str, Any]) -> Any:
+    held: Any = given
+    if len(path) == 2 and path[0] == "torch" and "torch" not in given:  # a dtype's name
+        return ".".join(path)
+    for name in path:
+        if not isinstance(held, Mapping) or name not in held:
+            return UNSET
+        held = held[name]
+    return held if path else UNSET
+
+
+def _call(module: Module, node: ast.Call, name: str, given: Mapping[str, Any], depth: int) -> Any:
+    """A constructor's arguments by name, under its class; a function of the file as what it returns."""
+    if name in module.functions:
+        found = _result(module, name, depth)
+        module.steps.spend_size(found)
+        return _copied(found)
+    if name == "dict" and not node.args:
+        return _given(module, node, given, depth)
+    whole = module.imported.get(name, "")
+    if whole in module.bases:
+        return _copied({CLASS: CONFIG, BASE: whole, **module.bases[whole]})
+    if whole and not node.args and not node.keywords:
+        return {CLASS: CONFIG, BASE: whole}
+    if not (name.rpartition(".")[2][:1].isupper() or name in FACTORIES):
+        return UNSET
+    return {**_given(module, node, given, depth), CLASS: name}
+
+
+def _given(module: Module, node: ast.Call, given: Mapping[str, Any], depth: int) -> Tree:
+    """Arguments of a call by name; those without one by their place, and what is not known to be given as ``**``."""
+    places = PLACES.get(".".join(_path(node.func)), ())
+    made: Tree = {}
+    for number, held in enumerate(node.args):
+        if isinstance(held, ast.Starred):
+            made["**"] = UNSET
+        else:
+            made[places[number] if number < len(places) else str(number)] = _value(module, held, given, depth)
+    for keyword in node.keywords:
+        value = _value(module, keyword.value, given, depth)
+        if keyword.arg is not None:
+            made[keyword.arg] = value
+        elif isinstance(value, dict) and CLASS not in value:
+            made |= value
+        else:
+            made["**"] = UNSET
+    return made
+
+
+def _copied(value: Any) -> Any:
+    return (
+        {key: _copied(held) for key, held in value.items()}
+        if isinstance(value, Mapping)
+        else list(value)
+        if isinstance(value, list)
+        else value
+    )

@@ -1,0 +1,238 @@
+"""Commands of servers: what vLLM's and SGLang's have in common. A command is found in a script or a line, split as a shell does, and never run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from memsheet.errors import Problem
+from memsheet.exchange.shared import serve_script as around
+from memsheet.exchange.shared.allocator_env import ALLOCATOR, OLDER
+from memsheet.exchange.shared.file_format import UNSET, Key, Values
+from memsheet.exchange.shared.serve_script import ENDS
+from memsheet.frozen import dataclass
+
+SWITCHES = tuple(f"--{name}-" for name in ("enable", "disable", "skip", "no", "trust", "fully", "interleave", "allow-deprecated"))
+"""How flags begin that take no value in either engine."""
+GIVEN = "given"
+_ATTACHED = re.compile(r"-O=?(\w+)")
+"""A level without a space (vLLM utils/argparse_utils.py: "-O" and what follows it, in parse_args)."""
+_HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,6})?)([kKmMgGtT])")
+_WHOLE, _PART = re.compile(r"-?\d{1,12}"), re.compile(r"\d{0,6}\.\d{1,12}")
+_STEPS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+SPELLED = {"half": "fp16", "float": "fp32", **{name: dtype for dtype, name in DTYPES.items()}}
+SIXTEEN_OF = ("parameters", "compute", "gradients", "reduce", "moments")
+SCRIPTS = {"vllm": "vllm.sh", "sglang": "sglang.sh"}
+"""The file of each server's command, which a batch script or a task runs where it lies beside."""
+BESIDE = frozenset(
+    {"mesh.etp", "attention", "microbatch", "serving.prompt_tokens", "serving.output_tokens", "serving.shared_prefix_tokens"}
+)
+"""Keys that follow from the others, belong to requests, or are checked in ``cannot``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """How an engine is started. ``launches``: the words before its flags, each way; ``image``: of a container that takes the flags alone, if there is one."""
+
+    model: str  # the flag that names it, which is also where a bare word goes
+    package: str  # as it is installed
+    launches: tuple[tuple[str, ...], ...]
+    image: str
+    aliases: Mapping[str, str]
+    switches: frozenset[str]
+    partition: str  # the environment's layers of each stage
+    dashed: bool  # underscores in a flag are dashes
+    words: frozenset[str] = frozenset()  # flags whose values are words, whatever they look like
+    lists: frozenset[str] = frozenset()  # flags that take several words
+    objects: frozenset[str] = frozenset()  # flags whose parts (--a.b) are places of their own
+
+
+def parse(how: Command, text: str, weighed: Iterable[str] = ()) -> Mapping[str, Any]:
+    """Flags of the first launch in a text, by their long names, and the partition exported before it; nothing where there is none.
+
+    ``weighed``: flags with bytes. Of those, one that nobody set is ``UNSET``, and one that is at its variable's default is named beside.
+    """
+    found: dict[str, Any] = {}
+    known, before, launches = around.Variables(), list[str](), 0
+    for words in (part for line in around.lines(text) for part in around.parts(line)):
+        known.learn(words)
+        filled = known.filled(words, defaults=True)
+        launches += around.starts(filled, around.LAUNCHES, around.ALONE) is not None
+        if how.model in found:
+            continue
+        before += filled
+        for word in filled:
+            name, _, value = word.partition("=")
+            if value and name in (how.partition, ALLOCATOR, OLDER):
+                found[ALLOCATOR if name == OLDER else name] = value
+        start = around.starts(filled, how.launches, (how.image,))
+        if start is not None:
+            version = around.pinned(how.package, before)
+            said = _sure(how, words, known, filled[start:], frozenset(weighed))
+            found = {**found, **({around.VERSION: version} if version else {}), how.model: None, **said}
+    more = {around.OTHERS: f"1 of {launches} read"} if how.model in found and launches > 1 else {}
+    return {**found, **more} if how.model in found else {}
+
+
+def _sure(how: Command, words: list[str], known: around.Variables, filled: list[str], weighed: frozenset[str]) -> Mapping[str, Any]:
+    """A launch's flags, with what is open of them."""
+    taken = dict(_flags(how, filled))
+    plain = known.filled(words, defaults=False)
+    start = around.starts(plain, how.launches, (how.image,))
+    raw = _flags(how, plain[start:]) if start is not None else taken
+    for at in (at for at in taken if at in weighed and at != how.model and around.unset(taken[at])):
+        taken[at] = UNSET
+    left = {at: raw[at] for at in taken if at in weighed and at != how.model and taken[at] != UNSET and around.unset(raw.get(at))}
+    return {**taken, **({around.OPEN: ", ".join(f"{at} {text}" for at, text in left.items())} if left else {})}
+
+
+def _flags(how: Command, words: Iterable[str]) -> Mapping[str, Any]:
+    """`--a b`, `--a=b`, `--a.b c` as a, `--no-a`, `-a b`; a bare word is the model."""
+    found: dict[str, Any] = {}
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in ENDS or word.startswith((">", "2>")):
+            break
+        if not word.startswith("-") or word in ("-", "--"):
+            if word in ("$@", "${@}", "-", "--"):
+                continue
+            if how.model not in found:
+                found[how.model] = word
+            elif around.unset(word):
+                found[around.MORE] = word
+            continue
+        if attached := _ATTACHED.fullmatch(word) if "-O" in how.aliases else None:
+            word = f"-O={attached[1]}"
+        name, equals, value = word.partition("=")
+        name = "--" + name.lstrip("-").replace("_", "-") if how.dashed and name.startswith("--") else name
+        name, inner, part = name.partition(".")
+        name = how.aliases.get(name, name)
+        if inner and name in how.objects:
+            name, inner = name + "." + part.replace("-", "_"), ""
+        if not equals and (name in how.switches or name.startswith(SWITCHES) or not rest or _is_flag(rest[0])):
+            off = name.startswith("--no-") and f"--{name[5:]}"
+            found[off or name] = not off
+            continue
+        held: Any = value if equals else rest.pop(0)
+        if name in how.lists:
+            held = [held]
+            while rest and not _is_flag(rest[0]) and not rest[0].startswith((">", "2>")):
+                held.append(rest.pop(0))
+            found[name] = held
+            continue
+        found[name] = GIVEN if inner else held if name == how.model or name in how.words else number(held)
+    return found
+
+
+def _is_flag(word: str) -> bool:
+    return word in ("$@", *ENDS) or (word.startswith("-") and not _WHOLE.fullmatch(word))
+
+
+def taken(text: str) -> tuple[str, ...]:
+    """Defaults of variables that a script's first server takes, in words."""
+    known, found = around.Variables(), dict[str, str]()
+    for words in (part for line in around.lines(text) for part in around.parts(line)):
+        known.learn(words)
+        if around.starts(words, around.LAUNCHES, around.ALONE) is not None:
+            for word in known.filled(words, defaults=False):
+                found.update({name: default for name, default in around.variables(word) if default})
+            break
+    return tuple(f"{name} is taken as its default {default}" for name, default in found.items())
+
+
+PLACES = (
+    Key(at=around.VERSION, says="engine_version", out=lambda _: None, source="the image's tag, or the requirement that is installed"),
+)
+OPEN_PLACES: Mapping[str, tuple[Any, ...]] = {around.OTHERS: (), around.MORE: (), around.OPEN: ()}
+"""What keeps a script's verdict from being sure: a server beside the one that is read, arguments that are not in the text, defaults of
+variables that whoever starts it may set.
+"""
+
+
+def number(text: str) -> Any:
+    """A number as the engines' parsers read it (1k is 1,000 and 1K is 1,024; vLLM utils/argparse_utils.py:30), or the text."""
+    if _WHOLE.fullmatch(text):
+        return int(text)
+    if _PART.fullmatch(text):
+        return float(text)
+    human = _HUMAN.fullmatch(text)
+    return int(float(human[1]) * _STEPS[human[2]]) if human else text
+
+
+def compose(how: Command, values: Values) -> str:
+    """Shell text around one command: every value is quoted."""
+    model, launch = str(values[how.model]), how.launches[0]
+    named = [f"export {name}={shlex.quote(str(values[name]))}" for name in (ALLOCATOR, how.partition) if name in values]
+    flags = [
+        at
+        if value is True
+        else f"--no-{at[2:]}"
+        if value is False
+        else f"{at} {shlex.join(value)}"
+        if isinstance(value, list)
+        else f"{at}={shlex.quote(str(value))}"
+        for at, value in values.items()
+        if at.startswith("--") and at != how.model
+    ]
+    first = shlex.quote(model) if launch[0] == "vllm" else f"{how.model}={shlex.quote(model)}"
+    lines = " \\\n  ".join([f"exec {' '.join(launch)} {first}", *flags, '"$@"'])
+    return "\n".join(["#!/usr/bin/env bash", "set -euo pipefail", *named, lines, ""])
+
+
+# ---- rows that both have -----------------------------------------------------------------------------------------------------
+
+
+def dtype_out(asked: Values) -> Any:
+    return DTYPES.get(asked.get("precision.parameters", ""))
+
+
+def dtype_back(value: Any, _: Values) -> Mapping[str, Any]:
+    """One dtype for all of a model; "auto" is the checkpoint's, which a plan takes by itself."""
+    dtype = SPELLED.get(str(value), str(value))
+    return {} if value == "auto" else {f"precision.{name}": dtype for name in SIXTEEN_OF}
+
+
+def cache_back(eight: Iterable[str]) -> Callable[[Any, Values], Mapping[str, Any]]:
+    """The cache's dtype by the engine's names for it."""
+    known = {**dict.fromkeys(eight, "fp8"), "fp8_e5m2": "fp8_e5m2", "bfloat16": "bf16", "bf16": "bf16", "float16": "fp16"}
+    return lambda value, _: {"serving.kv_dtype": known.get(str(value), str(value))}
+
+
+def partition_out(asked: Values) -> Any:
+    layers = asked.get("layers_per_stage")
+    return ",".join(str(count) for count in layers) if layers else None
+
+
+def partition_back(value: Any, _: Values) -> Mapping[str, Any]:
+    counts = [number(part.strip()) for part in str(value).split(",")]
+    return {"layers_per_stage": counts}
+
+
+def cannot(asked: Values) -> Iterator[Problem]:
+    """What neither server does, and names that are no word of a command."""
+    name = str(asked.get("@model") or "")
+    if not name or name.startswith("-") or not name.isprintable():
+        yield Problem(
+            field="model", value=name or None, reason="is no name that a command can be given", hint="--model of a hub or a folder"
+        )
+    if asked.get("attention") not in (None, "flash"):
+        yield Problem(field="attention", value=asked["attention"], reason="is not what the sheet's command runs", hint="attention flash")
+    if asked.get("microbatch", asked.get("serving.max_sequences")) != asked.get("serving.max_sequences"):
+        yield Problem(field="microbatch", value=asked["microbatch"], reason="is not serving.max_sequences", hint="give one of them")
+    if asked.get("phase"):
+        yield Problem(field="phase", value=asked["phase"], reason="is no way to start a server", hint="leave it out")
+
+
+def one_node(asked: Values) -> Iterator[Problem]:
+    """A server over several nodes, which one script does not start."""
+    if asked.get("engine") in SCRIPTS and asked.get("@nodes", 1) > 1:
+        yield Problem(field="nodes", value=asked["@nodes"], reason="is not one command", hint="a plan of one node")
+
+
+def server_of(asked: Values) -> tuple[str, ...]:
+    """The format of the command that a batch script or a task starts, where it starts a server."""
+    return (str(asked["engine"]),) if asked["engine"] in SCRIPTS else ()

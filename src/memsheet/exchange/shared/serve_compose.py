@@ -1,0 +1,71 @@
+"""A server among the services of Docker Compose: its entrypoint and command as the line of a script, as of a pod's container."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from memsheet.exchange.shared.serve_pods import command_line, serves, tree_of
+
+DEVICES = "deploy.resources.reservations.devices"
+_SERVICES = re.compile(r"^\s{0,8}[\"']?services[\"']?\s*:", re.MULTILINE)
+_VARIABLE = re.compile(r"(\$\$|\$\{\w+(?::?[-=][^{}\"\\`]*)?\}|\$[A-Za-z_]\w*)")
+
+
+def composed(name: str, text: str, parse: Callable[[str, str], Any]) -> tuple[str, int | None] | None:
+    """The script that the services' servers are, in their order, and the GPUs that the first has reserved; None for texts of other kinds."""
+    if not _SERVICES.search(text):
+        return None
+    tree = tree_of(parse, name, text)
+    services = tree.get("services") if tree else None
+    held = [_container(one) for one in services.values() if isinstance(one, Mapping)] if isinstance(services, Mapping) else []
+    found = [(line, one["gpus"]) for one in held if serves(line := command_line(one, _quoted))]
+    return ("\n".join(line for line, _ in found), found[0][1]) if found else None
+
+
+def _container(service: Mapping[str, Any]) -> dict[str, Any]:
+    """A service as a container of a pod: its entrypoint is what is run, its command the arguments (docs.docker.com/reference/compose-file/services)."""
+    return {
+        "image": service.get("image"), "command": _words(service.get("entrypoint")), "args": _words(service.get("command")),
+        "env": list(_environment(service.get("environment"))), "gpus": _gpus(service),
+    }  # fmt: skip
+
+
+def _words(value: Any) -> list[Any]:
+    """A list as it is, a text split as a shell does; where that is no shell's, nothing is run."""
+    if isinstance(value, str):
+        try:
+            return shlex.split(value)
+        except ValueError:
+            return []
+    return value if isinstance(value, list) else []
+
+
+def _quoted(word: str) -> str:
+    """A word as a shell has it, where ${NAME:-default} is Compose's own variable and $$ a dollar."""
+    pieces = (
+        shlex.quote("$") if piece == "$$" else f'"{piece}"' if _VARIABLE.fullmatch(piece) else shlex.quote(piece)
+        for piece in _VARIABLE.split(word)
+        if piece
+    )
+    return "".join(pieces)
+
+
+def _environment(value: Any) -> Iterator[dict[str, Any]]:
+    pairs = value.items() if isinstance(value, Mapping) else (str(one).partition("=")[::2] for one in value if "=" in str(one)) if isinstance(value, list) else ()  # fmt: skip
+    for name, held in pairs:
+        if "$" not in str(held):
+            yield {"name": str(name), "value": held}
+
+
+def _gpus(service: Mapping[str, Any]) -> int | None:
+    """Cards that a service has reserved; None where it has all, or nobody said."""
+    node: Any = service
+    for key in DEVICES.split("."):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    devices = [one for one in node if isinstance(one, Mapping)] if isinstance(node, list) else []
+    counts = [len(one["device_ids"]) if isinstance(one.get("device_ids"), list) else one.get("count") for one in devices]
+    whole = [int(count) for count in counts if isinstance(count, int | str) and str(count).isdigit() and len(str(count)) < 8]
+    return sum(whole) if whole and len(whole) == len(counts) else None

@@ -1,0 +1,45 @@
+"""A server's command as another release of its engine reads it: what was removed since, and whose defaults are told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from memsheet.exchange.shared.file_format import Format
+
+_WITHOUT_BYTES = """
+swap-space preemption-mode scheduler-delay-factor guided-decoding-backend guided-decoding-disable-fallback
+guided-decoding-disable-any-whitespace guided-decoding-disable-additional-properties disable-log-requests disable-async-output-proc
+disable-mm-preprocessor-cache max-num-partial-prefills max-long-partial-prefills logits-processor-pattern enable-reasoning
+tokenizer-pool-size tokenizer-pool-type tokenizer-pool-extra-config device
+"""
+"""Removed flags of vLLM that moved no byte of a GPU: of logs, of who is served first, of the host (v0.6.4.post1 and v0.8.5 engine/arg_utils.py)."""
+_NUMBER = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
+
+
+def vllm_of(form: Format, version: str) -> Format:
+    return _of(form, "vLLM", version, frozenset(f"--{name}" for name in _WITHOUT_BYTES.split()))
+
+
+def sglang_of(form: Format, version: str) -> Format:
+    return _of(form, "SGLang", version, frozenset())
+
+
+def _of(form: Format, name: str, version: str, harmless: frozenset[str]) -> Format:
+    """The format under the release's name. Flags that an older one had are known to it, or not accounted where they took room."""
+    told = f"{name} {version.removeprefix('v')}"
+    if not _older(version, form.tested):
+        return replace(form, tested=told, keys_of=form.tested)
+    gone = form.removed
+    return replace(
+        form, tested=told, removed=frozenset(), known=form.known | (gone & harmless), unmodelled={**form.unmodelled, **dict.fromkeys(gone - harmless, ())}
+    )  # fmt: skip
+
+
+def _older(version: str, tested: str) -> bool:
+    mine, theirs = _NUMBER.search(version), _NUMBER.search(tested)
+    return bool(mine and theirs) and _key(mine) < _key(theirs)
+
+
+def _key(found: re.Match[str] | None) -> tuple[int, ...]:
+    return tuple(int(part or 0) for part in found.groups()) if found else ()

@@ -1,0 +1,191 @@
+"""What keeps a verdict from being sure: a model beside the one the command names, what files leave open, and how little the job may need then."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.budget import Answer, Result, budget_of, worst
+from memsheet.engines import engine_of
+from memsheet.exchange.shared.file_format import UNSET, Read
+from memsheet.exchange.shared.moved_states import moves_states
+from memsheet.exchange.shared.serve_script import OPEN, OTHERS, variables
+from memsheet.frozen import dataclass
+from memsheet.plan.aliases import DEEPSPEED_FP16
+from memsheet.plan.engine import Sharding
+from memsheet.plan.library_defaults import own_default
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.names import SHORT
+from memsheet.sheet import STATES, Bytes, Component, Instant
+
+Ask = Callable[[Mapping[str, Any]], Answer | None]
+FURTHER = "a further server"
+STORED = (
+    (r"awq(?!.*int8)", "awq-int4"), (r"gptq.?(int)?8|w8a16", "gptq-int8"), (r"gptq|w4a16|int4|autoround", "gptq-int4"), (r"nvfp4|fp4", "nvfp4"),
+    (r"mxfp4", "mxfp4"), (r"mxfp8", "mxfp8"), (r"fp8", "fp8"), (r"w8a8|int8", "int8"), (r"bnb|4bit|nf4", "nf4"),
+)  # fmt: skip
+"""Formats of weights by the words that checkpoints on a hub carry in their names, the first that is found."""
+AUTO_LENGTH = "--max-model-len"
+"""Where the engine is to decide, it takes the model's whole length if that has room, else a shorter one (vLLM v0.33.0 v1/core/kv_cache_utils.py,
+_auto_fit_max_model_len): what fits whole is sure.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a sheet's verdict may not hold for files, in words (none: it does), and the least and the most that a GPU is known to need with all
+    that is open. The most is nothing where the sheet's own range holds it.
+    """
+
+    words: str
+    least_bytes: int = 0
+    most_bytes: int = 0
+
+
+def both_doubts(first: Doubt, second: Doubt) -> Doubt:
+    """Two reasons as one, with the wider range."""
+    if not first.words or not second.words:
+        return first if first.words else second
+    least, most = min(first.least_bytes, second.least_bytes), max(first.most_bytes, second.most_bytes)
+    return Doubt(f"{first.words}; {second.words}", least, most)
+
+
+def doubted(answer: Answer | None, doubt: Doubt) -> Answer | None:
+    """The answer with a verdict that is no surer than the doubt allows: what cannot fit at its least does not fit, whatever is open besides."""
+    if not doubt.words or answer is None or answer.verdict is None or answer.cluster is None:
+        return answer
+    verdict, least = answer.verdict, min(doubt.least_bytes, int(answer.verdict.device.low))
+    denied = verdict.result is Result.DOES_NOT_FIT and (least == verdict.device.low or least > budget_of(answer.cluster).high_bytes)
+    result = Result.DOES_NOT_FIT if denied else Result.UNCERTAIN
+    device = replace(verdict.device, low=least, high=max(doubt.most_bytes, int(verdict.device.high)))
+    serving = answer.serving if denied else _with_less_missing(answer.serving, int(verdict.device.low) - least)
+    return replace(answer, verdict=replace(verdict, result=result, device=device), serving=serving)
+
+
+def _with_less_missing(serving: Mapping[str, Any] | None, bytes_off: int) -> Mapping[str, Any] | None:
+    """A server's facts where up to so many bytes may be off the card: what its pool lacks is then no more than possible."""
+    if not serving or "short_bytes" not in serving or bytes_off <= 0:
+        return serving
+    short: Bytes = serving["short_bytes"]
+    return {**serving, "short_bytes": replace(short, low=short.low - bytes_off)}
+
+
+TRAINERS_OWN = own_default("trl", "per_device_train_batch_size")
+
+
+def _widths(answer: Answer) -> tuple[dict[str, Any], ...]:
+    """Every precision that the engine of a plan trains in, DeepSpeed's fp16 with them."""
+    engine = engine_of(answer.plan)
+    half = ({"precision.name": None, **DEEPSPEED_FP16},) if engine.sharding is Sharding.DEEPSPEED else ()
+    return (*({"precision.name": name} for name in engine.precisions), *half)
+
+
+def left_to_script(words: tuple[str, ...], request: Mapping[str, Any], answer: Answer, ask: Ask) -> Doubt:
+    """What a training script decides, with the range of what it may: one sequence to as many as the Trainer takes by itself, and every precision."""
+    if not words:
+        return Doubt("")
+    open_batch = request.get("microbatch") is None
+    widths = _widths(answer) if len(words) > open_batch else ()
+    at_most = [_of_default_batch(width, ask) for width in ({}, *widths)] if open_batch else []
+    needs = [one.verdict.device for one in (answer, *map(ask, widths), *at_most) if one and one.verdict]
+    reach = (
+        f"the range is up to {TRAINERS_OWN} sequences, and more need more"
+        if any(at_most)
+        else "the range is of one sequence, and more need more"
+    )
+    said = "; ".join((*words, *([reach] if open_batch else [])))
+    return Doubt(said, min(int(need.low) for need in needs), max(int(need.high) for need in needs))
+
+
+def _of_default_batch(width: Mapping[str, Any], ask: Ask) -> Answer | None:
+    changes = {**width, "microbatch": TRAINERS_OWN}
+    return ask(changes) or ask({**changes, "global_batch": None})  # a step's batch may not be a multiple of as many
+
+
+def says_sequences_alone(reads: Iterable[Read], named: Iterable[str]) -> bool:
+    """Whether all that is left open is how many sequences a GPU has at once: the sheet of one is then the least."""
+    keys = [one.partition(" ")[0] for one in named]
+    rows = {key: row.read(1, {}) for read in reads for row in read.form.keys if (key := row.at) in keys and read.values.get(key) == UNSET}
+    return bool(keys) and all(rows.get(key, {}).keys() == {"microbatch"} for key in keys)
+
+
+def least_of(answer: Answer, keys: Iterable[str]) -> int:
+    """The least that a GPU may need where some keys are not accounted. Nothing that passes through a step lessens the states that it finds."""
+    sheet, touched = worst(answer.sheets), list(keys)
+    if not touched:
+        return int(sheet.device.low)
+    kept = () if moves_states(touched) else STATES
+    return int(sheet.of(*kept, Component.CONTEXT, instant=Instant.LOAD).low)
+
+
+def another_model(served: str | None, known: ModelSpec | None, answer: Answer) -> str:
+    """The command's model is not the sheet's: weights of other bits, as its name says, or other sizes. ``known``: the served one, if bundled."""
+    if served is None:
+        return ""
+    own, model = stored_as(served), answer.model
+    held = answer.plan.quantization.weights if answer.plan.quantization else None
+    bits = {"awq-int4": 4, "gptq-int4": 4, "nvfp4": 4, "mxfp4": 4, "nf4": 4}.get(own, 8) if own else 0
+    if own and (held is None or int(held.bits) != bits):
+        now = held.name if held else "weights that are not quantized"
+        return f"{served} says {own} by its name, and the sheet is of {now}: --quantize {own}"
+    if known is not None and _sizes(known) != _sizes(model):
+        return f"the files name {served}, and the sheet is of {model.name}"
+    return ""
+
+
+def stored_as(name: str) -> str:
+    """The format of weights that a checkpoint's name says, or nothing."""
+    last = name.rstrip("/").rpartition("/")[2].lower()
+    return next((form for words, form in STORED if re.search(rf"(?<![a-z])(?:{words})(?![a-z])", last)), "")
+
+
+def stand_in(served: str, bundled: Callable[[str], str | None]) -> str:
+    """Flags that stand in for a checkpoint of a bundled model that somebody quantized, by its name; nothing where it says none."""
+    form, parts = stored_as(served), served.split("-")
+    known = (bundled("-".join(parts[:count])) for count in range(len(parts) - 1, 0, -1))
+    found = next((name for name in known if name), None)
+    return f"--model {found} --quantize {form}" if form and found else ""
+
+
+def _sizes(model: ModelSpec) -> tuple[int, int]:
+    return sum(stack.layers for stack in model.stacks), model.hidden
+
+
+def left_open(read: Read, given: Mapping[str, Any], result: Result) -> Iterator[str]:
+    """What a file sets that nobody accounts, less what flags say in its place."""
+    for at, value in read.unmodelled:
+        if at == OPEN:
+            yield from _defaulted(read, str(value), given)
+        elif at == OTHERS:
+            yield f"{FURTHER} ({value.replace(' read', ' commands read')})"
+        elif value == UNSET and not _given(read, at, given):
+            yield f"{at} {UNSET}{_hint(read, at)}"
+        elif value != UNSET and not (at == AUTO_LENGTH and result is Result.FITS):
+            yield f"{at} {value}"
+
+
+def _defaulted(read: Read, told: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Flags at the defaults of variables."""
+    for one in told.split(", --"):
+        at, _, text = ("--" + one.removeprefix("--")).partition(" ")
+        if not _given(read, at, given) and variables(text):
+            yield f"{at} {text}, which whoever starts it may set{_hint(read, at, read.values.get(at))}"
+
+
+def _keys(read: Read, at: str) -> tuple[str, ...]:
+    """Keys of a plan that a flag says."""
+    row = next((row for row in read.form.keys if row.at == at), None)
+    return () if row is None else tuple(row.read(1, {}))
+
+
+def _given(read: Read, at: str, given: Mapping[str, Any]) -> bool:
+    keys = _keys(read, at)
+    return bool(keys) and any(given.get(key) is not None for key in keys)
+
+
+def _hint(read: Read, at: str, value: Any = 2) -> str:
+    """The flag of this program that says it."""
+    flag = next((name for name, key in SHORT.items() if key in _keys(read, at)), None)
+    return f": --{flag.replace('_', '-')} {value} says it" if flag else ""

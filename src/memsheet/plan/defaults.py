@@ -1,0 +1,105 @@
+"""What names in a plan stand for, and which keys a plan may not set yet: tables of data that ``resolve.py`` reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memsheet.plan import dtypes
+from memsheet.plan.dtypes import BF16, FP16, FP32
+from memsheet.plan.plan import Precision
+
+NAMED_PRECISIONS: dict[str, Precision] = {
+    "fp32": Precision(parameters=FP32, compute=FP32, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+    "bf16-autocast": Precision(parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+    "fp16-autocast": Precision(parameters=FP32, compute=FP16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+    "bf16-master": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=FP32, moments=FP32),
+    "bf16-pure": Precision(parameters=BF16, compute=BF16, gradients=BF16, reduce=BF16, master_weights=None, moments=BF16),
+    "megatron-mixed": Precision(parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=FP32, moments=FP32),
+    "fsdp2-mixed": Precision(parameters=FP32, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32),
+}
+ADAPTER_PRECISION = Precision(parameters=BF16, compute=BF16, gradients=FP32, reduce=FP32, master_weights=None, moments=FP32)
+"""A frozen bf16 base with fp32 adapters: peft raises adapters to fp32 unless told otherwise (autocast_adapter_dtype)."""
+
+QUANTIZED = {
+    "nf4": dtypes.NF4, "fp4": dtypes.FP4_BNB, "int8": dtypes.INT8, "int4": dtypes.INT4, "fp8": dtypes.FP8, "mxfp4": dtypes.MXFP4,
+    "nvfp4": dtypes.NVFP4, "mxfp8": dtypes.MXFP8, "fp8-block": dtypes.FP8_BLOCK, "awq-int4": dtypes.AWQ_INT4,
+    "gptq-int4": dtypes.GPTQ_INT4, "gptq-int8": dtypes.GPTQ_INT8,
+}  # fmt: skip
+DOUBLED = ("nf4", "fp4")  # whose scales may be quantized again
+LORA_ALONE = ("int8", "gptq-int4")  # trained beside by adapters of one kind
+TRAINABLE_QUANTIZED = (*DOUBLED, *LORA_ALONE)
+STORED_TRAINABLE = (*DOUBLED, "nf4-single", "fp4-double", "int8")
+"""Formats of bitsandbytes that can be trained beside, as a checkpoint names them: by whether their scales are quantized again."""
+OUTLIER_COLUMNS = 7
+"""Columns of a layer's input that LLM.int8() multiplies unquantized: no more in any model up to 13 billion parameters (arXiv:2208.07339, end
+of section 3.2: |O| <= 7). How many a run has depends on its data: none to all of them.
+"""
+DEQUANTIZED = ("fp8", "fp8-block", "mxfp4")  # released formats that are trained in another precision
+FIXED_BLOCK = {"nf4": 64, "fp4": 64, "mxfp4": 32, "mxfp8": 32, "nvfp4": 16}
+"""Elements that share a scale where the format leaves no choice (the sources stand with the dtypes)."""
+GROUPED = ("int4", "awq-int4", "gptq-int4", "gptq-int8", "fp8", "fp8-block")
+"""Formats whose group may be chosen; of fp8 it is the side of a square block."""
+
+# dtypes that training and serving are modelled in, key by key; the vocabulary of plans knows more
+_COMMON = ("fp32", "fp16", "bf16")
+PRECISION_DTYPES: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("precision.parameters", "precision.compute", "precision.gradients", "precision.reduce"), _COMMON),
+    "precision.master_weights": ("fp32", "int16-remainder"), "precision.moments": (*_COMMON, "int8"), "adapter.dtype": _COMMON,
+}  # fmt: skip
+CACHE_DTYPES = (*_COMMON, "fp8", "fp8_e5m2", "int8")
+LLAMA_CACHE_DTYPES = (*_COMMON, *(f"gguf:{name}" for name in ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1", "IQ4_NL")))
+"""Types that llama.cpp's cache may have (common/arg.cpp, kv_cache_types)."""
+
+# peft's TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+LORA_TARGETS = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "mixtral", "phi", "opt", "gptj"), ("q_proj", "v_proj")),
+    **dict.fromkeys(("bloom", "gpt_neox", "falcon"), ("query_key_value",)),
+    "gpt2": ("c_attn",), "phi3": ("qkv_proj",), "bert": ("query", "value"), "roberta": ("query", "value"), "t5": ("q", "v"),
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe", "olmo2", "granite", "starcoder2", "smollm3", "stablelm"), ("q_proj", "v_proj")),
+}  # fmt: skip
+# the keys of a plan that change memory and are not accounted yet; any value but these is refused
+UNMODELLED: dict[str, tuple[Any, ...]] = {
+    "image_tokens": (0,), "compile": (False,), "sequence_parallel": (False,), "async_tp": (False,), "megatron_fsdp": (False,),
+    "fp8.recipe": (), "fp8.param_storage": (False,), "fp8.all_gather": (False,),
+    "allocator.max_split_size_mb": (), "allocator.empty_cache_every": (), "cuda_graphs": (False,), "serving.cuda_graphs": (False,),
+    "serving.memory_fraction": (), "serving.page_tokens": (), "serving.max_batched_tokens": (), "adapter.full_modules": (),
+    "moe.dispatch": (), "moe.capacity_factor": (), "serving.logical_batch": (), "serving.mla_mode": (0,), "serving.attn_max_batch": (0,), "serving.fused_moe": (),
+    "serving.k_dtype": (), "serving.gpu_layers": (), "serving.host_experts": (0,), "serving.dp_lm_head": (False,), "serving.dp_dense": (False,), "serving.dispatch": ("gather",), "serving.state_slots": (), "serving.state_ratio": (), "serving.shared_prefix_tokens": (0,), "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,), "moe.balanced": (True,), "fp8.skip": ([], ()), "moe.pad_to_capacity": (), "moe.grouped_gemm": (), "moe.permute_fusion": (),
+}  # fmt: skip
+
+DESCRIPTIVE: dict[str, str] = {
+    "schema": "names the vocabulary the plan is written in",
+    "engine_version": "is recorded; a few facts changed from one version to another, and the engine's file says which",
+    "seq_len_kind": "says whether lengths were exact or a bound where a figure was published; tensors are those of seq_len; only in ms-swift a maximum also says that the allocator meets other sizes at every step",
+    "adapter.alpha": "scales the adapter's output and has no bytes",
+    "adapter.trainable_parameters": "follows from rank and targets; a published count to compare with",
+    "moe.balanced": "true is how routing is taken",
+    "serving.output_tokens": "beside a length only says where an answer ends; the cache is as long as max_model_len",
+}
+"""Keys that describe a job and cannot change a byte of it: accepted, recorded nowhere in the sheet, and listed here so that it is known."""
+NEEDS_RANK = (
+    "adapter.kind", "adapter.targets", "adapter.dtype", "adapter.alpha", "adapter.dropout", "adapter.trainable_parameters",
+    "adapter.full_modules", "adapter.prompt_length", "adapter.start_layer",
+)  # fmt: skip
+FUSED_TARGETS = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+"""Joined projections by the names of their parts: an adapter on one that the library's code has in parts is for code that joins them, as
+Qwen's first code does (attn.c_attn, modeling_qwen.py of Qwen/Qwen-7B) and Megatron's (linear_qkv).
+"""
+SERVED_ADAPTERS = ("adapter.rank", "adapter.targets", "adapter.kind", "serving.max_loras", "serving.max_cpu_loras")
+"""Keys of adapters that a server keeps room for."""
+PROMPTED = ("llama-adapter", "llama-adapter-v2")  # kinds of adapters that have no rank
+NEEDS_METHOD = ("speculative.model", "speculative.tokens", "speculative.tp")
+NEEDS_WEIGHTS = ("quantization.group_size", "quantization.double_quant", "quantization.skip")
+
+# keys that only the other task reads; any value but these is refused rather than ignored
+_OF_TRAINING: dict[str, tuple[Any, ...]] = {
+    "zero": (0,), "reshard_after_forward": (False,), "schedule": (), "image_tokens": (0,), "global_batch": (0,), "optimizer.name": (), "optimizer.implementation": (), "optimizer.rank": (),
+    "recompute.mode": ("none",), "recompute.every": (), "recompute.layers": (), "recompute.segments": (), "loss": ("plain",), "optimizer_in_backward": (False,), "recompute.modules": (),
+    "dropout": (0, 0.0), "adapter.rank": (), "adapter.targets": (), "adapter.kind": (), "adapter.full_modules": (), "adapter.prompt_length": (), "adapter.start_layer": (), "offload.optimizer": (0, 0.0), "offload.parameters": (0, 0.0),
+    "offload.activations": (False,),
+}  # fmt: skip
+_OF_SERVING: dict[str, tuple[Any, ...]] = {
+    "phase": (), **dict.fromkeys(("serving.max_model_len", "serving.max_sequences", "serving.kv_dtype", "serving.prompt_tokens", "serving.output_tokens", "serving.batch"), ()),
+    "serving.max_loras": (0,), "serving.max_cpu_loras": (0,), "serving.fully_sharded_loras": (False,),
+}  # fmt: skip
+OTHER_TASK = {"infer": _OF_TRAINING, "train": _OF_SERVING}

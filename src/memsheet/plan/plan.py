@@ -1,0 +1,368 @@
+"""How a job is run, whole and legal: every choice made, nothing left to a default. ``resolve.py`` makes these."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from memsheet.arith import Count, ceil_div, maximum
+from memsheet.frozen import dataclass
+from memsheet.plan.dtypes import DType
+
+
+class RecomputeMode(Enum):
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+class AttentionKind(Enum):
+    EAGER = "eager"
+    SDPA = "sdpa"
+    FLASH = "flash"
+    CUDNN = "cudnn"
+
+
+class Loss(Enum):
+    PLAIN = "plain"
+    FUSED = "fused"
+    CHUNKED = "chunked"
+    VOCAB_PARALLEL = "vocab_parallel"
+
+
+class ContextParallel(Enum):
+    """How ranks that share a sequence see each other's keys and values."""
+
+    RING = "ring"
+    ALL_GATHER = "all_gather"
+    ALL_TO_ALL = "all_to_all"
+
+
+class OptimizerName(Enum):
+    ADAMW = "adamw"
+    ADAMW_8BIT = "adamw_8bit"
+    SGD = "sgd"
+    SGD_MOMENTUM = "sgd_momentum"
+    LION = "lion"
+    LION_8BIT = "lion_8bit"
+    PAGED_ADAMW = "paged_adamw"
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"
+    ADAFACTOR = "adafactor"
+    MUON = "muon"
+    ADAM_MINI = "adam_mini"
+    GALORE = "galore"
+    LORA_FA = "lora_fa"
+
+    __hash__ = object.__hash__  # see sheet.Component
+
+
+class Implementation(Enum):
+    FOREACH = "foreach"
+    FUSED = "fused"
+    LOOP = "loop"
+    BNB = "bnb"
+    TORCHAO = "torchao"
+    APEX = "apex"
+    DISTRIBUTED = "distributed"
+    TRANSFORMERS = "transformers"
+
+
+class AdapterKind(Enum):
+    """What is trained beside a frozen model."""
+
+    LORA = "lora"
+    DORA = "dora"  # and a magnitude for each output
+    LORA_FA = "lora-fa"  # of which only the second matrix is trained
+    LLAMA_ADAPTER = "llama-adapter"  # prompts that the last layers attend to
+    LLAMA_ADAPTER_V2 = "llama-adapter-v2"  # and norms, scales and biases of every linear layer
+
+    @property
+    def prompts(self) -> bool:
+        """Whether it has prompts in place of matrices of some rank."""
+        return self in (AdapterKind.LLAMA_ADAPTER, AdapterKind.LLAMA_ADAPTER_V2)
+
+
+class Schedule(Enum):
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero_bubble"
+    DUALPIPE = "dualpipe"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Degrees of parallelism; dp_replicate · dp_shard · cp · tp · pp ranks. ep and etp reuse those ranks, and so does attn_dp: groups of the tp
+    ranks of a server that attend to requests of their own (data-parallel attention), while the rest of a layer is of all of them.
+    """
+
+    dp_replicate: Count = 1
+    dp_shard: Count = 1
+    cp: Count = 1
+    tp: Count = 1
+    pp: int = 1
+    vpp: int = 1
+    ep: Count = 1
+    etp: Count = 1
+    attn_dp: Count = 1
+
+    @property
+    def attention_tp(self) -> Count:
+        """Ranks that cut the heads of a layer: all of tp, or those of one group."""
+        return self.tp // self.attn_dp
+
+    @property
+    def sharded(self) -> Count:
+        """Ranks that FSDP2 divides parameters over: those that share a sequence are among them."""
+        return self.dp_shard * self.cp
+
+    @property
+    def gpus(self) -> Count:
+        return self.dp_replicate * self.dp_shard * self.cp * self.tp * self.pp
+
+    @property
+    def data_parallel(self) -> Count:
+        return self.dp_replicate * self.dp_shard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Precision:
+    """Declared dtypes. ``autocast``: parameters stay as they are and operations run in ``compute`` with cached casts."""
+
+    parameters: DType
+    compute: DType
+    gradients: DType
+    reduce: DType
+    master_weights: DType | None
+    moments: DType
+
+    @property
+    def casts(self) -> bool:
+        """Whether the parameters are computed with in another dtype than they are kept in."""
+        return self.compute is not self.parameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """``every``: stretches of so many layers are recomputed together; ``segments``: the stack cut into so many stretches; ``layers``: only
+    the first so many are recomputed, each on its own; ``modules``: selective, every module of these names.
+    """
+
+    mode: RecomputeMode = RecomputeMode.NONE
+    every: int = 1
+    layers: int | None = None
+    segments: int | None = None
+    modules: tuple[str, ...] = ()
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether every so many-th layer is recomputed, and the others are not."""
+        return self.mode is RecomputeMode.SELECTIVE and self.modules == ("layer",)
+
+    @property
+    def stretched(self) -> bool:
+        """Whether several layers are recomputed together."""
+        return self.mode is RecomputeMode.FULL and (self.segments is not None or self.every > 1)
+
+    def starts(self, layers: int) -> tuple[int, ...]:
+        """The first layer of each stretch; segments differ by one layer at most."""
+        if self.segments is None:
+            return tuple(range(0, layers, self.every))
+        return tuple(number * layers // self.segments for number in range(self.segments))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    name: OptimizerName
+    implementation: Implementation
+    rank: Count = 0  # of the projections that some keep moments of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """LoRA matrices of ``rank`` on the linear layers whose last name is in ``targets``; modules named in ``full_modules`` are trained whole.
+
+    A llama-adapter has no rank: ``prompt_length`` learned positions for each layer from ``start_layer`` on.
+    """
+
+    rank: Count
+    targets: tuple[str, ...]
+    dtype: DType
+    dropout: float = 0.0
+    kind: AdapterKind = AdapterKind.LORA
+    full_modules: tuple[str, ...] = ()
+    prompt_length: int = 0
+    start_layer: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAdapters:
+    """Room that a server keeps for LoRA adapters of up to ``rank``: ``slots`` on the device, ``host`` beside it. ``targets``: layers that have
+    it, None for all that the engine puts one on; ``sharded``: tensor parallelism cuts both matrices, not one.
+    """
+
+    slots: Count
+    rank: Count
+    targets: tuple[str, ...] | None
+    dtype: DType
+    host: Count
+    sharded: bool = False
+
+    @property
+    def alone(self) -> Adapter:
+        """One of them as peft has it beside a model."""
+        return Adapter(rank=self.rank, targets=self.targets or (), dtype=self.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """Storage of the linear weights; modules named in ``skip`` keep the parameters' dtype."""
+
+    weights: DType
+    skip: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offload:
+    """Shares kept in host memory."""
+
+    optimizer: float = 0.0
+    parameters: float = 0.0
+    activations: bool = False
+
+
+class Spread(Enum):
+    """Which routing of tokens to experts is accounted."""
+
+    BALANCED = "balanced"
+    EXPECTED = "expected"
+    UNEVEN = "uneven"  # as uneven as trained routers were found to be
+    WORST = "worst"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How tokens go to experts. ``capacity_factor``: tokens an expert takes, in shares of an even split; None drops nothing.
+    ``padded``: experts compute on their whole capacity. ``balanced``: the routing is even by decree, else by what the model learned.
+    """
+
+    dispatch: str = "alltoall"
+    capacity_factor: float | None = None
+    padded: bool = False
+    balanced: bool = False
+    spread: Spread = Spread.EXPECTED  # set by account, which asks for all three
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fp8:
+    """Eight-bit matrix products: the scaling ``recipe``, whether weights are kept in 8 bits, whether they are gathered so."""
+
+    recipe: str
+    stored: bool = False
+    gathered: bool = False
+    skip: tuple[str, ...] = ()
+
+
+class SpeculativeMethod(Enum):
+    """Who drafts the tokens that a server verifies: a smaller model, a head on the model's hidden states, or the prompt itself."""
+
+    DRAFT = "draft"
+    EAGLE = "eagle"
+    EAGLE3 = "eagle3"  # on hidden states of three layers, with a vocabulary of its own
+    MTP = "mtp"  # the checkpoint's own layers for further tokens (NEXTN)
+    NGRAM = "ngram"
+
+    @property
+    def headed(self) -> bool:
+        """Whether it reads the hidden states of the model it drafts for."""
+        return self in (SpeculativeMethod.EAGLE, SpeculativeMethod.EAGLE3, SpeculativeMethod.MTP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculative:
+    """``tokens``: drafted for each sequence and verified at once, one after another (no tree); ``model``: the name of who drafts them."""
+
+    method: SpeculativeMethod
+    tokens: Count
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run a job on a cluster."""
+
+    task: str
+    engine: str
+    engine_version: str | None
+    mesh: Mesh
+    zero: int
+    reshard_after_forward: bool
+    schedule: Schedule | None
+    layers_per_stage: tuple[int, ...] | None
+    microbatch: Count
+    global_batch: Count | None
+    seq_len: Count
+    vocab_multiple: int
+    precision: Precision
+    optimizer: Optimizer | None
+    recompute: Recompute
+    attention: AttentionKind
+    loss: Loss
+    dropout: float
+    adapter: Adapter | None = None
+    quantization: Quantization | None = None
+    offload: Offload = Offload()
+    expandable_segments: bool = False
+    kv_dtype: DType | None = None
+    max_model_len: Count | None = None
+    max_sequences: Count | None = None
+    prompt_tokens: Count | None = None
+    output_tokens: Count | None = None
+    shared_prefix_tokens: int = 0  # at the start of every prompt, the same for all
+    max_batched_tokens: Count | None = None
+    page_tokens: int | None = None
+    memory_fraction: float | None = None
+    captures: bool = False  # a server records CUDA graphs
+    served_adapters: ServedAdapters | None = None
+    state_slots: int | None = None  # of recurrent states, over all groups that attend by themselves (SGLang)
+    state_ratio: float | None = None  # bytes of them for each byte of tokens
+    dispatch: str = "gather"  # how a server's tokens reach experts on other ranks: all are gathered everywhere, or sent (deepep)
+    dp_dense: bool = False  # layers without experts are whole on every rank (SGLang's moe_dense_tp_size 1)
+    dp_lm_head: bool = False  # with data-parallel attention, each group has the whole output matrix (SGLang)
+    k_dtype: DType | None = None  # of keys where they have another than values (llama.cpp)
+    gpu_layers: int | None = None  # layers on devices, the output counted as one (llama.cpp -ngl); None is all
+    host_experts: int = 0  # layers whose routed experts lie on the host (llama.cpp --n-cpu-moe)
+    mla_mode: int = 0  # how latent attention is computed (ik_llama.cpp -mla)
+    attn_max_batch: int = 0  # MiB of keys and values that it unpacks at once (ik_llama.cpp -amb); 0 is no limit
+    phase: str | None = None
+    optimizer_in_backward: bool = False
+    sequence_parallel: bool = False
+    context_parallel: ContextParallel | None = None
+    compile: bool = False
+    async_tp: bool = False
+    routing: Routing | None = None
+    fp8: Fp8 | None = None
+    cuda_graphs: tuple[str, ...] = ()
+    image_tokens: Count = 0  # of each sequence, that pictures take
+    varied: bool = False  # seq_len is the longest of lengths that differ from step to step
+    speculative: Speculative | None = None
+    before_ampere: bool = False  # the card is known to have no bf16 units, and no flash kernels
+
+    @property
+    def on_ranks(self) -> bool:
+        """Whether it runs in a process group: on several ranks, or by an engine that is made for them."""
+        return bool(self.mesh.gpus > 1) or self.engine in ("fsdp2", "deepspeed")
+
+    @property
+    def accumulation(self) -> Count:
+        """Micro-batches per optimizer step on one data-parallel rank."""
+        if self.global_batch is None:
+            return 1
+        per_pass = self.microbatch * self.mesh.data_parallel
+        return maximum(1, ceil_div(self.global_batch, maximum(1, per_pass)))
+
+    @property
+    def last_microbatch(self) -> Count:
+        """Sequences of the last micro-batch of a step, which is smaller where the global batch is no multiple."""
+        if self.global_batch is None:
+            return self.microbatch
+        return self.global_batch // self.mesh.data_parallel - self.microbatch * (self.accumulation - 1)

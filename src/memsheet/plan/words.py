@@ -1,0 +1,342 @@
+"""A question in the words of any tool → one in memsheet's own: keys of a plan, what was taken for granted, and every problem at once.
+
+in_our_words   names and values as people give them, a command line's texts among them, → Asked
+accumulated    what was said in numbers of micro-batches and of replicas, once the GPUs are known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from memsheet.errors import Problem, nearest, require
+from memsheet.plan import aliases
+from memsheet.plan.aliases import ALIASES, INFER, LIBRARIES, PARTITIONED, VALUES, Meaning, Word
+from memsheet.plan.check import RULES
+from memsheet.plan.names import OFFLOADABLE, SHORT, offloaded
+from memsheet.plan.values import said_in_thousands, value_of
+
+ON = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+ACCUMULATION, REPLICAS, DTYPE, OPTIM = "@accumulation", "@data_parallel", "@dtype", "@optim"
+_COUNTS = (ACCUMULATION, REPLICAS)
+
+
+class Asked(NamedTuple):
+    """A question in memsheet's words."""
+
+    request: dict[str, Any]
+    assumed: tuple[str, ...]
+    library: str | None
+    settled: frozenset[str] = frozenset()
+    """Every key that a given option speaks of, with a value in ``request`` or without one ("no adapter")."""
+    options: tuple[tuple[str, Any, Mapping[str, Any]], ...] = ()
+    """Every option as it was given, with the keys and values that it comes to."""
+
+
+class _Said(NamedTuple):
+    """One option as it was given, and what it comes to ("?" before a key: unless that is said)."""
+
+    name: str
+    value: Any
+    keys: Mapping[str, Any]
+
+
+def in_our_words(options: Mapping[str, Any], task: str, planned: Mapping[str, Any] | None = None) -> Asked:
+    """``options`` by short names or by others' words (Nones left out), over a plan that says the rest.
+
+    Raises InputError with every name that nobody knows, every word that this engine does not have, and all that contradicts itself.
+    """
+    given = {name.replace("-", "_"): value for name, value in options.items() if value is not None}
+    problems = list[Problem]()
+    library, engine, assumed = _engine(given, planned or {}, task, problems)
+    said = [one for name, value in given.items() if (one := _option(name, value, task, engine, library, problems))]
+    request = _together(said, problems)
+    require(problems)
+    if library is not None:
+        named, why, more = LIBRARIES[library]
+        assumed = (f"engine = {named} ({library} {why})", *assumed)
+        request |= {key.removeprefix("?"): value for key, value in more.items() if key.removeprefix("?") not in request}
+    if request.pop(PARTITIONED, None) and request.get("zero", (planned or {}).get("zero")) == 3:
+        request.setdefault("offload.parameters", 1)
+    assumed += tuple(
+        f"{one.name} = {value} ({one.value})" for one in said for key, value in one.keys.items() if said_in_thousands(key, one.value)
+    )
+    settled = frozenset(key for name in given for key in _spoken_of(name))
+    told: dict[str, Any] = {} if options.get("engine") else {"engine": engine}
+    every = tuple(
+        (
+            one.name,
+            options["engine"] if one.name == "engine" and options.get("engine") else one.value,
+            {**one.keys, **(told if _engines_of(one.name, task) else {})},
+        )
+        for one in said
+    )
+    return Asked(request, (*assumed, *_weaker(said, request)), library, settled, every)
+
+
+def _spoken_of(name: str) -> Iterator[str]:
+    """Keys that an option may say, whatever its value."""
+    if name == "offload":
+        yield from (f"offload.{part}" for part in OFFLOADABLE)
+    elif name in SHORT:
+        yield SHORT[name]
+    for meaning in word.meanings if (word := _word(name)) else ():
+        yield from (key.removeprefix("?") for keys in (meaning.comes_to or {}).values() for key in keys)
+        yield from {DTYPE: ("precision.parameters",), OPTIM: ("optimizer.name",)}.get(meaning.key, (meaning.key,))
+
+
+def of_serving(name: str) -> bool:
+    """Whether an option is a word of those that serve, and means nothing in training."""
+    word = _word(name)
+    return word is not None and all(meaning.task == INFER for meaning in word.meanings)
+
+
+def means_the_same(name: str, value: Any, keys: Mapping[str, Any], task: str, engine: str) -> bool:
+    """Whether an option that comes to some keys comes to them with another engine, too."""
+    found = _option(name, value, task, engine, None, problems := list[Problem]())
+    return found is not None and not problems and dict(found.keys) == {key: keys[key] for key in keys if key != "engine"}
+
+
+def request_from(options: Mapping[str, Any], task: str = aliases.TRAIN) -> dict[str, Any]:
+    """``options`` as a request. Raises InputError as ``in_our_words`` does."""
+    return in_our_words(options, task).request
+
+
+# ---- the engine ----------------------------------------------------------------------------------------------------------------
+
+
+def _engine(
+    given: dict[str, Any], planned: Mapping[str, Any], task: str, problems: list[Problem]
+) -> tuple[str | None, str | None, tuple[str, ...]]:
+    """The library that is named, the engine, and how that is known where a word of its alone says it."""
+    named = given.get("engine")
+    library = aliases.library_named(named) if isinstance(named, str) else None
+    if library is not None:
+        given["engine"] = LIBRARIES[library][0]
+    engine = given.get("engine") or planned.get("engine")
+    if engine is not None:
+        return library, str(engine), ()
+    own = {name: engines for name in given if (engines := _engines_of(name, task))}
+    left = set.intersection(*(set(engines) for engines in own.values())) if own else set[str]()
+    if own and not left:
+        said = "; ".join(f"{_flag(name)} is {' and '.join(engines)}'s" for name, engines in own.items())
+        problems.append(Problem(field="engine", reason=f"is named by words of several: {said}", hint="name one: --engine NAME"))
+    if len(left) != 1:
+        return None, None, ()
+    engine = given["engine"] = left.pop()
+    return None, engine, (f"engine = {engine} ({', '.join(map(_flag, own))}: {'its words' if len(own) > 1 else 'its word'})",)
+
+
+def _engines_of(name: str, task: str) -> tuple[str, ...]:
+    """Whose word it is, where it is of some engines and of no other."""
+    word = _word(name)
+    meanings = [meaning for meaning in word.meanings if meaning.task in ("", task) and not meaning.refused] if word else []
+    return tuple(dict.fromkeys(engine for meaning in meanings for engine in meaning.engines)) if all(m.engines for m in meanings) else ()
+
+
+# ---- one option ------------------------------------------------------------------------------------------------------------------
+
+
+def _option(name: str, value: Any, task: str, engine: str | None, library: str | None, problems: list[Problem]) -> _Said | None:
+    """What one option comes to; its problems are kept."""
+    found: Mapping[str, Any] | Problem
+    if name == "offload":
+        found = offloaded(value)
+    elif name in SHORT:
+        found = _of_key(SHORT[name], name, value, task, engine)
+    elif (word := _word(name)) is not None:
+        found = _of_word(word, name, value, task, engine, library)
+    else:
+        near = nearest(name, [*SHORT, "offload", *(alias.replace("-", "_") for alias in ALIASES)], n=1)
+        found = Problem(field=name, value=value, reason="is not a plan option", hint=f"did you mean {near[0]}?" if near else "")
+    if isinstance(found, Problem):
+        problems.append(found)
+        return None
+    return _Said(name, value, found)
+
+
+def _word(name: str) -> Word | None:
+    return ALIASES.get(name.replace("_", "-")) if name not in SHORT else None
+
+
+def _of_key(key: str, name: str, value: Any, task: str, engine: str | None) -> Mapping[str, Any] | Problem:
+    """The value of a key of a plan, by others' names for it, or as it is."""
+    text = value.strip().lower() if isinstance(value, str) else None
+    if text is None:
+        return {key: list(value) if isinstance(value, tuple) else value}
+    known: Any = VALUES.get(key, {}).get(text)
+    if key == "precision.name" and task == INFER:
+        known = aliases.SERVED_PRECISIONS.get(text, known)
+    if key == "quantization.weights" and engine == "llama.cpp" and text in aliases.FOUR_BITS_OF_LLAMA_CPP:
+        return Problem(
+            field=name, value=value, reason="is no type that llama.cpp stores weights in", hint=f"{_flag('quantize')} gguf:Q4_K_M"
+        )
+    if isinstance(known, Meaning):
+        return Problem(field=name, value=value, reason=known.refused, hint=known.hint)
+    if known is not None:
+        return known if isinstance(known, Mapping) else {key: known}
+    if RULES.get(key) is not None and RULES[key].kind == "flag" and text in ON:
+        return {key: ON[text]}
+    return {key: value_of(key, value)}
+
+
+def _of_word(word: Word, name: str, value: Any, task: str, engine: str | None, library: str | None) -> Mapping[str, Any] | Problem:
+    """What a word of others comes to in this command and engine."""
+    meaning = _meaning(word, name, value, task, engine)
+    if isinstance(meaning, Problem):
+        return meaning
+    if meaning.comes_to is None:
+        return _of_named_key(meaning.key, name, value, task, engine)
+    text = str(value).strip().lower()
+    text = {True: "true", False: "false"}[ON[text]] if word.switch and text in ON else text
+    if text not in meaning.comes_to:
+        known = meaning.hint or f"one of {', '.join(meaning.comes_to)}"
+        return Problem(field=_flag(name), value=value, reason="is no value of it that is known here", hint=known)
+    return dict(_of_library(meaning.comes_to[text], library))
+
+
+def _of_library(keys: Mapping[str, Any], library: str | None) -> Iterator[tuple[str, Any]]:
+    """Keys and values with those of a library in them: its rank of adapters, and whether it quantizes scales again."""
+    for key, value in keys.items():
+        if value == "lora":
+            yield key, aliases.LORA_RANKS.get(library or "", aliases.LORA_RANK)
+        elif key == "quantization.double_quant":
+            yield key, value or library in aliases.DOUBLE_QUANT
+        else:
+            yield key, value
+
+
+def _of_named_key(key: str, name: str, value: Any, task: str, engine: str | None) -> Mapping[str, Any] | Problem:
+    if key == DTYPE:
+        return _loaded(name, value, task)
+    if key == OPTIM:
+        return aliases.OPTIM.get(str(value).strip().lower()) or _of_key("optimizer.name", name, value, task, engine)
+    if key in _COUNTS:
+        number = value_of("microbatch", value)
+        whole = isinstance(number, int) and not isinstance(number, bool) and number >= 1
+        return {key: number} if whole else Problem(field=_flag(name), value=value, reason="is not a positive whole number")
+    return _of_key(key, name, value, task, engine)
+
+
+def _loaded(name: str, value: Any, task: str) -> Mapping[str, Any] | Problem:
+    """The dtype that weights are loaded in: of a job without autocast also that of gradients and moments."""
+    dtype = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}.get(
+        text := str(value).strip().lower().removeprefix("torch."), text
+    )
+    if dtype == "auto":
+        return {}
+    if dtype not in ("bf16", "fp16", "fp32"):
+        return Problem(
+            field=_flag(name), value=value, reason="is no dtype that weights are loaded in", hint="bfloat16, float16, float32 or auto"
+        )
+    if task == INFER:
+        return {"precision.parameters": dtype, "precision.compute": dtype}
+    return {
+        **{f"precision.{part}": dtype for part in ("parameters", "gradients", "moments")},
+        "?precision.compute": dtype,
+        "?precision.reduce": dtype,
+    }
+
+
+def _meaning(word: Word, name: str, value: Any, task: str, engine: str | None) -> Meaning | Problem:
+    """The meaning in this command, of this engine before everybody's."""
+    here = [meaning for meaning in word.meanings if meaning.task in ("", task)]
+    if not here:
+        other = "infer" if task == "train" else "train"
+        return Problem(field=_flag(name), value=value, reason=f"has no meaning in {task}", hint=f"leave it out; it is of {other}")
+    own = [meaning for meaning in here if engine in meaning.engines]
+    chosen = own or [meaning for meaning in here if not meaning.engines]
+    if not chosen and engine is None and len({(m.key, str(m.comes_to)) for m in here}) > 1:
+        meant = " or ".join(f"{' and '.join(m.engines)}'s {_flag_of(m.key)}" for m in here)
+        return Problem(field=_flag(name), value=value, reason=f"is {meant}", hint="name the engine: --engine NAME")
+    if not chosen and engine is not None:
+        owners, says = " and ".join(dict.fromkeys(e for m in here for e in m.engines)), [_flag_of(m.key) for m in here if m.key]
+        hint = f"{says[0]} says it here" if says else "leave it out"
+        return Problem(field=_flag(name), value=value, reason=f"is a word of {owners}, and the engine is {engine}", hint=hint)
+    meaning = (chosen or here)[0]
+    return Problem(field=_flag(name), value=value, reason=meaning.refused, hint=meaning.hint) if meaning.refused else meaning
+
+
+# ---- all of them together -----------------------------------------------------------------------------------------------------------
+
+
+def _together(said: list[_Said], problems: list[Problem]) -> dict[str, Any]:
+    """All keys; one that two options say differently is a problem, and a weak one gives way."""
+    request, by = dict[str, Any](), dict[str, _Said]()
+    for one in said:
+        for key, value in one.keys.items():
+            if key.startswith("?"):
+                continue
+            if key in request and request[key] != value:
+                first = by[key]
+                both = f"is said twice: {_flag(first.name)} {_shown(first.value)} and {_flag(one.name)} {_shown(one.value)}"
+                problems.append(Problem(field=key, reason=both, hint="once is enough"))
+            request[key], by[key] = value, one
+    for one in said:
+        for key, value in one.keys.items():
+            if key.startswith("?"):
+                request.setdefault(key[1:], value)
+    return request
+
+
+def _weaker(said: list[_Said], request: Mapping[str, Any]) -> Iterator[str]:
+    """What a word brought with it that nobody said: a rank of adapters, say."""
+    strong = {key for one in said for key in one.keys}
+    for one in said:
+        for key in one.keys:
+            if key.startswith("?adapter.") and key[1:] not in strong:
+                shown = request[key[1:]]
+                yield f"{key[1:]} = {','.join(shown) if isinstance(shown, list) else shown} ({_flag(one.name)})"
+
+
+def accumulated(request: dict[str, Any], gpus: int | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The request with the global batch for steps of accumulation: micro-batch × steps × data-parallel ranks, and what that took for granted.
+
+    Raises InputError where that contradicts what is said, or cannot be told.
+    """
+    steps, replicas = request.pop(ACCUMULATION, None), request.pop(REPLICAS, None)
+    if steps is None and replicas is None:
+        return request, ()
+    degrees = {axis: request.get(f"mesh.{axis}") or 1 for axis in ("tp", "pp", "cp", "dp_replicate", "dp_shard")}
+    if not all(isinstance(degree, int) for degree in degrees.values()):
+        return request, ()  # which is told where meshes are checked
+    model = degrees["tp"] * degrees["pp"] * degrees["cp"]
+    ranks = gpus // model if gpus else degrees["dp_replicate"] * degrees["dp_shard"] if replicas is None else replicas
+    request, microbatch = dict(request), request.get("microbatch") or 1
+    if replicas is not None and gpus is None:
+        hint = "--gpus, or --dp-shard where ranks split the states and --dp-replicate where each has a whole copy"
+        require([Problem(field="data_parallel_size", value=replicas, reason="does not say whether ranks split the states", hint=hint)])
+    if replicas is not None and replicas != ranks:
+        reason = f"times {model} for tensor, pipeline and context parallel are not the {gpus} GPUs"
+        require([Problem(field="data_parallel_size", value=replicas, reason=reason, hint=f"{ranks}, or leave it out")])
+    if steps is None or not isinstance(microbatch, int):
+        return request, ()
+    total = microbatch * steps * ranks
+    if request.setdefault("global_batch", total) != total:
+        reason = f"is not {microbatch} × {steps} steps of accumulation × {ranks} ranks, which are {total}"
+        require([Problem(field="global_batch", value=request["global_batch"], reason=reason, hint="say one of the two")])
+    return request, (f"global_batch = {total} ({microbatch} × {steps} steps of accumulation × {ranks} data-parallel ranks)",)
+
+
+def refuse_counts(request: Mapping[str, Any], searched: str) -> None:
+    """Raises InputError for numbers of micro-batches or replicas where what they multiply is ``searched`` for."""
+    names = {ACCUMULATION: "gradient_accumulation_steps", REPLICAS: "data_parallel_size"}
+    require(
+        Problem(field=name, value=request[key], reason=f"multiplies {searched}, which is searched for", hint="--global-batch, or leave it out")
+        for key, name in names.items() if key in request
+    )  # fmt: skip
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+_FLAGS = {key: _flag(short) for short, key in SHORT.items()}
+
+
+def _flag_of(key: str) -> str:
+    return _FLAGS.get(key, key)
+
+
+def _shown(value: Any) -> str:
+    return "" if value is True else str(value)

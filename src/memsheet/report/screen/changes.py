@@ -1,0 +1,87 @@
+"""What to change: the second thing on a screen, after the verdict. Every change was accounted again, and can be typed as it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Answer, Fix, Result, Verdict, budget_of
+from memsheet.errors import printable
+from memsheet.report.screen.layout import one_line, row
+from memsheet.report.screen.pool_shortage import asked_lines, refused_lines
+from memsheet.report.screen.serving import prompt_lines
+from memsheet.report.screen.ways_to_fit import ways_table
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.sizes import spread
+from memsheet.report.shared.typed_changes import change_line
+from memsheet.report.shared.uncertain_fit import ROUTING, deciding_notes, in_vain_words
+from memsheet.report.shared.words import changed_keys
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+def what_to_change(answer: Answer, look: Look) -> Iterator[RenderableType]:
+    """The changes that make a job fit, or what a server lacks and what makes room in it; nothing where all is well."""
+    verdict, serving = answer.verdict, answer.serving or {}
+    if decides := deciding_notes(answer):
+        yield row("What decides", "bold", ("\n".join(f"expert routing: {one_line(note).removeprefix(ROUTING)}" for note in decides),), look)
+    if verdict is not None and verdict.cheapest_fix is not None:
+        yield fix_rows(verdict.cheapest_fix, answer, look)
+    elif answer.ways_to_fit:
+        yield ways_table(answer.ways_to_fit, look, answer.plan.task)
+    elif verdict is not None and _in_vain(verdict, answer):
+        yield row("What helps", "bold", (in_vain_words(verdict),), look)
+    short = serving.get("short_bytes")
+    lines = [*prompt_lines(answer, look), *(refused_lines(answer, look) if short is not None and short.high > 0 else ())]
+    if short is None or short.value <= 0:
+        lines += asked_lines(answer, look)
+    if lines:
+        from rich.text import Text
+
+        yield Text("\n".join(lines))
+
+
+def _in_vain(verdict: Verdict, answer: Answer) -> bool:
+    """Whether changes were looked for, and none helps."""
+    searched = answer.plan.task == "train" and answer.trace is None and bool(answer.model.model_type)
+    return searched and verdict.result is not Result.FITS and not _has_room(verdict, answer)
+
+
+def _has_room(verdict: Verdict, answer: Answer) -> bool:
+    """Whether the sheet fits whole, so that the doubt is of something else and there is nothing to save."""
+    return answer.cluster is not None and verdict.device.high <= budget_of(answer.cluster).low_bytes and not verdict.host_short_bytes
+
+
+def fix_rows(fix: Fix, answer: Answer, look: Look) -> RenderableType:
+    """The changes one after another, each with the expected need before and after it, and the flags that make them."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    alone = len(fix.changes) == 1
+    together = "both" if len(fix.changes) == 2 else f"all {len(fix.changes)}"
+    fits = "is sure to fit" if answer.verdict is not None and answer.verdict.result is Result.UNCERTAIN else "fits"
+    title = f"The cheapest change that {fits}" if alone else f"The shortest list found that {fits}: {together} changes together"
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("change", overflow="fold")
+    table.add_column("before", justify="right", no_wrap=True)
+    table.add_column("needs", overflow="fold")
+    for number, change in enumerate(fix.changes, start=1):
+        steps = f"{look.cell(change.before_bytes)} → {look.cell(change.after_bytes)} {look.unit}"
+        table.add_row("→" if alone else f"{number}", Text(printable(change.words)), steps, Text(printable(change.needs), "dim"))
+    return Group(
+        Text(title, "bold"), table, Text(_afterwards(fix, answer, look)), Text(change_line(changed_keys(fix), look, answer.plan.task))
+    )
+
+
+def _afterwards(fix: Fix, answer: Answer, look: Look) -> str:
+    after = f"then {look.need(fix.device.value, look.digits)} a GPU{spread(fix.device, look)}"
+    if answer.cluster:
+        after += f", {look.room(answer.cluster.device.framework_bytes - fix.device.value, look.digits)} free"
+    if fix.host_bytes:
+        ranks = answer.cluster.per_node if answer.cluster else 1
+        node = f" ({look.need(fix.host_bytes * ranks)} a node of {ranks})" if ranks > 1 else ""
+        after += f", and {look.need(fix.host_bytes)} of host memory a rank{node}"
+    return after

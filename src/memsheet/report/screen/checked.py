@@ -1,0 +1,110 @@
+"""What a configuration file says and comes to: the keys that were used, the ones that were not, the mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memsheet.budget import Result
+from memsheet.errors import MOST_SHOWN, more_than_shown
+from memsheet.report.json.checked import Checked
+from memsheet.report.screen.layout import one_line
+from memsheet.report.shared.look import Look
+
+MANY = 12
+
+
+def render_checked(checked: Checked, look: Look) -> str:
+    """What the job needs first, then the mistakes, then what was read of each file: every key of it only where all is asked for."""
+    parts = [*_verdict(checked, look), *_mistakes(checked, look), *_keys(checked, look)]
+    return "\n".join(parts) + "\n"
+
+
+def _verdict(checked: Checked, look: Look) -> Iterator[str]:
+    if checked.stops:
+        yield from _wrapped("DOES NOT START  the engine refuses these files: see the mistakes below", look.width, "")
+        yield from ("",) if checked.answer else ()
+    if checked.no_model:
+        yield from _wrapped(f"NO SHEET  {checked.no_model}", look.width, " " * 10)
+    if checked.answer is not None:
+        from memsheet.report.screen.table import render
+
+        yield render(checked.answer, look).rstrip("\n")
+    if checked.doubt:
+        yield ""
+        why = "Whatever becomes of this:" if checked.result is Result.DOES_NOT_FIT else "Uncertain because"
+        yield from _wrapped(f"{why} {checked.doubt}", look.width, "  ")
+    for line in checked.why_not:
+        yield from _wrapped(f"no sheet: {line}", look.width, "          ")
+
+
+def _mistakes(checked: Checked, look: Look) -> Iterator[str]:
+    if not checked.mistakes:
+        yield "\nNo known mistake found."
+        return
+    yield f"\nMistakes ({len(checked.mistakes)}){_by_which_end(checked)}"
+    for rule, found in checked.mistakes[:MOST_SHOWN]:
+        size = found.saves_bytes or 0
+        frees = f" · frees {look.room(size)} a GPU" if size > 0 else f" · takes {look.need(-size)} a GPU" if size else ""
+        gives = found.gains_bytes or 0
+        frees += (
+            f" · gives its cache {look.room(gives)} a GPU"
+            if gives > 0
+            else f" · takes {look.need(-gives)} a GPU of its cache"
+            if gives
+            else ""
+        )
+        yield from _wrapped(f"{'!' if found.stops else '-'} {found.where}: {found.says}", look.width, "  ", "  ")
+        yield from _wrapped(f"cure: {found.cure}{frees} [{rule.id}]", look.width, "          ", "    ")
+    yield from (f"  {line}" for line in more_than_shown(len(checked.mistakes)))
+
+
+def _by_which_end(checked: Checked) -> str:
+    """Why a change in the list above the mistakes may save other bytes than the same cure frees."""
+    listed = checked.answer and checked.answer.verdict and checked.answer.verdict.cheapest_fix
+    weighed = any(found.saves_bytes for _, found in checked.mistakes)
+    return "  freed of the expected bytes; the changes above save at the range's high end" if listed and weighed else ""
+
+
+def _keys(checked: Checked, look: Look) -> Iterator[str]:
+    for name, read in checked.reads.items():
+        counts = f"{len(read.used)} keys used, {len(read.ignored)} that change no byte: --full lists them"
+        yield ""
+        yield from _wrapped(f"{one_line(name)}  ({read.form.tested})" + ("" if look.full else f"  {counts}"), look.width, "  ")
+        every = {"used": [f"{at} {_shown(read.values[at])}" for at in read.used], "ignored": list(read.ignored)}
+        rows = {
+            **(every if look.full else {}),
+            "unknown": [f"{at} (near: {near})" if near else at for at, near in read.unknown],
+            "not modelled": [f"{at} {_shown(value)}" for at, value in read.unmodelled],
+        }  # fmt: skip
+        for word, told in rows.items():
+            if told:
+                yield from _wrapped(f"{word:<13}{', '.join(told)}", look.width, " " * 15, "  ")
+    if checked.not_read:
+        yield ""
+        yield from _wrapped(f"Not read  {'; '.join(checked.not_read)}", look.width, "  ")
+    if checked.moved:
+        shifts = (f"{m.at}: {m.why} ({_signed(m.low_bytes, look)} to {_signed(m.high_bytes, look)})" for m in checked.moved)
+        yield ""
+        yield from _wrapped(f"Beside the sheet  {'; '.join(shifts)}", look.width, "  ")
+    if checked.assumed:
+        yield ""
+        yield from _wrapped(f"Assumed  {'; '.join(checked.assumed)}", look.width, "  ")
+
+
+def _signed(size: int, look: Look) -> str:
+    return f"+{look.need(size)}" if size > 0 else f"-{look.need(-size)}" if size < 0 else "0"
+
+
+def _shown(value: Any) -> str:
+    """A value on one line; of a script its first line."""
+    first, more, _ = str(value).partition("\n")
+    return one_line(str(value).lower() if isinstance(value, bool) else f"{first} …" if more else first)
+
+
+def _wrapped(text: str, width: int, after: str, before: str = "") -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(
+        one_line(text), width=width, initial_indent=before, subsequent_indent=before + after, break_long_words=True, break_on_hyphens=False
+    )

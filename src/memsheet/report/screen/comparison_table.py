@@ -1,0 +1,187 @@
+"""A comparison as a screen: which side is larger and by how much, what explains it, then row by row, instant by instant, rank by rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memsheet.errors import printable
+from memsheet.report.screen.layout import printed, row
+from memsheet.report.shared.comparison import Comparison, Pair
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.words import INSTANTS, spoken
+from memsheet.sheet import Difference
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SHOWN_ROWS, SHOWN_COMPONENTS, SHOWN_PAIRS = 20, 3, 8
+
+
+def render_comparison(found: Comparison, look: Look) -> str:
+    """The whole screen as text that ends in a newline."""
+    return printed(_parts(found, look), look)
+
+
+def _parts(found: Comparison, look: Look) -> Iterator[RenderableType]:
+    pair, names = found.pairs[0], labels(found)
+    yield _headline(pair, names, look)
+    yield _sides(found, pair, names)
+    yield _rows(pair, names, look)
+    yield _instants(pair, names, look)
+    if len(found.pairs) > 1:
+        yield _others(found, names, look)
+
+
+def labels(found: Comparison) -> tuple[str, str]:
+    """What the sides are called: their witnesses where these differ."""
+    left, right = found.left.witness.value, found.right.witness.value
+    return (left, right) if left != right else ("A", "B")
+
+
+def _headline(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+    """The verdict in words: both sizes, the difference, what explains most of it, and what that leaves."""
+    left, right = pair.sizes
+    both = f"{names[1]} {look.need(right, 2)}, {names[0]} {look.need(left, 2)}"
+    when = f"both in {INSTANTS[pair.at[0]]}"
+    if pair.at[0] is not pair.at[1]:
+        when = f"{names[1]} in {INSTANTS[pair.at[1]]}, {names[0]} in {INSTANTS[pair.at[0]]} (--instant NAME compares them at one)"
+    if not pair.bytes:
+        equal = not any(each.bytes for each in pair.rows)
+        word = "EQUAL" if equal else "EQUAL IN SUM"
+        return row(word, "bold green" if equal else "bold yellow", (both, when, *(() if equal else _cancel(pair, look))), look)
+    more = "MORE" if pair.bytes > 0 else "LESS"
+    word = f"{names[1].upper()} {percent(pair.bytes, left, signed=False)} {more}"
+    change = f"{look.need(abs(pair.bytes), 2)} {more.lower()} ({abs(pair.bytes):,} bytes)"
+    return row(word, "bold yellow", (both, change, *_inside(pair, names, look), when, *_explained(pair, look)), look)
+
+
+def _inside(pair: Pair, names: tuple[str, str], look: Look) -> Iterator[str]:
+    """Whether the right size lies in the left one's range, where that has one."""
+    size = pair.left.at(pair.at[0])
+    if size.low != size.high:
+        place = "within" if size.low <= pair.sizes[1] <= size.high else "outside"
+        yield f"{place} {names[0]}'s range, {look.need(int(size.low), 2)} to {look.need(int(size.high), 2)}"
+
+
+def _explained(pair: Pair, look: Look) -> Iterator[str]:
+    """The component whose difference goes the same way and is the largest, and in what the rest lies."""
+    parts = pair.components()
+    top = max(parts.values(), key=lambda each: each.bytes * (1 if pair.bytes > 0 else -1))
+    share = f", {100 * top.bytes // pair.bytes}% of it" if abs(top.bytes) < abs(pair.bytes) else ""
+    yield f"most of it {spoken(top.component)} {signed(top.bytes, look)}{share}"
+    rest = [each for each in parts.values() if each is not top and each.bytes]
+    left = pair.bytes - top.bytes
+    yield f"that leaves {signed(left, look) if left else 'nothing'}{f': {_list(rest, look)}' if rest else ''}"
+
+
+def _cancel(pair: Pair, look: Look) -> Iterator[str]:
+    parts = [each for each in pair.components().values() if each.bytes]
+    yield f"components cancel: {_list(parts, look)}" if parts else "rows differ inside their components only"
+
+
+def _list(parts: list[Difference], look: Look) -> str:
+    words = [f"{spoken(each.component)} {signed(each.bytes, look)}" for each in parts[:SHOWN_COMPONENTS]]
+    more = len(parts) - SHOWN_COMPONENTS
+    return ", ".join([*words, *([f"{more} more"] if more > 0 else [])])
+
+
+def _sides(found: Comparison, pair: Pair, names: tuple[str, str]) -> RenderableType:
+    """What is compared with what."""
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, document, sheet in ((names[0], found.left, pair.left), (names[1], found.right, pair.right)):
+        ranks = f"rank {sheet.rank}" + (f" and {len(sheet.same_as)} like it" if sheet.same_as else "")
+        witness = "" if name == document.witness.value else document.witness.value
+        cells = [name, witness, document.model, printable(document.file), ranks if len(found.pairs) > 1 or not pair.ranks else ""]
+        grid.add_row(*(Text(cell, "bold" if number == 0 else "") for number, cell in enumerate(cells)))
+    if found.left.model != found.right.model:
+        grid.add_row(Text(""), Text("two different models", "yellow"))
+    return grid
+
+
+def _rows(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+    """What differs, the largest difference first; what is equal as one row, all of it with ``full``."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    look = look.fitted(max(pair.sizes))
+    table.add_column("component", no_wrap=True)
+    table.add_column(f"{'path' if look.full else 'module'} (sizes in {look.unit})", overflow="fold")
+    for name in (*names, "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    differing = [each for each in pair.rows if each.bytes]
+    shown = pair.rows if look.full else differing[:SHOWN_ROWS]
+
+    def add(component: str, path: str, left: int, right: int, style: str = "") -> None:
+        sizes = (look.cell(size) if size else "" for size in (left, right))
+        cells = (component, path, *sizes, signed(right - left, look) if right != left else "=")
+        table.add_row(*(Text(cell, style) for cell in cells))
+
+    for each in shown:
+        add(spoken(each.component), printable(each.path) or "all", int(each.left.value), int(each.right.value))
+    smaller, equal = differing[len(shown) :], [each for each in pair.rows if not each.bytes]
+    for words, left_out in ((f"{len(smaller)} smaller", smaller), (f"{len(equal)} equal", equal)):
+        if left_out and not look.full:
+            add(words, "", sum(int(e.left.value) for e in left_out), sum(int(e.right.value) for e in left_out), "dim")
+    add("= compared", "", *pair.sizes, "bold")
+    return table
+
+
+def _instants(pair: Pair, names: tuple[str, str], look: Look) -> RenderableType:
+    """Both peaks of every instant."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    look = look.fitted(max(pair.sizes))
+    table.add_column(f"tensors at each peak, {look.unit}", no_wrap=True)
+    for name in (*names, "difference", ""):
+        table.add_column(name, justify="right", no_wrap=True)
+    for instant in pair.instants:
+        left, right = int(pair.left.at(instant).value), int(pair.right.at(instant).value)
+        present = [instant in sheet.instants for sheet in (pair.left, pair.right)]
+        sizes = [look.cell(size) if there else "" for size, there in zip((left, right), present, strict=True)]
+        change = (
+            [signed(right - left, look), percent(right - left, left)]
+            if all(present) and right != left
+            else ["=" if all(present) else "", ""]
+        )
+        mark = ["  peak" if instant is sheet.peak_instant else "" for sheet in (pair.left, pair.right)]
+        told = mark[0] if mark[0] == mark[1] else f"{mark[0] and f'  peak of {names[0]}'}{mark[1] and f'  peak of {names[1]}'}"
+        table.add_row(*(Text(cell) for cell in (f"{instant.value}{told}", *sizes, *change)))
+    return table
+
+
+def _others(found: Comparison, names: tuple[str, str], look: Look) -> RenderableType:
+    """The other pairs of ranks, a line each."""
+    from rich.text import Text
+
+    lines = ["The other ranks"]
+    for pair in found.pairs[1 : SHOWN_PAIRS + 1]:
+        left, right = pair.sizes
+        change = f"{signed(pair.bytes, look)} ({percent(pair.bytes, left)})" if pair.bytes else "="
+        lines.append(f"  rank {pair.ranks[0]}{_alike(pair)}: {names[0]} {look.need(left, 2)}, {names[1]} {look.need(right, 2)}  {change}")
+    hidden = len(found.pairs) - 1 - SHOWN_PAIRS
+    return Text("\n".join([*lines, *([f"  and {hidden} more; --rank N or --json shows them"] if hidden > 0 else [])]))
+
+
+def _alike(pair: Pair) -> str:
+    return f" and {len(pair.ranks) - 1} like it" if len(pair.ranks) > 1 else ""
+
+
+def signed(size: int, look: Look) -> str:
+    """A difference with its sign, in the unit that suits it; its magnitude is rounded up."""
+    return f"{'-' if size < 0 else '+'}{look.need(abs(size), 2)}"
+
+
+def percent(part: int, whole: int, *, signed: bool = True) -> str:
+    """``part`` of ``whole`` in percent, never rounded to nothing."""
+    if not whole:
+        return ""
+    share = abs(part) / whole * 100
+    sign = ("-" if part < 0 else "+") if signed else ""
+    return f"{sign}<0.01%" if share < 0.01 else f"{sign}{share:.{0 if share >= 100 else 1 if share >= 1 else 2}f}%"

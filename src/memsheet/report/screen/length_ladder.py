@@ -1,0 +1,45 @@
+"""What a step needs at every length of the ladder, where nobody said how long its sequences are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Answer, LadderStep, Result
+from memsheet.report.shared.look import Look
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "does not fit", None: ""}
+STYLES = {Result.FITS: "green", Result.UNCERTAIN: "yellow", Result.DOES_NOT_FIT: "red", None: ""}
+
+
+def ladder_table(answer: Answer, look: Look) -> RenderableType:
+    """A row a length, the one that the rest of the screen is about marked."""
+    from rich.table import Table
+    from rich.text import Text
+
+    again = any(step.recomputed_bytes is not None for step in answer.ladder)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column("tokens", justify="right", no_wrap=True)
+    table.add_column(f"{look.unit} a GPU", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    if again:
+        table.add_column("--recompute full", justify="right", no_wrap=True)
+        table.add_column("", no_wrap=True)
+    for step in answer.ladder:
+        cells = [
+            Text("→" if step.seq_len == answer.plan.seq_len else ""), Text(f"{step.seq_len:,}"), Text(look.cell(step.device_bytes)),
+            Text(WORDS[step.result], STYLES[step.result]),
+        ]  # fmt: skip
+        table.add_row(*cells, *(_recomputed(step, look) if again else ()))
+    return table
+
+
+def _recomputed(step: LadderStep, look: Look) -> tuple[RenderableType, RenderableType]:
+    from rich.text import Text
+
+    if step.recomputed_bytes is None:
+        return Text(""), Text("")
+    return Text(look.cell(step.recomputed_bytes)), Text(WORDS[step.recomputed_result], STYLES[step.recomputed_result])

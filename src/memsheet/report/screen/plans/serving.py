@@ -1,0 +1,266 @@
+"""How to serve a model, as a screen: whether it holds and how first, then every cut beside the others, what it costs, what does not do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Result
+from memsheet.formulas.serving.dp_attention import group_plan
+from memsheet.report.screen.layout import command_row, flow, one_line, printed, row
+from memsheet.report.screen.plans.story import plain_table
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.serving_words import command, cut, formats, short, spread
+from memsheet.report.shared.shown_cuts import shown
+from memsheet.search.pool_room import POOLED
+from memsheet.search.serve.cuts import Deployment, comparison
+from memsheet.search.serve.load import Holds, Served, milliseconds
+from memsheet.units import format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+REFUSED = 6
+COMPARED = 4
+"""A cut that holds less than so small a part of another says little beside it."""
+COUNTED = 100
+"""Users of a GPU from so many on are whole."""
+LIGHTER = 1.2
+"""Weights of a GPU that are smaller by less than so much explain nothing."""
+WIDE = 120
+HEADLINE = {Holds.YES: ("HOLDS", "bold green"), Holds.PERHAPS: ("MAY HOLD", "bold yellow"), Holds.NO: ("DOES NOT HOLD", "bold red")}
+
+
+def render_serving(found: Deployment, look: Look) -> str:
+    """The whole screen as text that ends in a newline."""
+    return printed(_parts(found, look), look)
+
+
+def _parts(found: Deployment, look: Look) -> Iterator[RenderableType]:
+    best = found.plans[0]
+    yield row(*HEADLINE[best.holds], _verdict(found, best, look), look)
+    yield _asked(found, look)
+    yield command_row("Run" if best.in_all else "Nearest", command(found, best), look)
+    if found.ways:
+        yield row("Would hold", "bold", ("\n".join(_ways(found)),), look)
+    yield _table(found, look)
+    if lines := tuple(_sentences(found)):
+        yield _paragraph(lines, look)
+    if rejected := tuple(_rejected(found, look)):
+        yield _why_not(rejected, look)
+    yield row("Looked at", "bold", _counted(found), look)
+    if notes := tuple(_notes(found)):
+        yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+
+
+def _verdict(found: Deployment, best: Served, look: Look) -> Iterator[str]:
+    load = found.load
+    if not best.sequences[1] or best.verdict.result is Result.DOES_NOT_FIT:
+        yield f"no cut of {found.cluster.count} {'GPUs has' if found.cluster.count > 1 else 'GPU has'} room for one sequence of {load.context:,} tokens"
+        yield f"the nearest, {cut(best.plan)}, {_why(found, best, look)}"
+        return
+    yield from _users(found, best)
+    yield f"as {cut(best.plan)}{f', {said}' if (said := formats(best)) else ''}"
+    if best.decode is not None:
+        yield f"a token takes {spread(best.decode)} with {format_count(best.batch)} on a {'group' if best.plan.mesh.attn_dp > 1 else 'replica'}"
+        yield f"{best.tokens_per_s:,.0f} tokens/s in all"
+    if best.prefill is not None:
+        yield f"the first of {load.prompt:,} tokens {spread(best.prefill)}"
+
+
+def _users(found: Deployment, best: Served) -> Iterator[str]:
+    """How many are held of those asked for, or at most."""
+    load, (low, value) = found.load, (count * best.replicas for count in best.sequences)
+    least = f" (at least {format_count(low)})" if low != value else ""
+    if load.users is not None and value < load.users <= best.at_most * best.replicas:
+        least = f" ({format_count(low)} to {format_count(best.at_most * best.replicas)})"
+    room = f"room for {format_count(value)} users of {load.context:,} tokens{least}"
+    if load.users is not None:
+        yield f"{format_count(load.users)} users: {room}"
+        needed = best.gpus_for(load.users)
+        if best.holds is not Holds.NO and needed is not None and needed < found.cluster.count:
+            yield f"{needed} GPUs would do"
+        if (within := best.users * best.replicas) < value:
+            yield f"{format_count(within)} of them within {milliseconds(load.tpot_s or 0)} a token"
+        return
+    sure, within = (count * best.replicas for count in best.within)
+    limited = f"{format_count(within)} users within {milliseconds(load.tpot_s or 0)} a token (at least {format_count(sure)})"
+    yield f"{limited}, {room}" if load.tpot_s else room
+    yield f"{best.users_per_gpu:,.0f} a GPU" if best.users_per_gpu >= COUNTED else f"{best.users_per_gpu:.3g} a GPU"
+
+
+def _asked(found: Deployment, look: Look) -> Text:
+    from rich.text import Text
+
+    load, best = found.load, found.plans[0]
+    asked = [f"{load.context:,} tokens of context"]
+    asked += [f"{load.users:,} users"] if load.users else []
+    asked += [f"{load.prompt_tokens:,} tokens in, {load.output_tokens or 0:,} out"] if load.prompt_tokens is not None else []
+    asked += [f"first token within {milliseconds(load.ttft_s)}"] if load.ttft_s else []
+    asked += [f"a token within {milliseconds(load.tpot_s)}"] if load.tpot_s else []
+    version = f" {best.serving['read'].split(' ', 1)[-1]}" if best.serving.get("read") else ""
+    where = f" on {found.cluster.count}×{found.cluster.device.name} by {found.engine}{version}"
+    return Text.assemble("serve ", (found.model.name, "bold"), where).append("\n" + flow(asked, look.width), "dim")
+
+
+def _table(found: Deployment, look: Look) -> RenderableType:
+    """Every cut without stages, then the best of those with stages; the sizes are of the fullest GPU."""
+    heads = (look.unit + " a GPU:", "weights", "KV", "total", "each", "all", "token", "first", "holds")
+    rows = [_row(one, look) for one in shown(found, full=look.full)]
+    table = plain_table(("", "left"), *((name, "right") for name in heads[1:-1]), ("holds", "left"))
+    for place, (column, name) in enumerate(zip(table.columns, heads, strict=True)):
+        column.header = name
+        if place:  # figures stay whole where the name of a cut has to wrap
+            column.min_width = max(len(name), *(len(cells[place]) for cells in rows))
+    for cells in rows:
+        table.add_row(*cells)
+    return table
+
+
+def _row(one: Served, look: Look) -> tuple[str, ...]:
+    name = cut(one.plan) + (f", {said}" if (said := formats(one)) else "")
+    sizes = (look.cell(one.weights_bytes), look.cell(one.kv_bytes), look.cell(one.verdict.device.value))
+    decode = spread(one.decode) if one.decode and look.width >= WIDE else short(one.decode)
+    held = {Holds.YES: "yes", Holds.PERHAPS: "perhaps", Holds.NO: "no"}[one.holds]
+    return name, *sizes, format_count(one.sequences[1]), format_count(one.in_all), decode, short(one.prefill), held
+
+
+def _sentences(found: Deployment) -> Iterator[str]:
+    """What larger groups buy and cost."""
+    yield from _attention(found)
+    plain = [one for one in comparison(found) if one.in_all and one.plan.mesh.attn_dp == 1]
+    if len(plain) < 2:
+        return
+    large = max(plain, key=lambda one: one.gpus_each)
+    small = next(one for one in plain if one.in_all * COMPARED >= large.in_all or one is large)
+    if small is large:
+        return
+    if large.in_all < small.in_all and _copied(large):
+        yield f"{cut(large.plan).capitalize()} has room for fewer users than {cut(small.plan)}: ranks of a group keep copies of the same cache."
+    if large.in_all <= small.in_all or small.weights_bytes < LIGHTER * large.weights_bytes:
+        return
+    if small.decode is None or large.decode is None:
+        return
+    yield (
+        f"{cut(large.plan).capitalize()} has room for {_more(large.in_all / small.in_all)} {cut(small.plan)}: a GPU keeps {_share(small, large)} of the weights beside its cache. "
+        f"A token takes {milliseconds(large.decode.value)} where {format_count(large.batch)} decode at once, and {milliseconds(small.decode.value)} where "
+        f"{format_count(small.batch)} on a replica do."
+    )
+
+
+def _attention(found: Deployment) -> Iterator[str]:
+    """What data-parallel attention buys and costs beside the largest group of ranks that share every request."""
+    rows = [one for one in comparison(found) if one.in_all]
+    plain, groups = [one for one in rows if one.plan.mesh.attn_dp == 1], [one for one in rows if one.plan.mesh.attn_dp > 1]
+    if not plain or not groups:
+        return
+    large, best = max(plain, key=lambda one: one.gpus_each), min(groups, key=found.plans.index)
+    more = best.in_all / large.in_all
+    room = f"room for {_more(more)}" if more > 1 else f"room for {format_count(best.in_all)} users, {format_count(large.in_all)} in"
+    yield (
+        f"{cut(best.plan)} has {room} {cut(large.plan)}: each of {best.replicas} groups keeps the cache of its own requests, and a GPU holds "
+        f"{_percent(best.weights_bytes / max(1, large.weights_bytes) - 1)} of weights."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%} more" if share >= 0 else f"{-share:.0%} less"
+
+
+def _more(ratio: float) -> str:
+    return f"{ratio - 1:.0%} more users than" if ratio < DOUBLE else f"{ratio:.2g} times as many users as"
+
+
+DOUBLE = 2
+
+
+def _copied(one: Served) -> bool:
+    """Whether the ranks of a replica keep more of a token than the replica has: a latent, or heads that are fewer than ranks."""
+    whole, mine = (int(one.serving.get(key) or 0) for key in ("kv_bytes_per_token", "kv_bytes_per_token_per_rank"))
+    return mine * one.gpus_each > whole
+
+
+def _share(small: Served, large: Served) -> str:
+    ratio = small.weights_bytes / max(1, large.weights_bytes)
+    return f"1/{ratio:.2g}"
+
+
+def _paragraph(lines: tuple[str, ...], look: Look) -> Text:
+    from rich.text import Text
+
+    return Text("\n".join(flow(line.split(" "), look.width, between=" ") for line in lines))
+
+
+def _rejected(found: Deployment, look: Look) -> Iterator[tuple[str, str]]:
+    """Cuts that do not do, the nearest first, then those that are no cut of this model."""
+    for one in found.plans:
+        if one.holds is Holds.NO:
+            yield cut(one.plan) + (f", {form}" if (form := formats(one)) else ""), _why(found, one, look)
+    for out in found.refused:
+        mesh = out.mesh
+        pp = f", {mesh['mesh.pp']} stages" if mesh["mesh.pp"] > 1 else ""
+        groups = f", DP attention {mesh['mesh.attn_dp']}" if mesh.get("mesh.attn_dp", 1) > 1 else ""
+        yield f"tp {mesh['mesh.tp']}{pp}{groups}", out.words
+
+
+def _why(found: Deployment, one: Served, look: Look) -> str:
+    """What of a plan does not do, sizes in the screen's unit."""
+    gives = found.cluster.device.framework_bytes
+    if one.verdict.device.low > gives:
+        return f"needs {look.need(int(one.verdict.device.value))} of a GPU that gives {look.room(gives)}"
+    return "; ".join(reason.words for reason in one.reasons if reason.holds is Holds.NO)
+
+
+def _why_not(rejected: tuple[tuple[str, str], ...], look: Look) -> RenderableType:
+    table = plain_table(("what does not do", "left"), ("why", "left"))
+    for name, why in rejected if look.full else rejected[:REFUSED]:
+        table.add_row(name, one_line(why))
+    if not look.full and len(rejected) > REFUSED:
+        table.add_row(f"and {len(rejected) - REFUSED} more (--full)", "")
+    return table
+
+
+def _ways(found: Deployment) -> Iterator[str]:
+    for way in found.ways:
+        best = way.found.best
+        assert best is not None
+        sure = "" if best.holds is Holds.YES else ", perhaps"
+        room = f"{format_count(best.in_all)} users of {found.load.context:,} tokens"
+        time = f", a token {spread(best.decode)}" if best.decode else ""
+        yield f"{way.words}: {room} as {cut(best.plan)}{time}{sure}"
+
+
+def _counted(found: Deployment) -> Iterator[str]:
+    yield f"{len(found.plans):,} plans of {found.engine}"
+    names = {Holds.YES: "hold", Holds.PERHAPS: "may hold", Holds.NO: "do not"}
+    for holds, name in names.items():
+        yield f"{sum(one.holds is holds for one in found.plans):,} {name}"
+    if found.refused:
+        yield f"{len(found.refused):,} refused"
+
+
+def _beginnings(best: Served) -> str:
+    """What prefix caching does to the answer."""
+    if shared := best.plan.shared_prefix_tokens:
+        return f"the {shared:,} tokens that all prompts begin with are kept once, and are read anew in the time to the first token"
+    return "shared beginnings of prompts (prefix caching) are not counted; --shared-prefix-tokens keeps them once"
+
+
+def _notes(found: Deployment) -> Iterator[str]:
+    yield from found.notes
+    load, best = found.load, found.plans[0]
+    if best.decode is not None:
+        yield f"latencies: {best.decode.evidence}"
+        waits = (
+            "no request waits for another's"
+            if load.output_tokens is None
+            else "others' prompts are read between its tokens, none waits in a queue"
+        )
+        yield f"the first token is that of a prompt that is alone; {waits}; {_beginnings(best)}"
+    if best.plan.served_adapters is not None:
+        yield "adapters have their room, and their own products are not in the latencies"
+    room, limit = int((best.serving.get("max_sequences") or {}).get(str(load.context), 0)), int(group_plan(best.plan).max_sequences or 0)
+    if best.plan.engine in POOLED and room > limit:
+        who = "group" if best.plan.mesh.attn_dp > 1 else "replica"
+        yield f"a {who} has room for {room:,} and runs {limit:,} at once: that is {best.plan.engine}'s own limit, and --sequences raises it"

@@ -1,0 +1,151 @@
+"""A server whose pool has no room for one sequence, or perhaps none: how much is missing, what of it before any cache, and what makes room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memsheet.budget import Answer, Result
+from memsheet.report.screen.layout import flow, wrapped
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.typed_changes import change_line
+from memsheet.sheet import Bytes, Component
+from memsheet.units import format_count
+
+LENGTHS = dict.fromkeys(("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens"))
+"""What says how long sequences are, which another length takes the place of."""
+MOST, WORTH = 5, 0.1
+"""Changes that are shown, and the share of what is missing that one gives to be worth a line where it does not suffice."""
+
+
+def pool_lacks(answer: Answer, look: Look) -> str:
+    """What a server lacks for one sequence, in the headline's words: the card may have room that the server may not take."""
+    short = (answer.serving or {}).get("short_bytes")
+    if short is None or short.high <= 0:
+        return _asked_lack(answer)
+    tokens = _tokens(answer)
+    what = f" for one sequence of {tokens:,} tokens" if tokens > 1 else ""
+    if _surely(answer, short):
+        whose = "its pool" if _room(answer) >= 0 else "its fraction of the card"
+        return f"{whose} lacks {look.need(int(short.value))}{what}"
+    return f"its pool may lack up to {look.need(int(short.high))}{what}"
+
+
+def _asked_lack(answer: Answer) -> str:
+    """How many of the sequences that were asked for a server's pool holds, where those are fewer."""
+    asked = (answer.serving or {}).get("asked")
+    if not asked or asked["held_low"] >= asked["sequences"]:
+        return ""
+    least = f" (at least {format_count(asked['held_low'])})" if asked["held_low"] != asked["held"] else ""
+    return f"its pool holds {format_count(asked['held'])}{least} of the {format_count(asked['sequences'])} sequences of {asked['tokens']:,} tokens"
+
+
+def asked_lines(answer: Answer, look: Look) -> Iterator[str]:
+    """That a server starts without room for all that was asked for, and what would hold it."""
+    asked = (answer.serving or {}).get("asked")
+    if not asked or not _asked_lack(answer):
+        return
+    starts = "starts" if asked["starts"] == Result.FITS.value else "may start"
+    yield flow((f"{answer.plan.engine} {starts} all the same: it runs as many sequences as its pool holds", "and computes the others later or again."), look.width, between=" ")  # fmt: skip
+    ways = [change_line(one, look, answer.plan.task) for one in asked.get("holds_instead", ())]
+    if ways:
+        yield "What it is sure to hold, each alone:"
+        yield from (wrapped(line, look.width, indent=2) for line in ways)
+
+
+def refused_lines(answer: Answer, look: Look) -> Iterator[str]:
+    """Why the engine does not start, or may not, and what of its options would let it."""
+    serving = answer.serving or {}
+    short: Bytes = serving["short_bytes"]
+    yield flow(_why(answer, short, look), look.width, between=" ")
+    if not _surely(answer, short):
+        yield flow(_spread(short, look), look.width, between=" ")
+        yield from _as_asked(serving, short, _tokens(answer))
+    yield from _cures(serving, short, look)
+
+
+def _tokens(answer: Answer) -> int:
+    return int((answer.serving or {})["budget"].get("needs_tokens") or answer.plan.max_model_len or 0)
+
+
+def _room(answer: Answer) -> int:
+    """Of the pool, negative where the fraction is spent before it."""
+    return int((answer.serving or {})["budget"]["kv_cache"].value)
+
+
+def _surely(answer: Answer, short: Bytes) -> bool:
+    return bool(short.low > 0) or (answer.verdict is not None and answer.verdict.result is Result.DOES_NOT_FIT and short.value > 0)
+
+
+def _why(answer: Answer, short: Bytes, look: Look) -> Iterator[str]:
+    plan, room, tokens = answer.plan, _room(answer), _tokens(answer)
+    weights = max(int(sheet.of(Component.PARAMETERS).value) for sheet in answer.sheets)
+    missing = look.need(max(0, int(short.value)))
+    does = "refuses to start" if _surely(answer, short) else "may refuse to start"
+    needs, fraction = look.need(int(short.value) + room), f"its fraction of {plan.memory_fraction:g}"
+    one = f"one sequence of {tokens:,} tokens needs {needs} of cache"
+    card = answer.cluster.device.framework_bytes if answer.cluster else 0
+    if room >= 0:
+        yield f"{plan.engine} {does}: {one},"
+        yield f"and {fraction} leaves {look.room(room) if room else 'nothing'}."
+        return
+    if weights > card:
+        yield f"{plan.engine} {does}: the weights alone are {look.need(weights)}, more than the {look.room(card)} that a GPU gives."
+    else:
+        yield f"{plan.engine} {does}: before any cache it takes {look.need(-room)} more than {fraction},"
+        yield f"{look.need(weights)} of that for weights."
+    yield f"With that, {one}; {missing} are missing." if tokens > 1 else f"{missing} are missing."
+
+
+def _spread(short: Bytes, look: Look) -> Iterator[str]:
+    best = f"{look.room(-int(short.low))} left" if short.low <= 0 else f"{look.need(int(short.low))} missing"
+    middle = f"{look.need(int(short.value))} missing" if short.value > 0 else f"{look.room(-int(short.value))} left"
+    yield f"Expected: {middle};"
+    yield f"at best {best}, at worst {look.need(int(short.high))} missing."
+
+
+def _as_asked(serving: Mapping[str, Any], short: Bytes, tokens: int) -> Iterator[str]:
+    """That no shorter sequence is needed for it to be expected to start, and how long one may be."""
+    longest = serving.get("longest_expected") or 0
+    if short.value <= 0:
+        yield "As asked it is expected to start" + (f", and so it is up to --max-model-len {longest}." if longest > tokens else ".")
+
+
+def _cures(serving: Mapping[str, Any], short: Bytes, look: Look) -> Iterator[str]:
+    """Changes that were accounted again, those that suffice first."""
+    if "makes_room" not in serving:  # nobody asked for changes
+        return
+    worth = max(1, int(WORTH * short.value))
+    told = [one for one in serving.get("makes_room", ()) if one["frees_bytes"] >= worth or one["result"] == Result.FITS.value][:MOST]
+    rows = [(change_line(changes, look, "infer"), gives) for changes, gives in _lengths(serving, short)]
+    rows += [(change_line(one["changes"], look, "infer"), _gives(one, look)) for one in told]
+    together = serving.get("makes_room_together")
+    if not rows and not together:
+        yield "Nothing that was tried makes room: no shorter sequence, no other format, no more GPUs."
+        return
+    yield "What makes room, each accounted again:"
+    wide = max((len(flags) for flags, _ in rows), default=0)
+    for flags, gives in rows:
+        line = f"  {flags:<{wide}}  {gives}"
+        yield line if len(line) <= look.width else f"{wrapped(flags, look.width, indent=2)}\n      {gives}"
+    if together:
+        line = change_line(together["changes"], look, "infer")
+        yield f"{wrapped(line, look.width, indent=2)}\n      together {_gives(together, look)}"
+
+
+def _lengths(serving: Mapping[str, Any], short: Bytes) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """A shorter sequence with which it starts: where what is asked is expected to, one with which it is expected to is no cure."""
+    sure, expected = serving.get("longest_that_fits"), serving.get("longest_expected")
+    if sure:
+        yield {**LENGTHS, "serving.max_model_len": sure}, "the longest with which it is sure to start"
+    elif expected and short.value > 0:
+        yield {**LENGTHS, "serving.max_model_len": expected}, "the longest that is expected to start"
+
+
+def _gives(one: Mapping[str, Any], look: Look) -> str:
+    lacks, frees = int(one["lacks_bytes"]), f"gives {look.room(int(one['frees_bytes']))} a GPU"
+    if one["result"] == Result.FITS.value:
+        return f"{frees}: starts with {look.room(-lacks)} to spare"
+    if lacks <= 0:
+        return f"{frees}: may start"
+    return f"{frees}: {look.need(lacks)} are still missing"

@@ -1,0 +1,269 @@
+"""What was solved for, as a screen and as JSON (``memsheet/solution/1``): the verdict first, then where it ends and what decides there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Result, WayToFit
+from memsheet.plan.device import parse_gpus
+from memsheet.plan.model import Attention, Dense, ModelSpec
+from memsheet.report.json.solution import UNITS, value_of
+from memsheet.report.screen.layout import flow, one_line, printed, row
+from memsheet.report.screen.table import asked, billions
+from memsheet.report.screen.ways_to_fit import ways_table
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.sizes import closing, headroom, need_and_room
+from memsheet.report.shared.typed_changes import change_line
+from memsheet.report.shared.words import INSTANTS, changed_keys, spoken
+from memsheet.search.solve.sizes import Curve
+from memsheet.search.solve.targets import Solution, Target
+from memsheet.search.trials import Tried
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+BEST = {
+    Target.SEQ_LEN: "sequences of up to {}", Target.MICROBATCH: "micro-batches of up to {}", Target.GPUS: "on {} and no fewer",
+    Target.PARAMETERS: "models of up to {}", Target.SEQUENCES: "{} at once", Target.MAX_MODEL_LEN: "sequences of up to {}",
+}  # fmt: skip
+WORDS = {Result.FITS: "fits", Result.UNCERTAIN: "uncertain", Result.DOES_NOT_FIT: "does not fit"}
+LISTED = 3
+
+
+def render_solution(solution: Solution, look: Look, curves: tuple[Curve, ...] = ()) -> str:
+    """The whole screen as text that ends in a newline."""
+    return printed(_parts(solution, look, curves), look)
+
+
+def _parts(solution: Solution, look: Look, curves: tuple[Curve, ...]) -> Iterator[RenderableType]:
+    shown = solution.shown
+    for _, tried in _named(solution):
+        look = closing(tried.verdict, tried.cluster, look)
+    look = look.fitted(int(shown.verdict.device.high))
+    yield _headline(solution, shown, look)
+    yield asked(shown.answer, look)
+    yield _table(solution, look)
+    yield _decided(solution, shown, look)
+    if curves:
+        yield _bars(curves, look)
+    if solution.fix is not None:
+        after = f"the least then needs {look.need(solution.fix.device.value, look.digits)}"
+        yield row("To fit", "bold", (change_line(changed_keys(solution.fix), look), after), look)
+    if solution.ways_to_fit:
+        yield ways_table(tuple(_as_solved(way, solution, look) for way in solution.ways_to_fit), look, solution.target.task)
+    if assumed := (*solution.assumed, *shown.assumed):
+        yield row("Assumed", "bold", map(one_line, assumed), look, between="; ")
+    yield row("Looked at", "bold", (f"{solution.values}; {_tried_values(solution)}",), look)
+    if notes := (*solution.notes, *_skips(solution), *_without(curves)):
+        yield row("Notes", "bold", ("\n".join(map(one_line, notes)),), look)
+
+
+def _as_solved(way: WayToFit, solution: Solution, look: Look) -> WayToFit:
+    """A way as the line that solves for it says it: of a number of GPUs what finds it, with as many looked at."""
+    if solution.target is not Target.GPUS:
+        return way
+    count, _ = parse_gpus(str(way.changes["gpus"]))
+    most = next((int(value) for name, value, _ in look.typed if name == "most"), None)
+    farther = {"most": count} if most is not None and count is not None and count > most else {}
+    return replace(way, changes={**{key: value for key, value in way.changes.items() if key not in ("gpus", "per_node")}, **farther})
+
+
+def _quantity(solution: Solution, tried: Tried) -> str:
+    """A value with its unit, for a sentence."""
+    value = value_of(solution, tried)
+    unit = UNITS[solution.target]
+    return f"{_number(solution, tried)} {unit.removesuffix('s') if value == 1 else unit}"
+
+
+def _number(solution: Solution, tried: Tried) -> str:
+    value = value_of(solution, tried)
+    return billions(value) if solution.target is Target.PARAMETERS else f"{value:,}"
+
+
+def _headline(solution: Solution, shown: Tried, look: Look) -> RenderableType:
+    verdict = shown.verdict
+    said = *need_and_room(shown.cluster.device, verdict, look), _free(shown, look), _where(shown)
+    if solution.result is Result.DOES_NOT_FIT:
+        return row("NOTHING FITS", "bold red", (f"{_least(solution)}, {_quantity(solution, shown)}, {said[0]}", *said[1:]), look)
+    if solution.found is None:
+        best = f"{BEST[solution.target].format(_quantity(solution, shown))} may fit, nothing is sure to"
+        return row("UNCERTAIN", "bold yellow", (best, *said), look)
+    return row("FITS", "bold green", (BEST[solution.target].format(_quantity(solution, shown)), *said), look)
+
+
+def _least(solution: Solution) -> str:
+    """The least demanding value, in words: few tokens, but many GPUs."""
+    return "the most" if solution.target is Target.GPUS else "the least"
+
+
+def _free(shown: Tried, look: Look) -> str:
+    verdict = shown.verdict
+    lacking = f"host memory lacks {look.need(verdict.host_short_bytes)} a node" if verdict.host_short_bytes else ""
+    return lacking or headroom(shown.cluster.device, verdict, look)
+
+
+def _where(tried: Tried) -> str:
+    """The rank that decides, and when."""
+    stage = f" of stage {tried.stage}" if tried.plan.mesh.pp > 1 else ""
+    return f"rank {tried.verdict.rank}{stage} of {tried.cluster.count}, peak in {INSTANTS[tried.verdict.instant]}"
+
+
+def _named(solution: Solution) -> tuple[tuple[str, Tried], ...]:
+    """What there is of the answer and its neighbours."""
+    named = (
+        ("the whole range fits", solution.found), ("the next step", solution.beyond),
+        ("the last tried that fits", _later(solution)), ("the expected bytes fit", solution.expected),
+        ("may fit", _possible(solution)), (_least(solution), solution.least),
+    )  # fmt: skip
+    return tuple((name, tried) for name, tried in named if tried is not None)
+
+
+def _possible(solution: Solution) -> Tried | None:
+    """The last value that may fit, where it stands beside no other name."""
+    known = {tried.value for tried in (solution.expected, solution.least) if tried is not None}
+    return solution.possible if solution.possible is not None and solution.possible.value not in known else None
+
+
+def _later(solution: Solution) -> Tried | None:
+    """The last value that fits where it is another than the answer: the verdict alternates."""
+    found, last = solution.found, solution.last_fitting
+    return last if found is not None and last is not None and last.value != found.value else None
+
+
+def _tried_values(solution: Solution) -> str:
+    """How many were accounted as an answer to each is."""
+    many = f"{len(solution.tried)} of them tried"
+    replayed = [tried.value for tried in solution.tried if tried.replayed]
+    if solution.target is Target.PARAMETERS or len(replayed) != len(solution.tried) or not replayed:
+        return many
+    listed = f"{many}, between {min(replayed):,} and {max(replayed):,} (--full lists them)"
+    start, apart = _widest_gap(solution)
+    if not apart:
+        return listed
+    return f"{listed}; every one tried up to the answer fits; from {start:,} on they are up to {apart:,} apart, and what lies between was not tried"
+
+
+def _widest_gap(solution: Solution) -> tuple[int, int]:
+    """Where the band begins in which slack decides, and the widest step between two values tried there up to the answer; 0 where none was left
+    out.
+    """
+    found, beyond = solution.found, solution.beyond
+    if found is None or beyond is None:
+        return 0, 0
+    values = [tried.value for tried in solution.tried if tried.value <= found.value][1:]
+    widest = max((after - before for before, after in pairwise(values)), default=0)
+    return (values[0], widest) if widest > beyond.value - found.value > 0 else (0, 0)
+
+
+def _table(solution: Solution, look: Look) -> RenderableType:
+    """Where it ends: the last value that fits, the one after it, and as far as the expected bytes go."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=True, header_style="bold")
+    table.add_column("", no_wrap=True)
+    table.add_column(UNITS[solution.target], justify="right", no_wrap=True)
+    table.add_column(f"needs {look.unit}", justify="right", no_wrap=True)
+    table.add_column("low to high", justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    every = (("tried", tried) for tried in solution.tried if look.full)
+    for name, tried in (*_named(solution), *every):
+        device = tried.verdict.device
+        spread = f"{look.cell(device.low)} to {look.cell(device.high)}"
+        table.add_row(name, _number(solution, tried), look.cell(device.value), spread, WORDS[tried.verdict.result])
+    return table
+
+
+def _decided(solution: Solution, shown: Tried, look: Look) -> Text:
+    """What takes the room where it ends, in words."""
+    from rich.text import Text
+
+    lines = [_takes(solution, shown, look)]
+    if solution.beyond is not None:
+        lines.append(f"{_takes(solution, solution.beyond, look)}\n{_breaks(solution.beyond, look)}")
+    elif solution.found is not None:
+        lines.append("Nothing beyond that was looked at.")
+    if solution.target is Target.PARAMETERS:
+        lines.append(f"The model: {_shape(shown.model)}.")
+    last = solution.last_fitting or solution.found
+    lines += _alternation(solution)
+    if last is not None and solution.expected is not None and solution.expected.value != last.value:
+        far, near = _quantity(solution, solution.expected), _quantity(solution, last)
+        lines.append(f"Between {near} and {far} it may fit: the expected bytes do, the high end of the range does not.")
+    return Text("\n".join(flow(line.split(" "), look.width, between=" ") for whole in lines for line in whole.splitlines()))
+
+
+def _alternation(solution: Solution) -> Iterator[str]:
+    """Where some values fit beyond one that does not."""
+    found, last = solution.found, _later(solution)
+    if found is None or last is None:
+        return
+    values = [tried.value for tried in solution.tried]
+    between = solution.tried[values.index(found.value) + 1 : values.index(last.value)]
+    failing = [_number(solution, tried) for tried in between if tried.verdict.result is not Result.FITS]
+    more = f" and {len(failing) - LISTED} more" if len(failing) > LISTED else ""
+    yield (
+        f"Every value tried up to {_quantity(solution, found)} fits; the last one tried that fits is {_quantity(solution, last)}. Of those "
+        f"between, {', '.join(failing[:LISTED])}{more} may not: the allocator's slack does not grow evenly."
+    )
+
+
+def _takes(solution: Solution, tried: Tried, look: Look) -> str:
+    stage = f" (stage {tried.stage})" if tried.plan.mesh.pp > 1 else ""
+    parts = ", ".join(f"{spoken(component)} {look.need(size.value)}" for component, size in tried.verdict.largest)
+    return f"At {_quantity(solution, tried)} rank {tried.verdict.rank}{stage} decides, in {INSTANTS[tried.verdict.instant]}: {parts}."
+
+
+def _breaks(beyond: Tried, look: Look) -> str:
+    """Why the next step is not sure to fit."""
+    if beyond.verdict.host_short_bytes:
+        return f"There host memory lacks {look.need(beyond.verdict.host_short_bytes)} a node."
+    return f"There the high end of the range is {look.need(-beyond.spare_bytes)} too much."
+
+
+def _shape(model: ModelSpec) -> str:
+    """A member of a family in its own measures."""
+    blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
+    mixers = [mixer for block in blocks[:1] for mixer in block.mixers if isinstance(mixer, Attention)]
+    heads = [f"{mixer.heads} heads ({mixer.kv_heads} of keys and values)" for mixer in mixers[:1]]
+    forward = [f"feed-forward {block.feed_forward.intermediate:,}" for block in blocks[:1] if isinstance(block.feed_forward, Dense)]
+    layers = sum(stack.layers for stack in model.stacks)
+    return ", ".join((f"{layers} layers", f"hidden size {model.hidden:,}", *heads, *forward, f"vocabulary {model.vocab:,}"))
+
+
+def _skips(solution: Solution) -> Iterator[str]:
+    """Values that are no legal plans, by their reason."""
+    if not solution.skipped:
+        return
+    first, unit = solution.skipped[0], UNITS[solution.target]
+    values = ", ".join(f"{skipped.value:,}" for skipped in solution.skipped[:LISTED])
+    more = f" and {len(solution.skipped) - LISTED} more" if len(solution.skipped) > LISTED else ""
+    yield f"skipped: {values}{more} {unit if solution.target is not Target.PARAMETERS else 'layers'}, no legal plans ({first.reason})"
+
+
+def _without(curves: tuple[Curve, ...]) -> Iterator[str]:
+    yield from (f"{curve.name}: {curve.reason}" for curve in curves if curve.reason)
+    if curves:
+        engines = ", ".join(f"{curve.name} by {curve.engine}" for curve in curves)
+        yield f"sizes of clusters: {engines}; each as the answer to it says"
+
+
+def _bars(curves: tuple[Curve, ...], look: Look) -> Text:
+    """The largest model that fits a cluster of each size."""
+    from rich.text import Text
+
+    most = max((point.parameters for curve in curves for point in curve.points), default=0)
+    text = Text("Largest model that fits, in parameters\n", "bold", no_wrap=True)
+    gpus = [point.gpus for point in curves[0].points]
+    left, right = len(f"{max(gpus):,} GPUs"), 10
+    width = look.width - left - right - 10
+    for place, count in enumerate(gpus):
+        for number, curve in enumerate(curves):
+            size = curve.points[place].parameters
+            label = f"{count:,} GPU{'s' * (count > 1)}" if number == 0 else ""
+            bar = "█" * max(1, size * width // most) if size else ""
+            text.append(f"{label:<{left}}  {curve.name:<6}  ", "").append(f"{bar} {billions(size) if size else 'none'}\n", "")
+    return text[:-1]

@@ -1,0 +1,345 @@
+"""An answer as a screen: the verdict in words, what to change, what is asked, a bar, what takes the room, what was assumed.
+
+Complete without colour and without a terminal. Names that come from files are printed as plain text, never as markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from memsheet.budget import Answer, Result, worst
+from memsheet.errors import printable
+from memsheet.plan.device import Basis
+from memsheet.plan.plan import Plan
+from memsheet.report.screen.bars import bars, components, marks_of
+from memsheet.report.screen.changes import what_to_change
+from memsheet.report.screen.draft_words import drafting_words
+from memsheet.report.screen.layout import flow, one_line, printed, row
+from memsheet.report.screen.length_ladder import ladder_table
+from memsheet.report.screen.measured import framework_name, headline, measured_lines, measured_of, on_processor, over_steps, speed
+from memsheet.report.screen.pool_shortage import pool_lacks
+from memsheet.report.screen.pool_without_card import unasked
+from memsheet.report.screen.recompute_phrase import with_recompute
+from memsheet.report.screen.serving import serving_lines
+from memsheet.report.screen.traced import step_of, traced_lines
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.sizes import closing, headroom, need_and_room, spread
+from memsheet.report.shared.uncertain_fit import deciding_notes
+from memsheet.report.shared.words import INSTANTS, spoken, states, why
+from memsheet.sheet import OUTSIDE_TENSORS, Bytes, Component, Sheet, Witness
+from memsheet.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
+
+WIDE = 100
+PROFILED = len("torch's profiler ")
+NAMED = 80
+"""Columns from which totals are called by the names that torch has for them."""
+VERDICTS = {
+    Result.FITS: ("FITS", "bold green"), Result.DOES_NOT_FIT: ("DOES NOT FIT", "bold red"), Result.UNCERTAIN: ("UNCERTAIN", "bold yellow"),
+}  # fmt: skip
+
+
+def render(answer: Answer, look: Look, curve: RenderableType | None = None) -> str:
+    """The whole screen as text that ends in a newline. ``curve``: memory over the step, where it was traced."""
+    return printed(_parts(answer, look, curve), look)
+
+
+def _parts(answer: Answer, look: Look, curve: RenderableType | None) -> Iterator[RenderableType]:
+    sheet = decisive(answer)
+    look = closing(answer.verdict, answer.cluster, look.fitted(sheet.device.high))
+    yield _headline(answer, sheet, look)
+    yield from what_to_change(answer, look)
+    yield asked(answer, look)
+    if answer.ladder:
+        yield ladder_table(answer, look)
+    for other in answer.other_engines:
+        yield row(
+            f"With {other.engine}",
+            "bold",
+            (
+                VERDICTS[other.result][0],
+                f"needs {look.need(other.device.value, look.digits)}",
+                spread(other.device, look).strip(" ()"),
+                f"--engine {other.engine}",
+            ),
+            look,
+        )
+    if not any(unasked(answer, sheet, look)):  # a bar of what nobody asked for would be all cache
+        yield bars(answer, sheet, look)
+    yield _ledger(answer, sheet, look)
+    yield from over_steps(answer, look)
+    yield _in_words(answer, sheet, look)
+    if curve is not None:
+        yield curve
+    if look.full:
+        yield from (_everything(each, answer, look) for each in answer.sheets)
+    if answer.assumed:
+        yield row("Assumed", "bold", map(one_line, answer.assumed), look, between="; ")
+    if notes := tuple(_notes(answer, look)):
+        yield row("Notes", "bold", ("\n".join(notes),), look)
+
+
+def _headline(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+    verdict, cluster = answer.verdict, answer.cluster
+    if (died := headline(answer, look)) is not None:
+        return died
+    if verdict is None or cluster is None:
+        if shorter := tuple(unasked(answer, sheet, look)):
+            return row(sheet.witness.value.upper(), "bold", shorter, look)
+        peak = sheet.allocated
+        tensors = f"{look.need(peak.value, look.digits)} of tensors{spread(peak, look)}"
+        return row(sheet.witness.value.upper(), "bold", (tensors, _which(answer, sheet), _peak(sheet), *speed(answer)), look)
+    word, style = VERDICTS[verdict.result]
+    if not answer.model.model_type and verdict.result is not Result.DOES_NOT_FIT:
+        alone = "STATES" if answer.plan.task == "train" else "WEIGHTS"
+        word, style = f"{word}, {alone} ALONE", "bold yellow"  # activations are not counted, so nobody knows that the job fits
+    host = (f"host memory lacks {look.need(verdict.host_short_bytes)} a node",) if verdict.host_short_bytes else ()
+    left = pool_lacks(answer, look) or headroom(cluster.device, verdict, look)
+    if deciding_notes(answer):
+        left = f"expert routing decides · {left}"
+    last = (_which(answer, sheet), _peak(sheet), with_recompute(answer, look))
+    return row(word, style, (*host, *need_and_room(cluster.device, verdict, look), left, *last), look)
+
+
+def decisive(answer: Answer) -> Sheet:
+    """The sheet of the rank that decides: the verdict's, else the one with most bytes."""
+    rank = answer.verdict.rank if answer.verdict is not None else None
+    return next((sheet for sheet in answer.sheets if sheet.rank == rank), None) or worst(answer.sheets)
+
+
+def _which(answer: Answer, sheet: Sheet) -> str:
+    """The worst rank, and who is like it."""
+    alike, ranks = 1 + len(sheet.same_as), sum(1 + len(each.same_as) for each in answer.sheets)
+    if ranks == 1:
+        return ""
+    if alike == ranks:
+        return f"rank {sheet.rank} (all {ranks} ranks alike)"
+    stage = f"stage {sheet.stage}" if answer.plan.mesh.pp > 1 else ""
+    known = ", ".join(part for part in (stage, f"{alike} alike" if alike > 1 else "") if part)
+    return f"rank {sheet.rank} of {ranks}" + (f" ({known})" if known else "")
+
+
+def _peak(sheet: Sheet) -> str:
+    return f"peak in {INSTANTS[sheet.peak_instant]}"
+
+
+def asked(answer: Answer, look: Look) -> Text:
+    """The question in one line: model, hardware, and every choice that matters."""
+    from rich.text import Text
+
+    plan, model = answer.plan, answer.model
+    if step := step_of(answer):
+        return Text.assemble("measure " if measured_of(answer) else "trace ", (step, "bold"))
+    size = f" ({billions(answer.parameters)} parameters{_active(answer)})"
+    where = f" on {answer.cluster.count}×{answer.cluster.device.name}" if answer.cluster else ""
+    named = (printable(model.name), "bold") if model.model_type else ("", "")
+    text = Text.assemble((f"{plan.task} ", ""), named, size if model.model_type else size.strip(" ()"), where)
+    return text.append("\n" + flow(_choices(plan), look.width), "dim")
+
+
+def _active(answer: Answer) -> str:
+    return "" if answer.active_parameters == answer.parameters else f", {billions(answer.active_parameters)} active"
+
+
+def billions(count: int) -> str:
+    for factor, letter in ((10**12, "T"), (10**9, "B"), (10**6, "M")):
+        if count >= factor:
+            return f"{count / factor:.2f} {letter}"
+    return format_count(count)
+
+
+def _choices(plan: Plan) -> Iterator[str]:
+    yield plan.engine
+    if plan.task == "train":
+        yield f"zero {plan.zero}"
+    yield from (f"{axis} {degree}" for axis in ("dp_replicate", "dp_shard", "cp", "tp", "attn_dp", "pp", "vpp", "ep")
+                if (degree := getattr(plan.mesh, axis)) != 1)  # fmt: skip
+    yield from _training(plan) if plan.task == "train" else _serving(plan)
+    if plan.quantization:
+        yield f"{plan.quantization.weights.name} weights"
+    if plan.seq_len or (plan.task == "infer" and plan.max_model_len):
+        yield f"{plan.attention.value} attention"
+    yield from drafting_words(plan.speculative)
+    if any((plan.offload.optimizer, plan.offload.parameters, plan.offload.activations)):
+        yield "offload " + "+".join(name for name in ("optimizer", "parameters", "activations") if getattr(plan.offload, name))
+
+
+def _training(plan: Plan) -> Iterator[str]:
+    precision = plan.precision
+    same = precision.parameters is precision.compute
+    yield precision.parameters.name if same else f"{precision.parameters.name} computed in {precision.compute.name}"
+    if plan.optimizer:
+        yield f"{plan.optimizer.name.value} {plan.optimizer.implementation.value}"
+    if not plan.seq_len:  # a bare parameter count: nothing below is counted
+        return
+    yield f"seq {plan.seq_len}"
+    yield f"microbatch {plan.microbatch}"
+    if plan.accumulation > 1:
+        yield f"global batch {plan.global_batch}"
+    yield f"recompute {plan.recompute.mode.value}"
+    if plan.adapter:
+        yield f"{plan.adapter.kind.value} " + (
+            f"of {plan.adapter.prompt_length}" if plan.adapter.kind.prompts else f"rank {plan.adapter.rank}"
+        )
+    if plan.loss.value != "plain":
+        yield f"{plan.loss.value} loss"
+
+
+def _serving(plan: Plan) -> Iterator[str]:
+    yield plan.precision.parameters.name
+    if plan.max_sequences is not None and plan.max_model_len is not None:
+        shared = plan.engine == "llama.cpp"  # whose sequences share one cache
+        asked = f"up to {plan.max_sequences} × {plan.max_model_len} tokens, as the pool holds them"
+        alone = f"{plan.max_model_len} tokens for {plan.max_sequences}" if shared else f"{plan.max_sequences} × {plan.max_model_len} tokens"
+        yield asked if plan.memory_fraction is not None else alone
+    if plan.kv_dtype and plan.max_model_len is not None:
+        yield f"{plan.kv_dtype.name} cache"
+    if room := plan.served_adapters:
+        yield f"{'room for' if plan.memory_fraction is not None else 'with'} {room.slots} adapter{'s' * (room.slots != 1)} of rank {room.rank}"
+
+
+def _ledger(answer: Answer, sheet: Sheet, look: Look) -> RenderableType:
+    """What takes the room at the peak, with the three totals where each one ends."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), show_header=True, header_style="bold")
+    table.add_column("", no_wrap=True)
+    wide = look.width >= WIDE
+    when = "when it died, " if "died" in (answer.trace or {}) else "at the peak, " if wide else ""
+    named_when = f"{when}in {INSTANTS[sheet.peak_instant]}"
+    table.add_column(named_when, no_wrap=True)
+    table.add_column(look.unit, justify="right", no_wrap=True)
+    table.add_column("share", justify="right", no_wrap=True)
+    named = look.width >= NAMED
+    profiled = wide and sheet.witness is Witness.MEASURED and answer.plan.task == "train"
+    if profiled:
+        table.add_column("torch's profiler", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    marks, whole = marks_of(sheet), sheet.device.value
+    rows = components(sheet)
+    names = max(len(named_when), *(len(spoken(component)) for component, _ in rows), len("  = allocated"))
+    room = look.width - names - len(f"{look.cell(whole)}  100.0% █ ") - (PROFILED if profiled else 0)
+
+    def component_rows(of: tuple[Component, ...] | None) -> None:
+        for component, size in rows:
+            if (component in of) if of else component not in OUTSIDE_TENSORS:
+                reason = _beside(why(component, answer, sheet), _spread(size, look), room)
+                name = (framework_name(component, sheet),) if profiled else ()
+                size_and_share = look.cell(size.value), _share(size.value, whole)
+                table.add_row(Text(*marks[component]), spoken(component), *size_and_share, *name, Text(reason))
+
+    def total_row(name: str, size: Bytes, words: str) -> None:
+        told = Text(_beside(words, _spread(size, look), room), "dim")
+        row_of = ("", Text(name, "bold"), Text(look.cell(size.value), "bold"), _share(size.value, whole))
+        table.add_row(*row_of, *(("",) if profiled else ()), told)
+
+    component_rows(None)
+    of_torch = answer.plan.engine != "llama.cpp"
+    outside = any(component in OUTSIDE_TENSORS for component, _ in rows)
+    if not outside:
+        ends = (
+            "all tensors; a processor reserves nothing"
+            if on_processor(answer)
+            else "all tensors; reserved and device totals need a GPU (--gpus)"
+        )
+        total_row("= allocated", sheet.allocated, ends)
+        return table
+    total_row(
+        "= allocated",
+        sheet.allocated,
+        f"{'tensors; ' if wide else ''}torch.cuda.max_memory_allocated" if named and of_torch else "all tensors",
+    )
+    component_rows((Component.ALLOCATOR_SLACK,))
+    segments = f"{'segments; ' if wide else ''}torch.cuda.max_memory_reserved" if named else "allocator's segments"
+    total_row("= reserved", sheet.reserved, segments if of_torch else "its buffers; nothing besides")
+    component_rows((Component.CONTEXT,))
+    total_row("= device", sheet.device, "what nvidia-smi shows, and what must fit" if wide else "nvidia-smi; what must fit")
+    return table
+
+
+def _beside(words: str, ends: str, room: int) -> str:
+    """Words and a range, which is not broken: on a line of its own where both are more than the room."""
+    return f"{words}{ends}" if not words or not ends or len(words) + len(ends) <= room else f"{words}\n{ends.strip()}"
+
+
+def _spread(size: Bytes, look: Look) -> str:
+    size = size.ordered
+    low, high = look.cell(size.low), look.cell(size.high)
+    return "" if size.low == size.high or low == high == look.cell(size.value) else f" ({low} to {high})"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.1f}%" if whole else ""
+
+
+def _in_words(answer: Answer, sheet: Sheet, look: Look) -> Text:
+    """Sums that people quote: the states in GB and GiB, every instant's peak, the host, the cache."""
+    from rich.text import Text
+
+    names, size = states(sheet)
+    training, cache = answer.plan.task == "train", sheet.of(Component.KV_CACHE)
+    alone, each = "Model states alone" if training else "Weights alone", "" if on_processor(answer) else " a GPU"
+    kept = f"; cache: {format_bytes(cache.value, decimal=True)} ({format_bytes(cache.value)})" if cache.value and not training else ""
+    first = f"{alone} ({names}): {format_bytes(size.value, decimal=True)}{each} ({format_bytes(size.value)}){kept}."
+    instants = (f"{when.value} {look.cell(sheet.at(when).value)}" for when in sheet.instants)
+    lines = [*([first] if size.value else []), flow((f"Allocated over the step, in {look.unit}:", *instants), look.width, between="  ")]
+    lines += _saved_elsewhere(sheet)
+    if sheet.host_bytes:
+        lines.append(f"Host memory: {look.need(sheet.host_bytes)} a rank.")
+    lines += serving_lines(answer, look)
+    lines += traced_lines(answer, look)
+    lines += measured_lines(answer, look)
+    return Text("\n".join(lines))
+
+
+def _saved_elsewhere(sheet: Sheet) -> Iterator[str]:
+    """Saved activations at their largest, where that is more than at the peak."""
+    saved = Component.SAVED_ACTIVATIONS
+    when = max(sheet.instants, key=lambda instant: sheet.of(saved, instant=instant).value)
+    most, here = sheet.of(saved, instant=when).value, sheet.of(saved).value
+    if most > here:
+        there = f"{format_bytes(here, decimal=True)} ({format_bytes(here)})" if here else "none"
+        yield f"Saved activations: {format_bytes(most, decimal=True)} ({format_bytes(most)}) at their most, in {INSTANTS[when]}; at the peak {there}."
+
+
+def _everything(sheet: Sheet, answer: Answer, look: Look) -> RenderableType:
+    """Every item with its folded path at every instant."""
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"Every item of {_which(answer, sheet) or 'the rank'}, in {look.unit} at each instant's high-water mark"
+    table = Table(
+        box=None, pad_edge=False, padding=(0, 1, 0, 0), title=Text(title), title_justify="left", title_style="bold", header_style="bold"
+    )
+    table.add_column("component and path", overflow="fold")
+    for instant in sheet.instants:
+        table.add_column(instant.value.replace("_", "\n"), justify="right", no_wrap=True, vertical="bottom")
+    order = {component: number for number, component in enumerate(Component)}
+    last = None
+    for item in sorted(sheet.items, key=lambda item: (order[item.component], -item.largest.value)):
+        if item.component is not last:
+            held = (sheet.of(item.component, instant=instant).value for instant in sheet.instants)
+            table.add_row(Text(spoken(item.component), "bold"), *(Text(look.cell(size) if size else "", "bold") for size in held))
+            last = item.component
+        cells = (look.cell(item.at[instant].value) if instant in item.at else "" for instant in sheet.instants)
+        table.add_row(Text("  " + (printable(item.path) or "all")), *cells)
+    return table
+
+
+def _notes(answer: Answer, look: Look) -> Iterator[str]:
+    if answer.cluster is not None and answer.cluster.device.basis is not Basis.ASKED:
+        device = answer.cluster.device
+        box = format_bytes(device.datasheet_bytes, decimal=True, digits=1)
+        known = "" if device.basis is Basis.REPORTED else f" ({printable(device.evidence)})"
+        yield f"a framework gets {look.room(device.framework_bytes, look.digits)} of each {device.name} (sold as {box}){known}"
+        yield from device.notes if device.unified else ()
+        if answer.verdict and answer.verdict.result is Result.FITS and answer.verdict.device.high > device.framework_low_bytes:
+            yield "what a server takes grows with the card: the high end is of the largest such card, and it fits on the least and on the largest"
+    notes = (*answer.notes, *(note for sheet in answer.sheets for note in sheet.notes), *answer.model.source.notes)
+    told = deciding_notes(answer)
+    yield from dict.fromkeys(one_line(note) for note in notes if note not in told)

@@ -1,0 +1,40 @@
+"""What one token's cache is made of, as factors that a person can multiply."""
+
+from __future__ import annotations
+
+from math import prod
+
+from memsheet.formulas.serving.kv_cache import caching_layers, kv_elements_per_token
+from memsheet.plan.dtypes import DType
+from memsheet.plan.model import Attention, LatentAttention, Mixer, ModelSpec
+
+SHOWN = 2
+"""Kinds of layers on the line; with more, the sum says less than it hides."""
+
+
+def token_factors(spec: ModelSpec, dtype: DType, total_bytes: int) -> str:
+    """``28 layers × 2 (keys, values) × 4 heads × 128 wide × 2 bytes``; empty where those factors are not all of ``total_bytes``."""
+    size = int(dtype.nbytes(1))
+    counts: dict[tuple[tuple[int, str], ...], int] = {}
+    for _, mixer, layers in caching_layers(spec):
+        if kv_elements_per_token(mixer):
+            counts[_factors(mixer)] = counts.get(_factors(mixer), 0) + layers
+    bytes_ = sum(layers * size * prod(number for number, _ in factors) for factors, layers in counts.items())
+    if bytes_ != total_bytes or not 0 < len(counts) <= SHOWN:
+        return ""
+    return " + ".join(
+        " × ".join((f"{layers} layers", *(word for _, word in factors), f"{size} bytes")) for factors, layers in counts.items()
+    )
+
+
+def _factors(mixer: Mixer) -> tuple[tuple[int, str], ...]:
+    """Elements of a layer and token as (number, words). Empty for a mixer without a cache that grows."""
+    match mixer:
+        case Attention():
+            heads, wide = mixer.kv_heads, mixer.head_dim
+            return (2, "2 (keys, values)"), (heads, f"{heads} head{'s' * (heads > 1)}"), (wide, f"{wide} wide")
+        case LatentAttention():
+            latent, rotary = mixer.kv_lora_rank, mixer.qk_rope_head_dim
+            return ((latent + rotary, f"({latent} latent + {rotary} rotary)"),)
+        case _:
+            return ()

@@ -1,0 +1,43 @@
+"""What a traced answer says besides its sheet: which step, what asked for the byte that made the peak, what no trace sees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memsheet.budget import Answer
+from memsheet.errors import printable
+from memsheet.report.shared.look import Look
+from memsheet.sheet import Instant
+
+IN = {
+    Instant.LOAD: "before the step", Instant.FORWARD: "in forward", Instant.LOSS: "in the loss", Instant.BACKWARD: "in backward",
+    Instant.OPTIMIZER_STEP: "in the optimizer step", Instant.PREFILL: "in prefill", Instant.DECODE: "in decode",
+}  # fmt: skip
+
+
+def step_of(answer: Answer) -> str:
+    """The name of a person's own step, where that was traced."""
+    return printable((answer.trace or {}).get("step", ""))
+
+
+def traced_lines(answer: Answer, look: Look) -> Iterator[str]:
+    """Sentences on how the peak comes about and how it was found."""
+    trace = answer.trace
+    if trace is None:
+        return
+    peak = trace["peak"]
+    if peak.get("op") and "died" not in trace:
+        line = f" (line {printable(peak['line'])})" if peak["line"] else ""
+        yield (
+            f"The peak comes when {printable(peak['op'])} asks for {look.need(peak['request_bytes'])} {IN[Instant(peak['instant'])]}, "
+            f"at {printable(peak['path'])}{line}."
+        )
+    if trace.get("measured"):
+        return
+    if trace["tensors_bytes"] != peak["bytes"]:
+        yield f"Without what CUDA kernels and libraries allocate for themselves it would be {look.need(trace['tensors_bytes'], 2)}."
+    yield f"Traced on fake tensors in {trace['seconds']:.1f} s: {trace['events']:,} allocations and releases, torch {trace['torch']}."
+    if trace.get("stand_ins"):
+        yield f"Kernels of other packages by stand-ins that allocate as their source does: {', '.join(map(printable, trace['stand_ins']))}."
+    if trace.get("without"):
+        yield f"As torch's own operations do it, without the kernels of {', '.join(map(printable, trace['without']))}."

@@ -1,0 +1,43 @@
+"""What would make a job fit that nothing on its cards makes fit, as rows to type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from memsheet.budget import WayToFit
+from memsheet.report.screen.layout import flow, wrapped
+from memsheet.report.shared.look import Look
+from memsheet.report.shared.typed_changes import change_line
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+DIGITS = 2
+LLAMA_FLAGS = {"serving.gpu_layers": "-ngl", "serving.host_experts": "--n-cpu-moe"}
+"""What llama.cpp itself calls them (common/arg.cpp)."""
+
+
+def ways_table(ways: Sequence[WayToFit], look: Look, task: str) -> RenderableType:
+    """Each way with what it needs, and under it what to change on the command line."""
+    from rich.text import Text
+
+    needs = [f"needs {look.need(way.device.value, DIGITS)} a GPU{_on_the_host(way, look)}" for way in ways]
+    wide = max(len(way.words) for way in ways)
+    beside = all(wide + 2 + len(need) <= look.width for need in needs)
+    text = Text("What would make it fit, each accounted", "bold")
+    for way, need in zip(ways, needs, strict=True):
+        text.append(f"\n{way.words:<{wide}}  " if beside else f"\n{flow(way.words.split(' '), look.width, between=' ')}\n    ")
+        text.append(need, "not bold")
+        text.append(f"\n{wrapped(typed(way, look, task), look.width, indent=2)}", "not bold")
+    return text
+
+
+def _on_the_host(way: WayToFit, look: Look) -> str:
+    return f", {look.need(way.host_bytes, DIGITS)} of host memory" if way.host_bytes else ""
+
+
+def typed(way: WayToFit, look: Look, task: str) -> str:
+    """What to type to get a way, and after it llama.cpp's own words where it has them."""
+    own = " ".join(f"{flag} {way.changes[key]}" for key, flag in LLAMA_FLAGS.items() if key in way.changes)
+    return change_line(way.changes, look, task) + (f"  (llama-server {own})" if own else "")

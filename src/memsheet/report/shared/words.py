@@ -1,0 +1,192 @@
+"""What a component is called on the screen, and in a few words why it is as large as it is under a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memsheet.budget import Answer, Fix
+from memsheet.engines import engine_of
+from memsheet.errors import printable
+from memsheet.plan.names import SHORT
+from memsheet.plan.plan import Adapter, OptimizerName, Plan, RecomputeMode
+from memsheet.sheet import Bytes, Component, Instant, Sheet, total
+
+SHARDED_FROM = {Component.OPTIMIZER_STATES: 1, Component.MASTER_WEIGHTS: 1, Component.GRADIENTS: 2, Component.PARAMETERS: 3}
+"""The zero stage from which dp_shard splits a component (ZeRO, arXiv:1910.02054, section 5)."""
+
+MOSTLY = 0.3
+"""A path is named as the reason for a component's size from this share of it on."""
+
+INSTANTS = {
+    Instant.LOAD: "loading", Instant.FORWARD: "forward", Instant.LOSS: "the loss", Instant.BACKWARD: "backward",
+    Instant.OPTIMIZER_STEP: "the optimizer step", Instant.PREFILL: "prefill", Instant.DECODE: "decode",
+}  # fmt: skip
+
+
+MOMENTS = {
+    OptimizerName.ADAMW: "two {dtype} moments", OptimizerName.PAGED_ADAMW: "two fp32 moments in pages",
+    OptimizerName.ADAMW_8BIT: "two moments in 8 bits", OptimizerName.PAGED_ADAMW_8BIT: "two moments in 8 bits, in pages",
+    OptimizerName.LION: "one {dtype} moment", OptimizerName.LION_8BIT: "one moment in 8 bits",
+    OptimizerName.SGD: "none but scalars", OptimizerName.SGD_MOMENTUM: "one {dtype} moment",
+    OptimizerName.ADAFACTOR: "second moments as rows and columns", OptimizerName.MUON: "one {dtype} moment of matrices, two of the rest",
+    OptimizerName.ADAM_MINI: "one {dtype} moment and a second one a block", OptimizerName.GALORE: "two {dtype} moments of projections",
+    OptimizerName.LORA_FA: "two {dtype} moments of the second matrices",
+}  # fmt: skip
+"""What an optimizer keeps between steps."""
+
+
+def spoken(component: Component) -> str:
+    return component.value.replace("_", " ")
+
+
+def why(component: Component, answer: Answer, sheet: Sheet) -> str:
+    """A few words on a component's size: its dtype and how it is split, or the path that takes most of it."""
+    plan = answer.plan
+    if answer.trace is not None and "step" in answer.trace:  # a step of one's own: nobody knows its plan
+        return mostly(component, sheet)
+    match component:
+        case Component.PARAMETERS:
+            return _joined(_parameters(plan), *_split(component, plan))
+        case Component.MASTER_WEIGHTS:
+            return _joined(f"{plan.precision.master_weights.name} copy" if plan.precision.master_weights else "", *_split(component, plan))
+        case Component.GRADIENTS:
+            of = "of the adapters" if plan.adapter else ""
+            return _joined(plan.precision.gradients.name, of, *_split(component, plan))
+        case Component.OPTIMIZER_STATES:
+            return _joined(_moments(plan), "of the adapters" if plan.adapter else "", *_split(component, plan))
+        case Component.SAVED_ACTIVATIONS:
+            return _joined(_recompute(plan), mostly(component, sheet))
+        case Component.UNSHARDED_PARAMETERS:
+            return _joined(f"gathered in {plan.precision.compute.name}", mostly(component, sheet))
+        case Component.KV_CACHE:
+            pooled = plan.memory_fraction is not None and answer.cluster is not None
+            return (
+                _joined(plan.kv_dtype.name if plan.kv_dtype else "", f"what {plan.memory_fraction:g} of the card leaves")
+                if pooled
+                else _cache(plan)
+            )
+        case Component.BUFFERS if plan.served_adapters is not None:
+            return _room_for_adapters(sheet) or mostly(component, sheet)
+        case Component.ALLOCATOR_SLACK:
+            return "segments beyond the bytes asked for"
+        case Component.CONTEXT:
+            return "driver, kernels and libraries"
+        case _:
+            return mostly(component, sheet)
+
+
+def mostly(component: Component, sheet: Sheet) -> str:
+    """The largest path of a component at the peak, where it takes a good part of it."""
+    instant = sheet.peak_instant
+    items = [item for item in sheet.items if item.component is component and instant in item.at]
+    top = max(items, key=lambda item: item.at[instant].value, default=None)
+    whole = sum(item.at[instant].value for item in items)
+    if top is None or not top.path or top.at[instant].value < MOSTLY * whole:
+        return ""
+    return f"{'all' if len(items) == 1 else 'mostly'} in {printable(top.path)}"
+
+
+def _room_for_adapters(sheet: Sheet) -> str:
+    """Said where the rows of all layers together are most of a server's buffers."""
+    sizes = [
+        (item.path, item.at[sheet.peak_instant].value)
+        for item in sheet.items
+        if item.component is Component.BUFFERS and sheet.peak_instant in item.at
+    ]
+    room = sum(size for path, size in sizes if ".lora_" in path)
+    return "mostly room for adapters" if room >= MOSTLY * sum(size for _, size in sizes) else ""
+
+
+def states(sheet: Sheet) -> tuple[str, Bytes]:
+    """The model states by name, and their bytes, each at its own largest."""
+    return ", ".join(map(spoken, sheet.states)), total(sheet.states.values())
+
+
+def _joined(*parts: str) -> str:
+    return ", ".join(part for part in parts if part)
+
+
+def _split(component: Component, plan: Plan) -> tuple[str, ...]:
+    """How the mesh splits a state; the axes that do not are left out."""
+    mesh, words = plan.mesh, []
+    sharded = mesh.dp_shard * mesh.cp if mesh.cp > 1 else mesh.dp_shard
+    engine = engine_of(plan)
+    gathers = plan.zero >= 2 and engine.sharding.gathers  # parameters rest in shards, however long they stay gathered
+    if component is Component.GRADIENTS and mesh.pp > 1 and engine.whole_in_pipelines:
+        words.append("whole until the last micro-batch")
+    elif (gathers or plan.zero >= SHARDED_FROM[component]) and sharded > 1:
+        words.append(f"1/{sharded} on each rank")
+    elif mesh.data_parallel > 1:
+        words.append("a whole copy on each rank")
+    if mesh.tp > 1:
+        words.append(f"split over tp {mesh.tp}")
+    if mesh.attn_dp > 1:
+        words.append("attention whole" if mesh.attention_tp == 1 else f"attention over {mesh.attention_tp}")
+    if mesh.ep > 1:
+        words.append(f"experts over ep {mesh.ep}")
+    if mesh.pp > 1:
+        words.append("of this stage's layers")
+    return tuple(words)
+
+
+def _parameters(plan: Plan) -> str:
+    base = plan.quantization.weights.name if plan.quantization else plan.precision.parameters.name
+    return _with_adapter(base, plan.adapter) if plan.adapter else base
+
+
+def _with_adapter(base: str, adapter: Adapter) -> str:
+    size = f"{adapter.prompt_length} prompts a layer" if adapter.kind.prompts else f"rank {adapter.rank}"
+    return f"frozen {base} base, {adapter.dtype.name} adapters of {size}"
+
+
+def _moments(plan: Plan) -> str:
+    if plan.optimizer is None:
+        return ""
+    return MOMENTS[plan.optimizer.name].format(dtype=plan.precision.moments.name)
+
+
+def _recompute(plan: Plan) -> str:
+    match plan.recompute.mode:
+        case RecomputeMode.NONE:
+            return "nothing recomputed"
+        case RecomputeMode.SELECTIVE:
+            return "recomputed in part"
+        case RecomputeMode.FULL:
+            return "layers recomputed"
+
+
+def _cache(plan: Plan) -> str:
+    dtype = plan.kv_dtype.name if plan.kv_dtype else ""
+    if plan.max_sequences is None or plan.max_model_len is None:
+        return dtype
+    plural = "s" if plan.max_sequences != 1 else ""
+    if plan.engine == "llama.cpp":  # whose sequences share what -c says
+        return _joined(dtype, f"{plan.max_model_len:,} tokens" + (f" for {plan.max_sequences} sequences" if plural else ""))
+    return _joined(dtype, f"{plan.max_sequences} sequence{plural} of {plan.max_model_len:,} tokens")
+
+
+def flags_of(fix: Fix) -> str:
+    """What to add to the command line to get a fix: ``--recompute full --offload optimizer,parameters``."""
+    return flags_for(changed_keys(fix))
+
+
+def changed_keys(fix: Fix) -> dict[str, object]:
+    """The keys of a request that a fix changes, each with its last value."""
+    return {key: after for change in fix.changes for key, _, after in ((change.key, change.before, change.after), *change.also)}
+
+
+def flags_for(values: Mapping[str, object]) -> str:
+    """Keys of a request as flags of the command line."""
+    short = {key: name for name, key in SHORT.items()}
+    moved = ",".join(key.removeprefix("offload.") for key, value in values.items() if key.startswith("offload.") and value)
+    given = [_flag(short.get(key, key), value) for key, value in values.items() if not key.startswith("offload.")]
+    return " ".join([*given, *([f"--offload {moved}"] if moved else [])])
+
+
+def _flag(name: str, value: object) -> str:
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    if isinstance(value, tuple | list):
+        return f"--{flag} {','.join(str(part) if isinstance(part, int) else printable(part) for part in value)}"
+    return f"--{flag} {printable(value)}"

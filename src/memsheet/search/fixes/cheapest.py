@@ -1,0 +1,307 @@
+"""The cheapest change that makes a job fit, else the shortest list found greedily; every candidate is accounted again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+from dataclasses import replace
+from typing import Any
+
+from memsheet.account import account
+from memsheet.budget import Beside, Change, Fix, Result, Verdict, doubted, judge_plan
+from memsheet.engines import find_engine
+from memsheet.errors import InputError, require
+from memsheet.frozen import dataclass
+from memsheet.plan.device import MAX_DEVICES, Cluster, parse_gpus
+from memsheet.plan.engine import Sharding
+from memsheet.plan.hardware import unsupported
+from memsheet.plan.library_defaults import consequences
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.overriding import without_overridden
+from memsheet.plan.plan import Loss, OptimizerName, Plan, RecomputeMode
+from memsheet.resolve import resolve
+from memsheet.sheet import Sheet
+
+Edits = Mapping[str, Any]
+MAX_CHANGES = 5
+TIERS = (2, 3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A request after some changes, and what it comes to."""
+
+    request: Mapping[str, Any]
+    cluster: Cluster
+    plan: Plan
+    sheets: tuple[Sheet, ...]
+    verdict: Verdict
+    changes: tuple[Change, ...]
+    library: str | None = None
+    beside: Beside | None = None
+
+    @property
+    def bytes(self) -> int:
+        """What a search goes by: the high end, which must fit."""
+        return int(self.verdict.device.high)
+
+    @property
+    def expected_bytes(self) -> int:
+        return int(self.verdict.device.value)
+
+    def names(self, prefix: str) -> bool:
+        """Whether the question gives a key of that kind."""
+        return any(key.startswith(prefix) and value is not None for key, value in self.request.items())
+
+    @property
+    def host_bytes(self) -> int:
+        return max(sheet.host_bytes for sheet in self.sheets)
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kind of change: the keys it sets on top of a question (None where it does not apply), what it is called and what it costs.
+
+    ``tier``: 0 costs nothing, 1 time, 2 another optimizer or host memory, 3 more GPUs, 4 another kind of training. An edit names every
+    key that must change, so that a person who adds them to the question gets what was promised.
+    """
+
+    tier: int
+    words: str
+    edit: Callable[[_Tried], Edits | None]
+    needs: str = ""
+    again: str = ""  # what it is called where it was made several times: from ``{before}`` to ``{after}``
+
+
+def _fused_loss(asked: _Tried) -> Edits | None:
+    return {"loss": "fused"} if asked.plan.loss is Loss.PLAIN else None
+
+
+def _recompute(asked: _Tried) -> Edits | None:
+    return {"recompute.mode": "full"} if asked.plan.recompute.mode is not RecomputeMode.FULL else None
+
+
+def _half_microbatch(asked: _Tried) -> Edits | None:
+    """Half the micro-batch; the global batch stays what it was, so gradients accumulate."""
+    plan = asked.plan
+    if plan.microbatch < 2 or plan.microbatch % 2:
+        return None
+    batch = plan.global_batch or plan.microbatch * plan.mesh.data_parallel
+    return {"microbatch": plan.microbatch // 2, "global_batch": batch}
+
+
+def _zero_up(asked: _Tried) -> Edits | None:
+    plan, engine = asked.plan, find_engine(asked.plan.engine)
+    if engine is None or asked.cluster.count == 1 or plan.zero >= 3:
+        return None
+    reshard = {"reshard_after_forward": True} if asked.request.get("reshard_after_forward") is False else {}
+    if engine.sharding is not Sharding.REPLICATED:
+        return {"zero": plan.zero + 1, **reshard}
+    mesh = {"mesh.dp_replicate": 1, "mesh.dp_shard": asked.cluster.count} if asked.names("mesh.") else {}
+    return {"engine": "fsdp2", "zero": 3, **reshard, **mesh, **_precision(asked, "fsdp2-mixed")}
+
+
+def _precision(asked: _Tried, name: str) -> Edits:
+    """A named precision in place of the one that was asked for, if one was."""
+    return {"precision.name": name} if asked.names("precision.") else {}
+
+
+def _eight_bit(asked: _Tried) -> Edits | None:
+    optimizer = asked.plan.optimizer
+    if optimizer is None or optimizer.name is not OptimizerName.ADAMW or asked.plan.offload.optimizer:
+        return None
+    implementation = {"optimizer.implementation": "bnb"} if asked.names("optimizer.implementation") else {}
+    return {"optimizer.name": "adamw_8bit", **implementation}
+
+
+def _offload(asked: _Tried) -> Edits | None:
+    plan, engine = asked.plan, find_engine(asked.plan.engine)
+    if engine is None or "optimizer" not in engine.offload or plan.offload.optimizer:
+        return None
+    kept = {"offload.activations": True} if plan.offload.activations else {}  # said again: the flag replaces what it said before
+    if engine.sharding is Sharding.DEEPSPEED and plan.zero < 3:
+        return {"offload.optimizer": 1, **kept}
+    return {"offload.optimizer": 1, "offload.parameters": 1, **kept}
+
+
+def _more_gpus(asked: _Tried) -> Edits | None:
+    cluster = asked.cluster
+    if not asked.plan.zero or cluster.count * 2 > MAX_DEVICES or cluster.file:
+        return None
+    mesh = {"mesh.dp_shard": asked.plan.mesh.dp_shard * 2} if asked.names("mesh.dp_shard") else {}
+    room = cluster.count * 2 <= (cluster.device.per_node or cluster.per_node)
+    nodes = {} if cluster.nodes == 1 and room else {"nodes": cluster.nodes * 2}
+    return {"gpus": f"{cluster.count * 2}x{cluster.device.name}", **nodes, **mesh}
+
+
+def _lora(asked: _Tried) -> Edits | None:
+    return None if asked.plan.adapter else {"adapter.rank": 16, **_precision(asked, "bf16-pure")}
+
+
+def _qlora(asked: _Tried) -> Edits | None:
+    return {**(_lora(asked) or {}), "quantization.weights": "nf4"} if asked.plan.quantization is None else None
+
+
+CANDIDATES = (
+    Candidate(0, "fused loss (logits never exist whole)", _fused_loss),
+    Candidate(1, "recompute every layer", _recompute, "about a third more time"),
+    Candidate(1, "half the micro-batch", _half_microbatch, "the same global batch in more steps", "micro-batch {before} to {after}"),
+    Candidate(1, "shard more states (ZeRO up)", _zero_up, "more communication", "shard more states (zero {before} to {after})"),
+    Candidate(2, "8-bit AdamW", _eight_bit, "another optimizer"),
+    Candidate(2, "offload states to host memory", _offload, "host memory and a much slower step"),
+    Candidate(3, "twice the GPUs", _more_gpus, "more GPUs", "from {before} to {after}"),
+    Candidate(4, "LoRA, rank 16", _lora, "trains adapters only"),
+    Candidate(4, "QLoRA, nf4 base and rank 16", _qlora, "trains adapters on a quantized base"),
+)
+
+
+def cheapest_fix(
+    spec: ModelSpec, request: Mapping[str, Any], cluster: Cluster, sheets: tuple[Sheet, ...], verdict: Verdict, library: str | None = None,
+    beside: Beside | None = None,
+) -> Fix | None:  # fmt: skip
+    """The cheapest single change that fits, else the shortest list found greedily; None when it fits or nothing helps. ``library``: whose ways
+    a change has; ``beside``: what it holds that no sheet does.
+    """
+    if verdict.result is Result.FITS or request.get("task") != "train":
+        return None
+    start = _Tried(request, cluster, resolve(request, spec, cluster).plan, sheets, verdict, (), library, beside)
+    singles: list[_Tried] = []
+    for tier in TIERS:
+        singles += _each(spec, start, (tier,) if singles else range(tier + 1))
+        found = _greedily(spec, start, singles, tier)
+        if found:
+            return _fix(_told_once(spec, start, _shortest(spec, start, found)))
+    return None
+
+
+def _fix(tried: _Tried) -> Fix:
+    return Fix(changes=tried.changes, device=tried.verdict.device, host_bytes=tried.host_bytes)
+
+
+def _each(spec: ModelSpec, state: _Tried, tiers: Container[int]) -> list[_Tried]:
+    """Every change of some tiers that applies, in order of cost."""
+    tried = (_apply(spec, state, candidate) for candidate in CANDIDATES if candidate.tier in tiers)
+    return [t for t in tried if t is not None]
+
+
+def _greedily(spec: ModelSpec, start: _Tried, singles: list[_Tried], tier: int) -> _Tried | None:
+    """The first change that fits alone; else the one that saves most, then the next, until it fits."""
+    state, options = start, singles
+    for _ in range(MAX_CHANGES):
+        fitting = [t for t in options if t.verdict.result is Result.FITS]
+        if fitting:
+            return fitting[0]
+        helping = [t for t in options if t.bytes < state.bytes]
+        if not helping:
+            return None
+        state = min(helping, key=lambda t: t.bytes)
+        options = _each(spec, state, range(tier + 1))
+    return None
+
+
+def _shortest(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
+    """Changes that turned out not to be needed are taken out again; of two, neither was enough alone."""
+    best, changed = found, True
+    while changed and len(best.changes) > 2:
+        changed = False
+        for left_out in best.changes:
+            again: _Tried | None = start
+            for change in best.changes:
+                if change is not left_out and again is not None:
+                    again = _apply(spec, again, next(c for c in CANDIDATES if c.words == change.words))
+            if again is not None and again.verdict.result is Result.FITS:
+                best, changed = again, True
+                break
+    return best
+
+
+def _told_once(spec: ModelSpec, start: _Tried, found: _Tried) -> _Tried:
+    """A change that was made several times as one, where making it at once comes to the same."""
+    names = list(dict.fromkeys(change.words for change in found.changes))
+    if len(names) == len(found.changes):
+        return found
+    state: _Tried | None = start
+    told: list[Change] = []
+    for words in names:
+        before, candidate = state, next(c for c in CANDIDATES if c.words == words)
+        for _ in range(sum(change.words == words for change in found.changes)):
+            state = _apply(spec, state, candidate) if state else None
+        if before is None or state is None:
+            return found
+        told.append(_as_one(candidate, before, state.changes[len(before.changes) :]))
+    return replace(state, changes=tuple(told)) if state and state.verdict.result is Result.FITS else found
+
+
+def _as_one(candidate: Candidate, before: _Tried, made: tuple[Change, ...]) -> Change:
+    """Changes of one kind, one after another, as one."""
+    if len(made) == 1:
+        return made[0]
+    first, last = made[0], made[-1]
+    rows = {key: after for change in made for key, _, after in ((change.key, None, change.after), *change.also)}
+    return Change(
+        key=last.key, before=_before(before, last.key), after=last.after, before_bytes=first.before_bytes, after_bytes=last.after_bytes,
+        words=candidate.again.format(before=_before(before, last.key), after=last.after), needs=candidate.needs,
+        also=tuple((key, _before(before, key), after) for key, after in rows.items() if key != last.key),
+    )  # fmt: skip
+
+
+def _apply(spec: ModelSpec, state: _Tried, candidate: Candidate) -> _Tried | None:
+    """A change on top of others, accounted; None where it does not apply, is not legal or needs more host memory than there is."""
+    edits = candidate.edit(state)
+    if edits is None:
+        return None
+    cluster, request = _resized(state.cluster, edits), _edited(state.request, edits)
+    request = {**request, **(consequences(state.library, request) if "engine" not in edits else {})}
+    try:
+        plan = resolve(request, spec, cluster).plan
+        require(unsupported(plan, cluster, spec))
+        if plan.engine != state.plan.engine and edits.keys().isdisjoint(("engine", "gpus")):
+            return None  # what another engine takes is no change of this job
+        library, beside = (state.library, state.beside) if "engine" not in edits else (None, None)  # another engine is no library's
+        sheets, verdict = _judged(spec, plan, cluster, beside)
+    except InputError:
+        return None
+    if verdict.host_short_bytes:
+        return None
+    (key, after), *rest = edits.items()
+    change = Change(
+        key=key, before=_before(state, key), after=after, words=candidate.words, before_bytes=state.expected_bytes, after_bytes=int(verdict.device.value),
+        needs=candidate.needs, also=tuple((k, _before(state, k), v) for k, v in rest),
+    )  # fmt: skip
+    return _Tried(request, cluster, plan, sheets, verdict, (*state.changes, change), library, beside)
+
+
+def _judged(spec: ModelSpec, plan: Plan, cluster: Cluster, beside: Beside | None) -> tuple[tuple[Sheet, ...], Verdict]:
+    """Sheets and verdict of a plan with what is held beside it; the step is replayed, as it is for a question, where that could decide."""
+    for replays in (False, True):
+        sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
+        verdict = judge_plan(spec, plan, cluster, sheets)
+        if verdict.result is Result.DOES_NOT_FIT:
+            break
+    return sheets, doubted(verdict, cluster, *beside(spec, plan)) if beside else verdict
+
+
+def _before(state: _Tried, key: str) -> Any:
+    """What a key was: as asked, else as resolved."""
+    plan = state.plan
+    resolved = {
+        "gpus": f"{state.cluster.count}x{state.cluster.device.name}", "nodes": state.cluster.nodes, "loss": plan.loss.value, "recompute.mode": plan.recompute.mode.value,
+        "microbatch": plan.microbatch, "zero": plan.zero, "engine": plan.engine, "global_batch": plan.global_batch,
+        "optimizer.name": plan.optimizer.name.value if plan.optimizer else None, "offload.optimizer": plan.offload.optimizer,
+        "offload.parameters": plan.offload.parameters, "mesh.dp_shard": plan.mesh.dp_shard, "mesh.dp_replicate": plan.mesh.dp_replicate,
+    }  # fmt: skip
+    given = state.request.get(key)
+    return resolved.get(key) if given is None else given
+
+
+def _edited(request: Mapping[str, Any], edits: Edits) -> dict[str, Any]:
+    """The question with edits on top, as a person would add them."""
+    return {key: value for key, value in {**without_overridden(request, edits), **edits}.items() if key not in ("gpus", "nodes")}
+
+
+def _resized(cluster: Cluster, edits: Edits) -> Cluster:
+    """The cluster as those edits lay it out; what is of whole nodes keeps their size."""
+    count, _ = parse_gpus(edits["gpus"]) if "gpus" in edits else (None, "")
+    if count is None:
+        return cluster
+    nodes = edits.get("nodes", 1)
+    return replace(cluster, per_node=count // nodes, nodes=nodes)

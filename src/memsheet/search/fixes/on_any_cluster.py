@@ -1,0 +1,52 @@
+"""What would make a job fit on clusters of some size where no such cluster holds it as it is: each change with the fewest GPUs that it fits on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from memsheet.budget import WayToFit
+from memsheet.errors import InputError
+from memsheet.plan.device import ONE_NODE
+from memsheet.plan.plan import Plan
+from memsheet.search.fitting_edges import first_edge
+from memsheet.search.fixes.ways_to_fit import Edits, adapter_edits, recomputed_edits
+from memsheet.search.trials import Trials
+
+Clusters = Callable[[int, Edits], Trials]
+"""The question with some changes on clusters of up to so many GPUs, the largest first."""
+
+
+def fewer_ways(
+    request: Mapping[str, Any], plan: Plan, clusters: Clusters, limits: Sequence[int], *, per_node: int | None
+) -> Iterator[WayToFit]:
+    """The mildest change of each kind that fits within the first of ``limits`` that any fits in. ``per_node``: GPUs of a node, as the
+    question says.
+    """
+    kinds = ((("", {}), *recomputed_edits(request)), adapter_edits(request, plan))
+    for kind in kinds:
+        within = (_fewest(words, edits, clusters, limit, per_node) for limit in dict.fromkeys(limits) for words, edits in kind)
+        found = next((way for way in within if way is not None), None)
+        if found is not None:
+            yield found
+
+
+def _fewest(words: str, edits: Edits, clusters: Clusters, limit: int, per_node: int | None) -> WayToFit | None:
+    """A change on the fewest GPUs that it surely fits on, as the same question with that change says; None where it fits on no such cluster."""
+    trials = clusters(limit, edits)
+    try:
+        index = first_edge(trials)
+    except InputError:
+        return None
+    if index is None:
+        return None
+    found = trials.at(index, replays=True)
+    count, named = found.cluster.count, f", {words}" if words else ""
+    gpus: dict[str, Any] = {"gpus": f"{count}x{found.cluster.device.name}"}
+    known = per_node or min(count, found.cluster.device.per_node or ONE_NODE)
+    unsaid = per_node is None and found.cluster.device.per_node is None and count > ONE_NODE
+    gpus |= {"per_node": found.cluster.per_node} if unsaid or found.cluster.per_node != known else {}
+    return WayToFit(
+        words=f"{count} GPU{'s' if count > 1 else ''}{named}", changes={**edits, **gpus}, device=found.verdict.device,
+        host_bytes=max(sheet.host_bytes for sheet in found.sheets),
+    )  # fmt: skip

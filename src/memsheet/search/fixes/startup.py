@@ -1,0 +1,183 @@
+"""What lets a server start that its pool keeps from starting: changes of one kind, each accounted again, and what they come to together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from memsheet.account import account
+from memsheet.budget import Result, holding, judge_plan, started
+from memsheet.engines import engine_of
+from memsheet.errors import InputError, require
+from memsheet.formulas.serving.servers import server_of
+from memsheet.frozen import dataclass
+from memsheet.plan.device import MAX_DEVICES, Cluster, cluster_of, parse_gpus
+from memsheet.plan.hardware import FP8_UNITS, below, unsupported
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.resolve import resolve
+from memsheet.resolve.length import longest
+from memsheet.search.serve.asked_sequences import asked_sequences
+from memsheet.sheet import Bytes
+
+Changes = Mapping[str, Any]
+STEP = 64
+"""Lengths are looked at in multiples of it, as a search for the longest does."""
+FRACTIONS = (0.95, 0.98)
+SEQUENCES = (256, 64, 16)
+"""Sequences that may start: vLLM's sampler is sized for all of them."""
+FEWER_BITS = {16: ("fp8", "awq-int4"), 32: ("fp8", "awq-int4"), 8: ("awq-int4",)}
+"""Formats of weights by the bits that they are stored in now; of four bits there is none that takes less."""
+LENGTHS = ("seq_len", "serving.max_model_len", "serving.prompt_tokens", "serving.output_tokens")
+WANTED = "@wanted"
+"""Where a request says how many sequences were asked for, beside its options."""
+TIMES = (2, 4, 8, 16)
+"""Of the GPUs there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a server with some changes comes to. ``lacks``: bytes of a rank for one sequence, negative where they are left."""
+
+    changes: Changes
+    plan: Plan
+    lacks: Bytes
+    result: Result
+
+
+def makes_room(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, lacks: Bytes) -> Mapping[str, Any]:
+    """Facts about a server that may not start. ``makes_room``: changes that save anything, those that suffice first, each as
+    {changes, result, frees_bytes, lacks_bytes}; ``makes_room_together``: several that suffice where none does alone; ``longest_that_fits``: tokens
+    of the longest sequence with which it is sure to start, ``longest_expected``: with which it is expected to, more than is asked too (None where no length is).
+    """
+    before = _tried(model, request, cluster, {})
+    if before is None:
+        return {}
+    kinds = [_best(model, request, cluster, kind) for kind in _kinds(before.plan, cluster, request)]
+    saving = [found for found in kinds if found is not None and found.lacks.value < lacks.value]
+    order = sorted(saving, key=lambda found: (ORDER[found.result], "gpus" in found.changes, found.lacks.value))
+    enough = [found for found in order if found.result is Result.FITS]
+    together = None if enough else _together(model, request, cluster, order, list(_more_gpus(before.plan, cluster, request)))
+    told = {"makes_room": [_told(found, lacks) for found in order], **_longest(model, request, cluster, before.plan)}
+    return {**told, "makes_room_together": _told(together, lacks)} if together else told
+
+
+ORDER = {Result.FITS: 0, Result.UNCERTAIN: 1, Result.DOES_NOT_FIT: 2}
+
+
+def _told(found: Found, lacks: Bytes) -> Mapping[str, Any]:
+    return {
+        "changes": dict(found.changes), "result": found.result.value, "frees_bytes": int(lacks.value - found.lacks.value),
+        "lacks_bytes": int(found.lacks.value),
+    }  # fmt: skip
+
+
+def _kinds(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[list[Changes]]:
+    """Changes of one kind, the mildest first."""
+    if plan.kv_dtype is not None and plan.kv_dtype.bits >= 16 and not below(cluster.device, FP8_UNITS):
+        yield [{"serving.kv_dtype": "fp8"}]
+    if request.get("quantization.weights") is not None:
+        yield [dict.fromkeys(("quantization.weights", "quantization.group_size", "quantization.skip"))]  # as released, which may take less
+    bits = plan.quantization.weights.bits if plan.quantization is not None else plan.precision.parameters.bits
+    yield [{"quantization.weights": name} for name in FEWER_BITS.get(bits, ())]
+    yield [{"serving.memory_fraction": share} for share in FRACTIONS if share > (plan.memory_fraction or 1)]
+    if plan.engine == "vllm":
+        yield [{"serving.max_sequences": count} for count in SEQUENCES if count < (plan.max_sequences or 0)]
+        yield [{"cuda_graphs": False}] if plan.captures else []
+    if plan.served_adapters is not None and plan.served_adapters.slots > 1:
+        yield [{"serving.max_loras": 1}]
+    if plan.speculative is not None:
+        yield [{"speculative.method": None, "speculative.model": None, "speculative.tokens": None, "speculative.tp": None}]
+    yield list(_more_gpus(plan, cluster, request))
+
+
+def _more_gpus(plan: Plan, cluster: Cluster, request: Mapping[str, Any]) -> Iterator[Changes]:
+    """More ranks for each replica; a cluster in a file is all there is."""
+    for times in TIMES:
+        if cluster.count * times <= MAX_DEVICES and not cluster.file:
+            told = {"mesh.tp": int(plan.mesh.tp) * times} if request.get("mesh.tp") is not None else {}
+            yield {"gpus": f"{cluster.count * times}x{cluster.device.name}", **told}
+
+
+def _best(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, kind: list[Changes]) -> Found | None:
+    """The first of a kind with which it is sure to start, else is expected to, else the one that leaves least to be found."""
+    found = [one for changes in kind if (one := _tried(model, request, cluster, changes)) is not None]
+    likely = next((one for one in found if one.result is Result.UNCERTAIN and one.lacks.value <= 0), None)
+    return next((one for one in found if one.result is Result.FITS), likely or min(found, key=lambda one: one.lacks.value, default=None))
+
+
+def _together(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, order: list[Found], gpus: list[Changes]) -> Found | None:
+    """Changes by what they free, one after another, on the fewest GPUs with which it is sure to start then, less those that are not needed; None
+    where it never is.
+    """
+    kept = [one.changes for one in sorted(order, key=lambda found: found.lacks.value) if "gpus" not in one.changes]
+    ways = ((kept[:many], more) for more in ({}, *gpus) for many in range(1, len(kept) + 1))
+    tried = ((several, more, _all_of(model, request, cluster, [*several, more])) for several, more in ways)
+    kept, more, found = next((one for one in tried if one[2] is not None), ([], {}, None))
+    for one in reversed(kept):
+        rest = [other for other in kept if other is not one]
+        if rest and (fewer := _all_of(model, request, cluster, [*rest, more])) is not None:
+            kept, found = rest, fewer
+    return found
+
+
+def _all_of(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, several: list[Changes]) -> Found | None:
+    """A server that is sure to start with several changes."""
+    found = _tried(model, request, cluster, {key: value for one in several for key, value in one.items()})
+    return found if found is not None and found.result is Result.FITS else None
+
+
+def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, changes: Changes) -> Found | None:
+    """The server with some changes; None where they are not legal."""
+    asked = {key: value for key, value in {**request, **changes}.items() if key not in ("gpus", WANTED) and value is not None}
+    try:
+        larger = _resized(cluster, changes.get("gpus"))
+        plan = resolve(asked, model, larger).plan
+        require(unsupported(plan, larger, model))
+        sheets = tuple(account(model, plan, larger, stage) for stage in range(plan.mesh.pp))
+        lacks = server_of(engine_of(plan)).facts(model, plan, larger, sheets)["short_bytes"]
+    except InputError:
+        return None
+    verdict = started(judge_plan(model, plan, larger, sheets), lacks)
+    wanted = changes.get("serving.max_sequences", request.get(WANTED))  # a number that is typed is asked about
+    if wanted and (held := asked_sequences(model, plan, larger, wanted)) is not None:
+        verdict = holding(verdict, held.wanted, held.held, held.missing_bytes)
+    return Found(changes=changes, plan=plan, lacks=lacks, result=verdict.result)
+
+
+def _resized(cluster: Cluster, gpus: Any) -> Cluster:
+    """As if so many GPUs were asked for."""
+    count = parse_gpus(str(gpus))[0] if gpus else None
+    return cluster_of(cluster.device, count, host_bytes=cluster.host_bytes) if count else cluster
+
+
+def _longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, plan: Plan) -> Mapping[str, int | None]:
+    """The longest sequences. SGLang starts with room for a page, so that no length is at fault."""
+    if plan.engine != "vllm":
+        return {"longest_that_fits": None, "longest_expected": None}
+    asked = {key: value for key, value in request.items() if key not in LENGTHS}
+    most = max(int(plan.max_model_len or STEP), longest(model) or 0) // STEP  # what is asked may be expected to start
+
+    def at(steps: int) -> Found | None:
+        return _tried(model, asked, cluster, {"serving.max_model_len": steps * STEP})
+
+    return {
+        "longest_that_fits": _last(most, lambda steps: (found := at(steps)) is not None and found.result is Result.FITS),
+        "longest_expected": _last(
+            most, lambda steps: (found := at(steps)) is not None and found.lacks.value <= 0 and found.result is not Result.DOES_NOT_FIT
+        ),
+    }
+
+
+def _last(most: int, holds: Callable[[int], bool]) -> int | None:
+    """The last multiple of STEP up to ``most`` of them that holds, where shorter ones do; None where none does.
+
+    A bracket is halved: of what serves no step is replayed, slack is a share of what is allocated, and a longer sequence needs more.
+    """
+    if not holds(1):
+        return None
+    low, high = 1, most + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low * STEP

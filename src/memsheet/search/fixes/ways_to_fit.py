@@ -1,0 +1,245 @@
+"""What would make a job fit that no change on its cards makes fit: layers or experts on the host, fewer bits, more cards, a smaller model.
+
+Every way is a whole question, resolved, accounted and judged as `memsheet train` and `memsheet infer` do it; of each kind the mildest that is sure
+to fit is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from memsheet.account import account
+from memsheet.budget import Beside, Result, WayToFit, doubted, judge_plan, worst
+from memsheet.catalog import model_names
+from memsheet.errors import InputError, require
+from memsheet.formulas.states.params import parameter_count
+from memsheet.plan.device import MAX_DEVICES, ONE_NODE, Cluster, cluster_of
+from memsheet.plan.hardware import unsupported
+from memsheet.plan.library_defaults import consequences
+from memsheet.plan.model import ModelSpec, Moe
+from memsheet.plan.plan import Plan
+from memsheet.resolve import resolve
+from memsheet.sheet import Sheet
+
+Edits = Mapping[str, Any]
+Request = Mapping[str, Any]
+DOUBLINGS = 10
+ADAPTERS: tuple[tuple[str, Edits], ...] = (
+    ("LoRA, rank 16", {"adapter.rank": 16, "recompute.mode": "full"}),
+    ("QLoRA, nf4 base and rank 16", {"adapter.rank": 16, "quantization.weights": "nf4", "recompute.mode": "full"}),
+    (
+        "QLoRA, nf4 base, rank 16 and a fused loss",
+        {"adapter.rank": 16, "quantization.weights": "nf4", "recompute.mode": "full", "loss": "fused"},
+    ),
+)
+RECOMPUTED: tuple[tuple[str, Edits], ...] = (
+    ("every layer recomputed", {"recompute.mode": "full"}),
+    ("every layer recomputed, a fused loss", {"recompute.mode": "full", "loss": "fused"}),
+)
+FEWER_BITS: Mapping[str, tuple[Edits, ...]] = {
+    "transformers": ({"quantization.weights": "int8"}, {"quantization.weights": "nf4"}),
+    "llama.cpp": ({"quantization.weights": "gguf:Q8_0"}, {"quantization.weights": "gguf:Q4_K_M"}),
+}
+"""Formats of weights that an engine makes itself or that files are published in, the mildest first."""
+IN_BITS = "gguf:Q4_K_M"
+
+
+LIBRARY = "@library"
+"""The library whose ways a changed question has, beside the keys of a plan."""
+
+
+def ways_to_fit(
+    spec: ModelSpec, request: Request, cluster: Cluster, read: Callable[[str], ModelSpec] | None = None, beside: Beside | None = None
+) -> tuple[WayToFit, ...]:
+    """The ways found, those on the same cards first. ``read``: a bundled model by its name; without it no smaller one is looked at; ``beside``: what a
+    library holds that no sheet does.
+    """
+    try:
+        plan = resolve({key: value for key, value in request.items() if key != LIBRARY}, spec, cluster).plan
+    except InputError:
+        return ()
+    kinds = _training_ways(spec, request, cluster, plan, beside) if plan.task == "train" else _serving_ways(spec, request, cluster, plan)
+    smaller = _smaller(spec, request, cluster, plan, read, beside) if read is not None else None
+    return tuple(way for way in (*kinds, smaller) if way is not None)
+
+
+def _training_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, beside: Beside | None) -> Iterator[WayToFit | None]:
+    yield _on_more(spec, request, cluster, (("", {}), *recomputed_edits(request)), beside)
+    if edits := adapter_edits(request, plan):
+        yield next(_fitting(spec, request, cluster, edits, beside), None) or _on_more(spec, request, cluster, edits, beside)
+
+
+def recomputed_edits(request: Request) -> tuple[tuple[str, Edits], ...]:
+    """Every layer recomputed, where nobody says what is."""
+    return RECOMPUTED if not any(key.startswith("recompute.") for key in request) else ()
+
+
+def adapter_edits(request: Request, plan: Plan) -> tuple[tuple[str, Edits], ...]:
+    """Adapters instead of a whole model, where it is trained whole."""
+    if plan.adapter is not None or plan.quantization is not None:
+        return ()
+    free = bool(recomputed_edits(request))
+    return tuple((words, {key: value for key, value in each.items() if free or key != "recompute.mode"}) for words, each in ADAPTERS)
+
+
+def _serving_ways(spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan) -> Iterator[WayToFit | None]:
+    alone, files = cluster.count == 1, {} if plan.quantization else {"quantization.weights": IN_BITS}
+    if alone and plan.engine == "llama.cpp":
+        yield from host_ways(spec, request, cluster, {})
+    if plan.quantization is None:
+        yield next(
+            _fitting(spec, request, cluster, tuple((str(each["quantization.weights"]), each) for each in FEWER_BITS.get(plan.engine, ()))),
+            None,
+        )
+    if alone and (plan.engine != "llama.cpp" or files) and spec.source.kind != "gguf":
+        yield from host_ways(spec, request, cluster, {"engine": "llama.cpp", **files})
+    yield _on_more(spec, request, cluster, (("", {}),))
+
+
+def host_ways(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits) -> Iterator[WayToFit]:
+    """What llama.cpp keeps on the host so that the rest fits a card: the experts of as few layers as suffice, and whole layers. The number is
+    the last that fits where one more does not.
+    """
+    blocks = [block for stack in spec.stacks for run in stack.runs for _ in range(run.count) for block in run.pattern]
+    if any(request.get(key) is not None for key in ("serving.gpu_layers", "serving.host_experts", "offload.parameters")):
+        return
+    named = f", {edits['engine']}" if "engine" in edits else ""
+    named += f" in {edits['quantization.weights']}" if "quantization.weights" in edits else ""
+
+    def tried(key: str, value: int) -> WayToFit | None:
+        words = (
+            f"the experts of {value} layers on the host{named}"
+            if key.endswith("experts")
+            else f"{value} of {len(blocks) + 1} layers on the card{named}"
+        )
+        return _tried(spec, request, cluster, {**edits, key: value}, words)
+
+    if any(isinstance(block.feed_forward, Moe) for block in blocks):
+        found = _last_that_fits(len(blocks), lambda on_card: tried("serving.host_experts", len(blocks) - on_card))
+        if found is not None and found.changes["serving.host_experts"]:
+            yield found
+            return
+    layers = _last_that_fits(len(blocks) + 1, lambda number: tried("serving.gpu_layers", number))
+    if layers is not None:
+        yield layers
+
+
+def _last_that_fits(most: int, at: Callable[[int], WayToFit | None]) -> WayToFit | None:
+    """Of 0 to ``most`` the last that fits with the next not fitting; None where not even 0 does."""
+    best = at(0)
+    low, high = 0, most + 1
+    while best is not None and high - low > 1:
+        middle = (low + high) // 2
+        found = at(middle)
+        low, high, best = (middle, high, found) if found is not None else (low, middle, best)
+    return best
+
+
+def _on_more(
+    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], beside: Beside | None = None
+) -> WayToFit | None:
+    """The fewest cards, in doublings, on which one of some changes fits. A mesh that was asked for stays, so that only free degrees grow;
+    a cluster in a file is all there is.
+    """
+    for power in range(1, DOUBLINGS if not cluster.file else 0):
+        count = cluster.count << power
+        try:
+            per_node = None if cluster.device.per_node else min(count, ONE_NODE)
+            larger = cluster_of(cluster.device, count, per_node=per_node, host_bytes=cluster.host_bytes) if count <= MAX_DEVICES else None
+        except InputError:
+            continue
+        if larger is None:
+            return None
+        gpus: dict[str, Any] = {"gpus": f"{count}x{cluster.device.name}"}
+        gpus |= {"per_node": per_node} if per_node and count > per_node else {}
+        for words, edits in kinds:
+            found = _tried(spec, request, larger, {**edits, **gpus}, f"{count} GPUs{f', {words}' if words else ''}", beside)
+            if found is not None:
+                return found
+    return None
+
+
+def _fitting(
+    spec: ModelSpec, request: Request, cluster: Cluster, kinds: tuple[tuple[str, Edits], ...], beside: Beside | None = None
+) -> Iterator[WayToFit]:
+    return (found for words, edits in kinds if (found := _tried(spec, request, cluster, edits, words, beside)) is not None)
+
+
+SMALLEST_SHARE = 100
+"""A model of less than a hundredth of what was asked is no answer to it."""
+
+
+def _smaller(
+    spec: ModelSpec, request: Request, cluster: Cluster, plan: Plan, read: Callable[[str], ModelSpec], beside: Beside | None
+) -> WayToFit | None:
+    """The largest bundled model of the same kind that fits, as it is asked or with adapters; those of the same series first."""
+    own, letters = int(parameter_count(spec)), _letters(spec.name)
+    if not letters or request.get("speculative.model") is not None:
+        return None
+    near = [read(name) for name in model_names() if _letters(name) == letters]
+    smaller = [
+        model for model in near if model.model_type == spec.model_type and own // SMALLEST_SHARE <= int(parameter_count(model)) < own
+    ]
+    adapted = plan.task == "train" and plan.adapter is None and plan.quantization is None
+    kinds: tuple[tuple[str, Edits], ...] = (("as it is asked", {}), *(ADAPTERS if adapted else ()))
+    for model in sorted(smaller, key=lambda model: (_series(model.name) != _series(spec.name), -int(parameter_count(model)))):
+        for words, edits in kinds:
+            found = _tried(model, request, cluster, {"model": model.name, **edits}, f"{model.name}, {words}", beside)
+            if found is not None:
+                return found
+    return None
+
+
+def _letters(name: str) -> str:
+    """What a name begins with: llama of llama-3.1-70b."""
+    found = re.match(r"[a-z]+", name.lower())
+    return found[0] if found else ""
+
+
+def _series(name: str) -> str:
+    """A name without its size: llama-3.1 of llama-3.1-70b."""
+    return re.sub(r"-\d+(\.\d+)?[bm]\b.*$", "", name.lower())
+
+
+def _tried(spec: ModelSpec, request: Request, cluster: Cluster, edits: Edits, words: str, beside: Beside | None = None) -> WayToFit | None:
+    """The question with some changes, where it is sure to fit; None elsewhere."""
+    asked = {key: value for key, value in {**request, **edits}.items() if key not in ("gpus", "per_node", "model", LIBRARY)}
+    asked |= consequences(request.get(LIBRARY), asked) if "engine" not in edits else {}
+    try:
+        plan = resolve(asked, spec, cluster).plan
+        require(unsupported(plan, cluster, spec))
+        sheets = _sheets(spec, plan, cluster)
+    except InputError:
+        return None
+    if sheets is None:
+        return None
+    if beside and doubted(judge_plan(spec, plan, cluster, sheets), cluster, *beside(spec, plan)).result is not Result.FITS:
+        return None
+    found = worst(sheets)
+    return WayToFit(words=words, changes=dict(edits), device=found.device, host_bytes=max(sheet.host_bytes for sheet in sheets))
+
+
+def _sheets(spec: ModelSpec, plan: Plan, cluster: Cluster) -> tuple[Sheet, ...] | None:
+    """The sheets of a job that is sure to fit, its steps replayed where that could decide; None of others."""
+    sheets: tuple[Sheet, ...] = ()
+    for replays in (False, True):
+        sheets = tuple(account(spec, plan, cluster, stage, replays=replays) for stage in range(plan.mesh.pp))
+        result = judge_plan(spec, plan, cluster, sheets).result
+        if result is Result.DOES_NOT_FIT:
+            return None
+    if judge_plan(spec, plan, cluster, sheets).result is not Result.FITS or _pool_is_short(spec, plan, cluster, sheets):
+        return None
+    return sheets
+
+
+def _pool_is_short(spec: ModelSpec, plan: Plan, cluster: Cluster, sheets: tuple[Sheet, ...]) -> bool:
+    """Whether a server may refuse to start for want of cache."""
+    if plan.task != "infer":
+        return False
+    from memsheet.engines import engine_of
+    from memsheet.formulas.serving.servers import server_of
+
+    short = server_of(engine_of(plan)).facts(spec, plan, cluster, sheets).get("short_bytes")
+    return short is not None and short.high > 0

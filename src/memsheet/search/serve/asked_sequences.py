@@ -1,0 +1,94 @@
+"""Whether a server's pool holds the sequences that were asked for: it starts without that room too, and then computes some of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memsheet.account import account
+from memsheet.engines import engine_of
+from memsheet.errors import InputError, require
+from memsheet.formulas.serving.servers import server_of
+from memsheet.frozen import dataclass
+from memsheet.plan.device import Cluster
+from memsheet.plan.hardware import FP8_UNITS, below, unsupported
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.resolve import resolve
+from memsheet.search.pool_room import POOLED, tokens_asked
+from memsheet.sheet import Bytes
+
+STEP = 64
+"""Tokens that lengths are looked at in multiples of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedSequences:
+    """``wanted`` sequences of ``tokens`` on one replica, how many its pool ``held``s, at least, as expected and at most, and what they lack."""
+
+    wanted: int
+    tokens: int
+    held: Bytes
+    missing_bytes: int
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """As a sheet says it."""
+        return {
+            "sequences": self.wanted, "tokens": self.tokens, "held": self.held.value, "held_low": self.held.low, "held_high": self.held.high,
+            "missing_bytes": self.missing_bytes,
+        }  # fmt: skip
+
+
+def asked_sequences(model: ModelSpec, plan: Plan, cluster: Cluster, wanted: int) -> AskedSequences | None:
+    """The pool of a replica against ``wanted`` sequences of the length that is asked about; None for engines whose cache is made for them."""
+    if plan.engine not in POOLED or plan.phase == "load":
+        return None
+    each = -(-wanted // int(plan.mesh.attn_dp)) if plan.engine == "sglang" else wanted  # whose limit is of all groups
+    tokens = tokens_asked(plan)
+    server: Any = server_of(engine_of(plan))
+    room = server.room(model, plan, cluster)(tokens)
+    held = Bytes(*(min(each, count) for count in (room.low, room.value, room.high)))
+    facts = server.facts(model, plan, cluster, ())
+    a_token = int(facts.get("kv_bytes_per_token_per_rank") or 0)
+    return AskedSequences(wanted=each, tokens=tokens, held=held, missing_bytes=(each - held.value) * tokens * a_token)
+
+
+def holds_instead(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences) -> list[Mapping[str, Any]]:
+    """Single changes with which the pool is sure to hold what is asked, each accounted again: fewer or shorter sequences, a smaller cache."""
+    changes: list[Mapping[str, Any]] = []
+    if asked.held.low:
+        changes.append({"serving.max_sequences": asked.held.low})
+    if request.get("serving.prompt_tokens") is None and (tokens := _longest(model, request, cluster, asked)):
+        changes.append({"serving.max_model_len": tokens})
+    kept = resolve(request, model, cluster).plan.kv_dtype
+    if kept is not None and kept.bits >= 16 and not below(cluster.device, FP8_UNITS):
+        changes.append({"serving.kv_dtype": "fp8"})
+    return [one for one in changes if _surely(model, {**request, **one}, cluster)]
+
+
+def _surely(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> bool:
+    found = _tried(model, request, cluster)
+    return found is not None and found.held.low >= found.wanted
+
+
+def _tried(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster) -> AskedSequences | None:
+    try:
+        plan = resolve(request, model, cluster).plan
+        require(unsupported(plan, cluster, model))
+        account(model, plan, cluster)
+        return asked_sequences(model, plan, cluster, int(plan.max_sequences or 1))
+    except InputError:
+        return None
+
+
+def _longest(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, asked: AskedSequences) -> int:
+    """The longest sequences of which the pool as it is surely holds as many; 0 where it holds none so short."""
+    plan = resolve(request, model, cluster).plan
+    server: Any = server_of(engine_of(plan))
+    room = server.room(model, plan, cluster)
+    low, high = 0, asked.tokens // STEP + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if room(middle * STEP).low >= asked.wanted else (low, middle)
+    return low * STEP

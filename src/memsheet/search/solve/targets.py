@@ -1,0 +1,283 @@
+"""The largest (or fewest) of one quantity that fits: sequence length, micro-batch, GPUs, parameters.
+
+Every step of the search is a whole question, resolved, accounted and judged as `memsheet train` does it; nothing is solved backwards, and
+what is shown of a value is what an answer to it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from memsheet.budget import Beside, Fix, Result, WayToFit
+from memsheet.engines import find_engine
+from memsheet.plan.device import MAX_DEVICES, ONE_NODE, UNSAID, Cluster, Device, Links, resized
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.names import SHORT
+from memsheet.resolve import resolve
+from memsheet.search.fitting_edges import fitting_edges
+from memsheet.search.fixes.cheapest import cheapest_fix
+from memsheet.search.fixes.on_any_cluster import fewer_ways
+from memsheet.search.fixes.ways_to_fit import ways_to_fit
+from memsheet.search.pool_room import POOLED, tokens_asked
+from memsheet.search.solve.family import MOST_LAYERS
+from memsheet.search.trials import Question, Trials, Tried
+
+TOKENS = 64
+"""Sequence lengths are looked at in multiples of it: what tiles of attention kernels come in."""
+LONGEST = 2**20
+"""Where to stop when a model does not say how many positions it has."""
+MOST_SEQUENCES = 2**16
+MOST_GPUS = 2**14
+MODELS_PROBED = 6
+"""Of a family, whose members differ much from one to the next, and of which a chart asks for many."""
+
+
+Say = Callable[[int], None]
+
+
+def silent(_: int) -> None:
+    """Nobody listens."""
+
+
+class Target(Enum):
+    """What is solved for."""
+
+    SEQ_LEN = "seq-len"
+    MICROBATCH = "microbatch"
+    GPUS = "gpus"
+    PARAMETERS = "parameters"
+    SEQUENCES = "sequences"
+    MAX_MODEL_LEN = "max-model-len"
+
+    @property
+    def short(self) -> str:
+        """Its flag, as a keyword."""
+        return self.value.replace("-", "_")
+
+    @property
+    def key(self) -> str:
+        """The plan's key that the search sets."""
+        return SHORT.get(self.short, self.short)
+
+    @property
+    def task(self) -> str:
+        return "infer" if self in (Target.SEQUENCES, Target.MAX_MODEL_LEN) else "train"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skipped:
+    """A value between the answer and the next step that is not legal."""
+
+    value: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """``found`` fits with its whole range, as every value tried before it does, and ``beyond``, the next legal step, does not (None where the
+    values end). ``last_fitting`` is the last value tried that fits: another than ``found`` where the verdict alternates. ``expected`` is the last
+    one tried whose expected bytes fit, and ``least`` the least demanding value where none fits. ``tried``: what an answer to each value says.
+    """
+
+    target: Target
+    found: Tried | None
+    beyond: Tried | None
+    expected: Tried | None
+    least: Tried | None
+    last_fitting: Tried | None = None
+    values: str  # which were looked at, in words
+    skipped: tuple[Skipped, ...] = ()
+    tried: tuple[Tried, ...] = ()
+    assumed: tuple[str, ...] = ()  # beside what each plan took for granted
+    notes: tuple[str, ...] = ()
+    fix: Fix | None = None  # what makes the least demanding value fit
+    ways_to_fit: tuple[WayToFit, ...] = ()  # and where nothing on these cards does, what else would
+
+    @property
+    def shown(self) -> Tried:
+        """What stands for the solution: the value that fits, else the one whose expected bytes do, else one that may, else the least demanding."""
+        for tried in (self.found, self.expected, self.possible, self.least):
+            if tried is not None:
+                return tried
+        raise ValueError("a solution has tried something")
+
+    @property
+    def possible(self) -> Tried | None:
+        """The last value tried that may fit, where none is sure to."""
+        every = (self.least, *self.tried, self.expected) if self.found is None else ()
+        return next((tried for tried in every[::-1] if tried and tried.verdict.result is not Result.DOES_NOT_FIT), None)
+
+    @property
+    def result(self) -> Result:
+        """Whether a value is sure to fit, one may, or none can."""
+        if self.found is not None:
+            return Result.FITS
+        return Result.DOES_NOT_FIT if self.possible is None else Result.UNCERTAIN
+
+
+def longest(
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    most: int | None = None,
+    say: Say = silent,
+    beside: Beside | None = None,
+) -> Solution:
+    """The longest sequence, of a step or of what is served. ``most``: how far to look, the model's positions if it is None."""
+    target = Target.MAX_MODEL_LEN if request.get("task") == "infer" else Target.SEQ_LEN
+    top = most or model.max_positions or LONGEST
+    steps = range(TOKENS, top + 1, TOKENS)
+    values = (*steps, top) if top % TOKENS else tuple(steps)
+    trials = Trials(values=values, asks=_with(model, request, cluster, target.key, beside), say=say)
+    solution = _solved(target, trials, f"multiples of {TOKENS} up to {top:,} tokens")
+    return replace(solution, notes=(*_positions(model, top, solution, asked=most is not None), *_prompts(target, request, solution)))
+
+
+def _prompts(target: Target, request: Mapping[str, Any], solution: Solution) -> tuple[str, ...]:
+    """Why the range of what is served is wide."""
+    plan = solution.shown.plan
+    if target.task != "train" and plan.engine in POOLED:
+        tokens = tokens_asked(plan)
+        length = "max_model_len" if tokens == plan.max_model_len else f"{tokens:,} tokens, prompt and answer"
+        return (f"at once are all sequences at {length}: a server starts more and computes some again when its pool is full",)
+    if target.task == "train" or request.get("serving.prompt_tokens") is not None:
+        return ()
+    return ("prefill is a range from one-token prompts to the whole batch at full length; --prompt-tokens says how long prompts are",)
+
+
+def _positions(model: ModelSpec, top: int, solution: Solution, *, asked: bool) -> tuple[str, ...]:
+    """Where the answer stands to the positions the model was made for."""
+    own, found = model.max_positions, solution.found
+    if own is None:
+        return (f"{model.name} does not say how many positions it has",)
+    if asked and found is not None and found.value > own:
+        return (f"that goes beyond the {own:,} positions {model.name} was made for",)
+    if found is not None and found.value == top == own:
+        return (f"{own:,} is all the positions {model.name} has; --most looks further",)
+    return ()
+
+
+def most_sequences(
+    model: ModelSpec,
+    request: Mapping[str, Any],
+    cluster: Cluster,
+    *,
+    most: int | None = None,
+    say: Say = silent,
+    beside: Beside | None = None,
+) -> Solution:
+    """The largest micro-batch; with a global batch, of those that make it up. Of what is served: the most sequences at once."""
+    target = Target.SEQUENCES if request.get("task") == "infer" else Target.MICROBATCH
+    values, words = _microbatches(model, {**request, target.key: 1}, cluster, most or MOST_SEQUENCES)
+    solution = _solved(target, Trials(values=values, asks=_with(model, request, cluster, target.key, beside), say=say), words)
+    return replace(solution, notes=_prompts(target, request, solution))
+
+
+def _microbatches(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, top: int) -> tuple[Sequence[int], str]:
+    plan = resolve(request, model, cluster).plan
+    batch = request.get("global_batch")
+    if not batch:
+        return range(1, top + 1), f"1 to {top:,} sequences"
+    engine, each = find_engine(plan.engine), batch // int(plan.mesh.data_parallel)
+    if engine is not None and engine.takes_remainder and plan.mesh.pp == 1:
+        return range(1, min(each, top) + 1), f"1 to {min(each, top):,} sequences, a rank's share of a global batch of {batch}"
+    divisors = tuple(size for size in range(1, min(each, top) + 1) if each % size == 0)
+    return divisors, f"the divisors of {each}, a rank's share of a global batch of {batch}"
+
+
+def fewest(
+    model: ModelSpec, request: Mapping[str, Any], device: Device, *, per_node: int | None = None, host_bytes: int | None = None,
+    links: Links = UNSAID, most: int | None = None, say: Say = silent, beside: Beside | None = None,
+) -> Solution:  # fmt: skip
+    """The smallest cluster: powers of two within a node, then whole nodes."""
+    size, top = per_node or device.per_node or ONE_NODE, min(most or MOST_GPUS, MAX_DEVICES)
+    node = Cluster(device=device, per_node=size, links=links.over(device.links), host_bytes=host_bytes)
+
+    def trials(most: int, edits: Mapping[str, Any]) -> Trials:
+        changed, sizes = {**request, **edits}, cluster_sizes(size, most)
+        return Trials(
+            values=sizes[::-1], asks=lambda n: Question(model=model, request=changed, cluster=resized(node, n), beside=beside), say=say
+        )
+
+    found = _solved(Target.GPUS, trials(top, {}), f"powers of two within a node of {size}, then whole nodes, up to {top:,} GPUs")
+    if found.expected is not None or found.found is not None or found.least is None:
+        return found
+    ways = fewer_ways(request, found.least.plan, trials, (top, max(top, MOST_GPUS)), per_node=per_node)
+    return replace(found, ways_to_fit=tuple(ways) or found.ways_to_fit)
+
+
+def cluster_sizes(per_node: int, top: int) -> tuple[int, ...]:
+    """1, 2, 4 … GPUs within a node, then one node, two nodes and so on."""
+    within = [1 << power for power in range(per_node.bit_length()) if 1 << power < per_node]
+    return tuple(count for count in (*within, *range(per_node, top + 1, per_node)) if count <= top)
+
+
+def largest(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, *, say: Say = silent, assumed: tuple[str, ...] = (), beside: Beside | None = None
+) -> Solution:  # fmt: skip
+    """The largest model of a family; ``build`` makes the one of so many layers. ``assumed``: what the caller took for granted."""
+    trials = replace(models(build, request, cluster, beside), say=say)
+    solution = _solved(Target.PARAMETERS, trials, f"1 to {MOST_LAYERS} layers, everything else in proportion")
+    return replace(solution, assumed=assumed)
+
+
+def models(build: Callable[[int], ModelSpec], request: Mapping[str, Any], cluster: Cluster, beside: Beside | None = None) -> Trials:
+    """A family's models on a cluster, the smallest first."""
+    asks = lambda layers: Question(model=build(layers), request=request, cluster=cluster, beside=beside)  # noqa: E731
+    return Trials(values=range(1, MOST_LAYERS + 1), asks=asks, probes=MODELS_PROBED)
+
+
+def _with(model: ModelSpec, request: Mapping[str, Any], cluster: Cluster, key: str, beside: Beside | None) -> Callable[[int], Question]:
+    """The question with a key set."""
+    return lambda value: Question(model=model, request={**request, key: value}, cluster=cluster, beside=beside)
+
+
+def _solved(target: Target, trials: Trials, values: str) -> Solution:
+    """What fits, each value accounted as an answer to it is."""
+    edges = fitting_edges(trials)
+    found, beyond, last, expected = (_at(trials, index) for index in (edges.found, edges.beyond, edges.last_fitting, edges.expected))
+    least = None
+    if found is None:
+        least = trials.at(trials.legal(range(len(trials.values))) or 0, replays=True)
+    hopeless = least if expected is None else None
+    fix = _fix(target, trials, hopeless)
+    between = range((edges.found or 0) + 1, len(trials.values) if edges.beyond is None else edges.beyond) if found else ()
+    return Solution(
+        target=target, found=found, beyond=beyond, last_fitting=last, expected=expected, least=least, values=values, fix=fix,
+        ways_to_fit=_ways(trials, hopeless) if fix is None else (),
+        skipped=tuple(Skipped(value=trials.values[index], reason=_why(trials, index)) for index in between), tried=trials.tried,
+    )  # fmt: skip
+
+
+FIXED = (Target.SEQ_LEN, Target.MICROBATCH)
+"""Where another plan on the same GPUs is a help."""
+
+
+def _fix(target: Target, trials: Trials, least: Tried | None) -> Fix | None:
+    """The cheapest change that makes the least demanding value fit."""
+    if least is None or target not in FIXED:
+        return None
+    asked = trials.asks(least.value)
+    return cheapest_fix(asked.model, asked.request, asked.cluster, least.sheets, least.verdict, beside=asked.beside)
+
+
+def _ways(trials: Trials, least: Tried | None) -> tuple[WayToFit, ...]:
+    """What else would make the least demanding value fit."""
+    if least is None:
+        return ()
+    asked = trials.asks(least.value)
+    return ways_to_fit(asked.model, asked.request, asked.cluster, beside=asked.beside)
+
+
+def _at(trials: Trials, index: int | None) -> Tried | None:
+    return None if index is None else trials.at(index, replays=True)
+
+
+def _why(trials: Trials, index: int) -> str:
+    return "; ".join(f"{problem.field} = {problem.value}: {problem.reason}" for problem in trials.problems(index))
+
+
+__all__ = ["Solution", "Target", "fewest", "largest", "longest", "most_sequences"]

@@ -1,0 +1,281 @@
+"""Bytes of every plan of a space: strata accounted as int64 arrays by the same formulas that account one plan, and which of them fit.
+
+A plan fits as ``budget.judge`` says of its sheets. Of the stages of a pipeline only those that can hold most are accounted: a stage that has
+the same layers as an earlier one, and no head, keeps fewer micro-batches and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from memsheet.account import Totals, check_accounted, rank_of, totals, totals_of
+from memsheet.budget import Budget, Result, budget_of
+from memsheet.errors import InputError
+from memsheet.plan.plan import Offload, Plan, Recompute, Schedule
+from memsheet.search.train.lattice import Array, Tally, taken
+from memsheet.search.train.pipelines import Placed, alike, gathered, placed_in, together
+from memsheet.search.train.reduced_strata import Fewer, fewer, sums_by_fewer
+from memsheet.search.train.space import AXES, Space
+from memsheet.search.train.strata import CHUNK, Stratum, reason_of, strata, with_counts
+from memsheet.sheet import Bytes
+
+SAFE_BYTES = 2**62 // 2**8
+"""What no plan may hold: on the way sizes are counted in bits, and slack is a share of up to 200 per mille, and 2**62 has to hold those."""
+PIPELINES = frozenset({"megatron"})
+"""Engines whose formulas take numbers of layers and stages as arrays, and which gather nothing for a layer."""
+MANY = 1 << 10
+"""Plans of a stratum from which it saves time to find fewer that stand for them."""
+BY_ROW = frozenset({"internevo"})
+"""Engines whose formulas deal whole parameters to ranks one by one, which arrays do not do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Graded:
+    """A stratum with the device bytes of each plan's worst stage (``Bytes`` of arrays), that stage, its peak, and its host bytes."""
+
+    stratum: Stratum
+    device: Bytes
+    stage: Array
+    host_bytes: Array
+    stages: Mapping[int, Bytes]
+
+    def __len__(self) -> int:
+        return len(self.stratum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Grid:
+    """Every legal plan of a space, and how many others there are by the reason that rules them out."""
+
+    space: Space
+    graded: tuple[Graded, ...]
+    refused: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def plans(self) -> int:
+        return sum(len(one) for one in self.graded)
+
+    def counts(self, reserve_bytes: int = 0) -> Counter[Result]:
+        """How many plans fit, do not, or may."""
+        found: Counter[Result] = Counter()
+        for one in self.graded:
+            for result, mask in results(one, self.space, reserve_bytes).items():
+                found[result] += int(np.count_nonzero(mask))
+        return found
+
+
+def grid(space: Space) -> Grid:
+    """All plans of a space with their bytes.
+
+    Raises OverflowError where a plan could hold more than int64 counts.
+    """
+    tally, places = Tally(), _Places()
+    alone, pieces = None, list[Piece]()
+    for stratum in strata(space, tally):
+        alone = alone_bytes(space, one_plan(stratum, 0)) if alone is None else alone
+        check_largest(stratum, alone)
+        try:
+            check_accounted(places.of(stratum)[0].rank, stratum.plan)
+        except InputError as error:
+            tally.refused[reason_of(error)] += len(stratum)
+        except ValueError:  # they do not agree in a choice: told when they are accounted, and taken apart
+            pieces += _pieces(stratum)
+        else:
+            pieces += _pieces(stratum)
+    graded: dict[int, list[Graded]] = {}
+    for batch in _batches(pieces):
+        graded.update(zip(batch, _graded([pieces[number] for number in batch], places, tally), strict=True))
+    return Grid(space=space, graded=tuple(one for number in sorted(graded) for one in graded[number]), refused=tally.refused)
+
+
+Piece = Stratum | Fewer
+"""Plans that are accounted at once, as they are or by fewer that stand for them."""
+
+
+def _own(piece: Piece) -> Stratum:
+    return piece.stratum if isinstance(piece, Fewer) else piece
+
+
+def _batches(pieces: Sequence[Piece]) -> Iterator[list[int]]:
+    """The numbers of pieces that are accounted together: those that are alike but for their pipeline."""
+    kin: dict[Hashable, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        stratum = _own(piece)
+        kin.setdefault((type(piece), alike(stratum)) if stratum.space.engine.name in PIPELINES else number, []).append(number)
+    for numbers in kin.values():
+        batch, rows = list[int](), 0
+        for number in numbers:
+            if batch and rows + len(pieces[number]) > CHUNK:
+                yield batch
+                batch, rows = [], 0
+            batch, rows = [*batch, number], rows + len(pieces[number])
+        yield batch
+
+
+def results(one: Graded, space: Space, reserve_bytes: int = 0) -> Mapping[Result, Array]:
+    """A mask for each verdict, as ``judge`` gives it: on the card by the ranges' ends, on the host by what a node has."""
+    budget = budget_of(space.cluster, reserve_bytes)
+    short = _host_short(one, space)
+    too_large = (one.device.low > budget.high_bytes) | short
+    fits = (one.device.high <= budget.low_bytes) & ~too_large
+    return {Result.FITS: fits, Result.DOES_NOT_FIT: too_large, Result.UNCERTAIN: ~fits & ~too_large}
+
+
+def _host_short(one: Graded, space: Space) -> Array:
+    has = space.cluster.host_bytes
+    return one.host_bytes * space.cluster.per_node > has if has is not None else np.zeros(len(one), dtype=bool)
+
+
+class _Places(dict[Hashable, tuple[Placed, ...]]):
+    """The ranks that are asked about, by pipeline."""
+
+    def of(self, stratum: Stratum) -> tuple[Placed, ...]:
+        key = (stratum.plan.mesh.pp, stratum.plan.mesh.vpp, stratum.plan.layers_per_stage)
+        found = self.get(key)
+        if found is None:
+            found = self[key] = placed_in(stratum.space.model, stratum.plan)
+        return found
+
+
+def _graded(batch: Sequence[Piece], places: _Places, tally: Tally) -> list[list[Graded]]:
+    """The plans of some pieces. Those that do not agree in a choice after all are taken apart; what cannot be accounted is refused."""
+    own = [_own(piece) for piece in batch]
+    try:
+        return [[one] for one in _accounted(batch, [places.of(stratum) for stratum in own])]
+    except InputError as error:
+        if len(batch) == 1:
+            tally.refused[reason_of(error)] += len(own[0])
+            return [[]]
+    except ValueError:
+        if len(batch) == 1 and len(own[0]) == 1:
+            raise
+    if len(batch) > 1:
+        return [_graded([piece], places, tally)[0] for piece in batch]
+    return [[one for part in _halves(own[0]) for one in _graded([part], places, tally)[0]]]
+
+
+def _pieces(stratum: Stratum) -> Iterator[Piece]:
+    """A stratum in parts that are no larger than what is accounted at once."""
+    name = stratum.space.engine.name
+    if name in PIPELINES and len(stratum) > MANY:
+        few = fewer(stratum)
+        if len(few) <= CHUNK:
+            yield few
+            return
+        for first in range(0, len(few), CHUNK):
+            yield fewer(_of(stratum, np.flatnonzero((few.steps.which >= first) & (few.steps.which < first + CHUNK))))
+        return
+    size = 1 if name in BY_ROW else CHUNK
+    for first in range(0, len(stratum), size):
+        yield stratum if len(stratum) <= size else _of(stratum, np.arange(first, min(first + size, len(stratum))))
+
+
+def _of(stratum: Stratum, which: Array) -> Stratum:
+    rows = taken(stratum.rows, which)
+    return replace(stratum, rows=rows, plan=with_counts(stratum.space, stratum.plan, rows))
+
+
+def _halves(stratum: Stratum) -> Iterator[Stratum]:
+    """Parts of a stratum that differ in the first count that differs."""
+    for column in stratum.rows.values():
+        values = np.unique(column)
+        if len(values) > 1:
+            for value in values:
+                yield _of(stratum, np.flatnonzero(column == value))
+            return
+
+
+def account_stratum(stratum: Stratum) -> Graded:
+    """The plans of a stratum with their bytes, all at once.
+
+    Raises InputError where they cannot be accounted, ValueError where they do not share every choice.
+    """
+    return _accounted([stratum], [_Places().of(stratum)])[0]
+
+
+def _accounted(batch: Sequence[Piece], ranks: Sequence[tuple[Placed, ...]]) -> list[Graded]:
+    own = [_own(piece) for piece in batch]
+    found: list[dict[int, tuple[Bytes, Array]]] = [{} for _ in batch]
+    for members in gathered(ranks):
+        sums = _totals([batch[number] for number, _ in members], [placed for _, placed in members])
+        rows, start = sum(len(own[number]) for number, _ in members), 0
+        peak, host = _peak(sums, rows), _filled(sums.host_bytes, rows)
+        for number, placed in members:
+            part = slice(start, start := start + len(own[number]))
+            found[number][placed.rank.stage] = _part(peak, part), host[part]
+    return [_worst(stratum, stages) for stratum, stages in zip(own, found, strict=True)]
+
+
+def _totals(batch: Sequence[Piece], ranks: Sequence[Placed]) -> Totals:
+    few, own = [piece for piece in batch if isinstance(piece, Fewer)], [_own(piece) for piece in batch]
+    rank, plan = together(own, ranks)
+    cluster = own[0].space.cluster
+    if few:
+        return totals_of(sums_by_fewer(few, ranks), plan, cluster)
+    return totals(rank, one_plan(own[0], 0) if sum(map(len, own)) == 1 else plan, cluster)
+
+
+def _worst(stratum: Stratum, found: Mapping[int, tuple[Bytes, Array]]) -> Graded:
+    """A stratum by the stage that holds most, plan by plan."""
+    peaks = {stage: found[stage][0] for stage in sorted(found)}
+    device = Bytes(*(reduce(np.maximum, [getattr(peak, end) for peak in peaks.values()]) for end in ("low", "value", "high")))
+    highest = np.argmax(np.stack([peak.high for peak in peaks.values()]), axis=0)
+    hosts = reduce(np.maximum, [host for _, host in found.values()])
+    return Graded(stratum=stratum, device=device, stage=np.array(list(peaks))[highest], host_bytes=hosts, stages=peaks)
+
+
+def _peak(found: Totals, rows: int) -> Bytes:
+    """Each end is the largest over instants, as a sheet's is."""
+    sizes: Any = found.device.values()
+    return Bytes(*(_filled(reduce(np.maximum, [getattr(size, end) for size in sizes]), rows) for end in ("low", "value", "high")))
+
+
+def _part(size: Any, part: slice) -> Bytes:
+    return Bytes(size.low[part], size.value[part], size.high[part])
+
+
+def _filled(value: Any, rows: int) -> Array:
+    return np.broadcast_to(np.asarray(value, dtype=np.int64), (rows,))
+
+
+def one_plan(stratum: Stratum, row: int) -> Plan:
+    """The plan of a row with plain numbers, as ``resolve`` makes it."""
+    return with_counts(stratum.space, stratum.plan, {name: int(column[row]) for name, column in stratum.rows.items()})
+
+
+def alone_bytes(space: Space, plan: Plan) -> tuple[int, int]:
+    """Bytes of the whole model on one device with one sequence, and of each further one, in Python's own numbers: no plan exceeds them."""
+    mesh = replace(plan.mesh, **dict.fromkeys((*AXES, "pp", "vpp"), 1))
+    whole = replace(
+        plan, mesh=mesh, global_batch=None, recompute=Recompute(), schedule=None, layers_per_stage=None, sequence_parallel=False,
+        context_parallel=None, vocab_multiple=space.engine.vocab_multiple, offload=Offload(),
+    )  # fmt: skip
+    rank = rank_of(space.model, whole)
+    one, two, three = (
+        max(int(size.high) for size in totals(rank, replace(whole, microbatch=number), space.cluster).device.values())
+        for number in (1, 2, 3)
+    )
+    return one, max(two - one, three - two)
+
+
+def check_largest(stratum: Stratum, alone: tuple[int, int]) -> None:
+    """Raises OverflowError where int64 might not hold what a plan of a stratum holds with all sequences that a pipeline keeps."""
+    plan, rows = stratum.plan, stratum.rows
+    batches = int(stratum.space.request["global_batch"]) // (rows["microbatch"] * plan.mesh.data_parallel)
+    kept = batches if plan.schedule is Schedule.GPIPE else np.minimum(batches, 4 * plan.mesh.pp)
+    if alone[0] + alone[1] * int((rows["microbatch"] * kept).max()) > SAFE_BYTES:
+        raise OverflowError(f"a plan of {stratum.space.model.name} could hold more than {SAFE_BYTES} bytes, and arrays count no further")
+
+
+def fits(found: Grid, budget: Budget | None = None) -> Iterator[tuple[Stratum, int]]:
+    """Every plan that fits, as (stratum, row)."""
+    for one in found.graded:
+        mask = results(one, found.space, budget.reserve_bytes if budget else 0)[Result.FITS]
+        for row in np.flatnonzero(mask).tolist():
+            yield one.stratum, row

@@ -1,0 +1,122 @@
+"""Ranks of several pipelines as one: where their layers are alike and only the numbers of layers, stages and chunks differ, those numbers
+become arrays, and plans that differ in their pipeline are accounted together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from memsheet.account import rank_of
+from memsheet.formulas.groups import FEW
+from memsheet.formulas.step import Rank
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Mesh, Plan
+from memsheet.search.train.lattice import Array
+from memsheet.search.train.strata import Stratum, with_counts
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Placed:
+    """A rank of a pipeline. ``kinds``: the chunks that are not alike, and which of these each chunk is."""
+
+    rank: Rank
+    stages: int
+
+    @cached_property
+    def kinds(self) -> tuple[tuple[ModelSpec, ...], tuple[int, ...]]:
+        own: list[ModelSpec] = []
+        places: list[int] = []
+        for chunk in self.rank.chunks:
+            if chunk not in own:
+                own.append(chunk)
+            places.append(own.index(chunk))
+        return tuple(own), tuple(places)
+
+    @cached_property
+    def form(self) -> Hashable:
+        """What it has besides numbers. A few layers are numbers that formulas tell apart."""
+        return len(self.rank.chunks) > 1, _form(self.rank.model), tuple(map(_form, self.kinds[0]))
+
+
+def _form(model: ModelSpec) -> Hashable:
+    stacks = tuple(
+        (stack.path, stack.role, stack.final_norms, tuple((run.pattern, run.shared, min(run.count, FEW)) for run in stack.runs))
+        for stack in model.stacks
+    )
+    return stacks, model.embeddings, model.head, model.extras, model.towers
+
+
+def placed_in(model: ModelSpec, plan: Plan) -> tuple[Placed, ...]:
+    """The ranks of a pipeline's stages that can hold most: of stages with the same layers the first keeps most micro-batches."""
+    kept, seen = list[Placed](), list[Any]()
+    for stage in range(plan.mesh.pp):
+        rank = rank_of(model, plan, stage)
+        layers = [chunk.stacks for chunk in rank.chunks]
+        if stage == plan.mesh.pp - 1 or layers not in seen:
+            kept.append(Placed(rank=rank, stages=plan.mesh.pp))
+            seen.append(layers)
+    return tuple(kept)
+
+
+def alike(stratum: Stratum) -> Hashable:
+    """What plans share that can be accounted together: every choice, and what follows from their counts and is no number."""
+    neutral = replace(stratum.plan, mesh=Mesh(), microbatch=1, vocab_multiple=1, layers_per_stage=None)
+    return neutral, stratum.traits
+
+
+Members = Sequence[tuple[int, Placed]]
+"""Strata by number, and the rank of each that is asked about."""
+
+
+def gathered(ranks: Sequence[tuple[Placed, ...]]) -> Iterator[Members]:
+    """The ranks of several strata, those of one form together; each stratum has one of them."""
+    found: dict[Hashable, list[tuple[int, Placed]]] = {}
+    for number, placed in enumerate(ranks):
+        met: dict[Hashable, int] = {}
+        for one in placed:
+            again = met[one.form] = met.get(one.form, -1) + 1
+            found.setdefault((one.form, again), []).append((number, one))
+    yield from found.values()
+
+
+def together(strata: Sequence[Stratum], ranks: Sequence[Placed]) -> tuple[Rank, Plan]:
+    """One rank and plan for all plans of some strata, one stratum after another."""
+    if len(strata) == 1:
+        return ranks[0].rank, strata[0].plan
+    lengths = np.array([len(stratum) for stratum in strata])
+    rows = {name: np.concatenate([stratum.rows[name] for stratum in strata]) for name in strata[0].rows}
+    plan = with_counts(strata[0].space, strata[0].plan, rows)
+    counts: Mapping[str, Any] = {axis: _column([getattr(stratum.plan.mesh, axis) for stratum in strata], lengths) for axis in ("pp", "vpp")}
+    return _rank(ranks, lengths), replace(plan, mesh=replace(plan.mesh, **counts))
+
+
+def _column(numbers: Sequence[int], lengths: Array) -> Any:
+    """A number for every plan; itself where all have the same."""
+    return numbers[0] if len(set(numbers)) == 1 else np.repeat(np.array(numbers, dtype=np.int64), lengths)
+
+
+def _rank(ranks: Sequence[Placed], lengths: Array) -> Rank:
+    model, stage = _model([one.rank.model for one in ranks], lengths), _column([one.rank.stage for one in ranks], lengths)
+    if len(ranks[0].rank.chunks) == 1:
+        return Rank(model=model, chunks=(model,), stage=stage)
+    asked = [(one.stages, len(one.rank.chunks), one.rank.stage, one.kinds[1]) for one in ranks]
+    orders = tuple(dict.fromkeys(asked))
+    chunks = tuple(_model(list(of), lengths) for of in zip(*(one.kinds[0] for one in ranks), strict=True))
+    return Rank(model=model, chunks=chunks, stage=stage, orders=orders, which=_column([orders.index(one) for one in asked], lengths))
+
+
+def _model(models: Sequence[ModelSpec], lengths: Array) -> ModelSpec:
+    """Models that differ in how many layers there are, as one."""
+    stacks = tuple(
+        replace(
+            own[0],
+            runs=tuple(replace(run[0], count=_column([r.count for r in run], lengths)) for run in zip(*(s.runs for s in own), strict=True)),
+        )
+        for own in zip(*(model.stacks for model in models), strict=True)
+    )
+    return replace(models[0], stacks=stacks)

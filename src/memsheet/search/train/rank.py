@@ -1,0 +1,273 @@
+"""The best of what fits: every legal plan weighed as arrays, the fastest accounted and timed again one by one.
+
+Memory comes before time: only plans whose whole range fits are timed. The exact accounting replays the step's allocations, so a plan that
+fitted by shares may fall out; the next one takes its place.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import nsmallest
+from typing import Any
+
+import numpy as np
+
+from memsheet.budget import Result
+from memsheet.errors import InputError
+from memsheet.plan.device import Cluster
+from memsheet.plan.hardware import emulated_bf16
+from memsheet.plan.model import ModelSpec
+from memsheet.search.train.cloud import cloud
+from memsheet.search.train.families import Family, families_of
+from memsheet.search.train.grid import Grid, grid
+from memsheet.search.train.space import OFFLOAD, Request, space_of
+from memsheet.search.train.strata import reason_of
+from memsheet.search.train.timed import APART, Planned, Scaled, Timed
+from memsheet.search.train.uneven_routing import Uneven, fits_uneven
+from memsheet.search.train.unsure_plans import possible_plans
+
+LOOKED_AT = 8
+"""Plans that are accounted again for each one that is shown."""
+HOST_DOUBT = 0.12
+"""How much faster a plan has to be that moves states to the host: what step times are known within before anything is measured there
+(``step_time``: operator tables are met within 12 %; nothing is known of how fast a host's processors and its shared links are).
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A plan on the front of memory against time: none takes less of both."""
+
+    seconds: float
+    device_bytes: int
+    engine: str
+    request: Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranking:
+    """``plans``: those that fit, the fastest first, and of equals the simplest; ``least``: where none does, the plan that lacks
+    least, and ``unsure``: those that may fit, the nearest to it first. ``replicas``: whole
+    copies of the model (DDP), the fastest of each engine that fits. ``looked_at``: plans by their verdict.
+    """
+
+    model: ModelSpec
+    cluster: Cluster
+    engines: tuple[str, ...]
+    plans: tuple[Planned, ...]
+    least: Planned | None
+    unsure: tuple[Planned, ...]
+    replicas: tuple[Planned, ...]
+    families: tuple[Family, ...]
+    front: tuple[Point, ...]
+    looked_at: Mapping[Result, int]
+    refused: Mapping[str, int]
+    notes: tuple[str, ...]
+    by_engine: tuple[Planned, ...] = ()
+    """The best plan of each engine, in the order of ``engines``; of one that has none that fits there is none."""
+    cloud: tuple[tuple[float, int], ...] = ()
+    """Seconds and expected bytes of plans that fit, one of those that a picture could not tell apart."""
+    uneven: Uneven | None = None
+    """A faster plan of a routed model that fits at a published imbalance of routing, and may not at the worst."""
+    asked: Mapping[str, Any] = field(default_factory=dict)
+    """The request, which every plan shares."""
+
+    @property
+    def legal(self) -> int:
+        return sum(self.looked_at.values())
+
+    @property
+    def result(self) -> Result | None:
+        """Whether a plan is sure to fit, may, or none can; None where none is legal."""
+        if self.plans:
+            return Result.FITS
+        if self.least is None:
+            return None
+        possible = self.looked_at.get(Result.FITS, 0) + self.looked_at.get(Result.UNCERTAIN, 0)
+        doubted = self.least.verdict.result is not Result.DOES_NOT_FIT
+        return Result.UNCERTAIN if self.unsure or possible or doubted else Result.DOES_NOT_FIT
+
+    def equals(self, planned: Planned) -> bool:
+        """Whether its time cannot be told from the fastest one's."""
+        return planned.seconds <= min(plan.seconds for plan in self.plans) * (1 + APART)
+
+
+def ranked(
+    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str], *, top: int, scaled: Scaled = lambda _: None
+) -> Ranking:  # fmt: skip
+    """Every legal plan of some engines, the ``top`` fastest that fit.
+
+    Raises InputError where no engine can be asked at all: with the first one's problems.
+    """
+    grids, notes = _grids(model, cluster, request, engines)
+    timed = [Timed.of(engine, one, found.space, scaled(engine)) for engine, found in grids.items() for one in found.graded]
+    seen: Counter[Result] = Counter()
+    for found in grids.values():
+        seen.update(found.counts())
+    plans = tuple(_fastest(timed, cluster, top))
+    possible = [] if plans else possible_plans(timed, cluster, top)
+    plans = plans or tuple(sorted((one for one in possible if one.verdict.result is Result.FITS), key=lambda one: one.seconds))
+    unsure = () if plans else tuple(possible)
+    notes = (*notes, *filter(None, dict.fromkeys(emulated_bf16(planned.plan, cluster.device) for planned in plans)))
+    return Ranking(
+        model=model, cluster=cluster, engines=tuple(grids), plans=plans, unsure=unsure,
+        least=None if plans else next(iter(unsure), None) or _least(timed, cluster),
+        families=tuple(families_of(timed, cluster, plans[0] if plans else None)), replicas=tuple(_replicas(timed, cluster)),
+        by_engine=tuple(_each(timed, cluster, plans, grids)), front=tuple(_front(timed)), uneven=fits_uneven(timed, cluster, plans[0] if plans else None), cloud=cloud(one.points() for one in timed), asked=dict(request), looked_at=seen,
+        refused=sum((found.refused for found in grids.values()), Counter[str]()), notes=notes,
+    )  # fmt: skip
+
+
+def _grids(
+    model: ModelSpec, cluster: Cluster, request: Mapping[str, Any], engines: Iterable[str]
+) -> tuple[dict[str, Grid], tuple[str, ...]]:
+    """The plans of each engine that has any, and why the others have none."""
+    grids, notes = dict[str, Grid](), list[str]()
+    problems: InputError | None = None
+    for engine in engines:
+        try:
+            found = grid(space_of(model, cluster, {**request, "engine": engine}))
+        except InputError as error:
+            problems, reason = problems or error, reason_of(error)
+            notes.append(f"{engine}: {reason}")
+            continue
+        if found.plans:
+            grids[engine] = found
+        else:
+            notes.append(f"{engine}: no legal plan ({_commonest(found)})")
+    if not grids and problems is not None:
+        raise problems
+    return grids, tuple(notes)
+
+
+def _commonest(found: Grid) -> str:
+    """The commonest reason that is no matter of what divides what: those are of combinations that nobody would try."""
+    ordered = [reason for reason, _ in found.refused.most_common()]
+    asked = (
+        [reason for reason in ordered if "divide" not in reason] or [reason for reason in ordered if "global batch" in reason] or ordered
+    )
+    return asked[0] if asked else "nothing to combine"
+
+
+def _fastest(timed: list[Timed], cluster: Cluster, top: int) -> list[Planned]:
+    """The fastest plans that fit when they are accounted by themselves, none beside one that is both faster and smaller; of those whose times cannot
+    be told apart, the simplest first. One that keeps states on the host comes first only where it is faster beyond doubt.
+    """
+    kept = undominated(timed)
+    best = min((float(s) for s, *_ in kept), default=0.0)
+    pairs = (
+        (s > best * (1 + APART), effort(timed[n].stratum.request, timed[n].counts(row)) if s <= best * (1 + APART) else (), s, n, row)
+        for s, n, row in kept
+    )
+    found = list[Planned]()
+    for *_, number, row in nsmallest(top * LOOKED_AT, pairs):
+        planned = timed[number].planned(cluster, row)
+        if planned.verdict.result is Result.FITS:
+            found.append(planned)
+        if len(found) == top:
+            break
+    return [one for one in found if not any(dominates(other, one) for other in found)]
+
+
+def undominated(timed: list[Timed]) -> list[tuple[float, int, int]]:
+    """Of the plans that fit those that none beats in time and memory at once: (seconds, stratum, row). What asks for memory of the host, or for
+    another optimizer's states, beats nothing that does without.
+    """
+    numbers = [np.full(len(one.fit), n) for n, one in enumerate(timed)]
+    if not sum(map(len, numbers)):
+        return []
+    number, row = np.concatenate(numbers), np.concatenate([one.fit for one in timed])
+    seconds = np.concatenate([one.seconds * (1 + HOST_DOUBT * offloads(one.stratum.request)) for one in timed])
+    size = np.concatenate([np.asarray(one.graded.device.value)[one.fit] for one in timed])
+    asks = np.concatenate([np.full(len(one.fit), asked_besides(one.stratum.request)) for one in timed])
+    found = list[tuple[float, int, int]]()
+    for grade in sorted({int(one) for one in asks}):
+        order = np.flatnonzero((asks & ~grade) == 0)
+        order = order[np.lexsort((asks[order], size[order], seconds[order]))]
+        lowest = np.minimum.accumulate(np.concatenate(([np.iinfo(np.int64).max], size[order][:-1])))
+        best = order[(size[order] < lowest) & (asks[order] == grade)]
+        found += [(float(seconds[i]), int(number[i]), int(row[i])) for i in best]
+    return found
+
+
+def asked_besides(choice: Request) -> int:
+    """What a plan asks for that time and memory do not say, a bit each: memory of the host, an optimizer with other states."""
+    return int(offloads(choice)) | 2 * int(choice.get("optimizer.name") != "adamw")
+
+
+def dominates(one: Planned, other: Planned) -> bool:
+    """Whether a plan is no slower and no larger than another, better in one of them, and asks for nothing that the other does without."""
+    if asked_besides(one.request) & ~asked_besides(other.request) or one is other:
+        return False
+    mine, theirs = ((plan.seconds, plan.verdict.device.value) for plan in (one, other))
+    return mine[0] <= theirs[0] and mine[1] <= theirs[1] and mine != theirs
+
+
+def _each(timed: list[Timed], cluster: Cluster, plans: tuple[Planned, ...], engines: Iterable[str]) -> Iterator[Planned]:
+    """The best plan of each engine; those that are among the best of all are not accounted again."""
+    for engine in engines:
+        known = (plan for plan in plans if plan.request["engine"] == engine)
+        found = next(known, None) or next(iter(_fastest([one for one in timed if one.engine == engine], cluster, 1)), None)
+        if found is not None:
+            yield found
+
+
+def offloads(choice: Request) -> bool:
+    """Whether a plan lives on what the host gives: its memory's rate and a link that devices may share."""
+    return any(choice.get(key) for key in OFFLOAD)
+
+
+def effort(choice: Request, counts: Mapping[str, int]) -> tuple[int, ...]:
+    """What a plan asks of whoever runs it, the worst first: memory of the host, other optimizer states, ranks that share a layer, recompute,
+    a loss from another library, chunks of a stage, states in parts.
+    """
+    shared = sum(counts[axis] > 1 for axis in ("tp", "cp", "ep")) + (choice.get("mesh.pp", 1) > 1)
+    return (
+        sum(bool(choice.get(key)) for key in OFFLOAD),
+        choice.get("optimizer.name") != "adamw", shared, choice.get("recompute.mode") != "none", choice.get("loss") != "plain",
+        int(choice.get("mesh.vpp") or 1), int(choice.get("zero") or 0), counts["dp_replicate"] > 1 and counts["dp_shard"] > 1,
+    )  # fmt: skip
+
+
+def _replicas(timed: list[Timed], cluster: Cluster) -> Iterator[Planned]:
+    """The fastest plan of each engine that keeps the whole model, and all states, on every device."""
+    best: dict[str, tuple[bool, float, int, int]] = {}
+    for number, one in enumerate(timed):
+        asked = one.stratum.request
+        if asked.get("zero") or asked["mesh.pp"] > 1 or not len(one.seconds):
+            continue
+        rows = one.stratum.rows
+        alone = np.flatnonzero((rows["dp_replicate"] == cluster.count)[one.fit] & (rows["ep"] * rows["etp"] == 1)[one.fit])
+        if len(alone):
+            place = int(alone[np.argmin(one.seconds[alone])])
+            found = asked.get("optimizer.name") != "adamw", float(one.seconds[place]), number, int(one.fit[place])
+            best[one.engine] = min(best.get(one.engine, found), found)
+    for *_, number, row in sorted(best.values()):
+        planned = timed[number].planned(cluster, row)
+        if planned.verdict.result is Result.FITS and planned.time is not None:
+            yield planned
+
+
+def _least(timed: list[Timed], cluster: Cluster) -> Planned | None:
+    """The plan that lacks least, on the card and on the host."""
+    pairs = [(int(one.lacks.min()), n) for n, one in enumerate(timed)]
+    if not pairs:
+        return None
+    one = timed[min(pairs)[1]]
+    return one.planned(cluster, int(np.argmin(one.lacks)))
+
+
+def _front(timed: list[Timed]) -> Iterator[Point]:
+    """Plans that fit and that none beats in both memory and time, fastest first."""
+    lowest = np.inf
+    pairs = sorted(
+        (float(s), int(np.asarray(one.graded.device.value)[row]), n, int(row))
+        for n, one in enumerate(timed)
+        for s, row in zip(one.seconds, one.fit, strict=True)
+    )
+    for seconds, size, number, row in pairs:
+        if size < lowest and np.isfinite(seconds):
+            lowest = size
+            yield Point(seconds=seconds, device_bytes=size, engine=timed[number].engine, request=timed[number].request(row))

@@ -1,0 +1,99 @@
+"""Plans of a stratum told by fewer: what does not know how data-parallel ranks divide the states is worked out once for all divisions.
+
+Where nothing is gathered for a layer (Megatron-Core), only the states and the optimizer's scratch know it, and these know nothing of
+micro-batches. So a step's bytes are those of the plan that divides the states over all its data-parallel ranks, and the difference
+that its own division makes of a plan with one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from memsheet.account import Sums, divided_states, sums_of
+from memsheet.search.train.lattice import Array, Rows
+from memsheet.search.train.pipelines import Placed, together
+from memsheet.search.train.strata import Stratum, with_counts
+from memsheet.sheet import Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Told:
+    """A stratum, a smaller one that stands for it, and which of its plans stands for each."""
+
+    few: Stratum
+    which: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fewer:
+    """``steps``: one plan for each of which all data-parallel ranks divide the states; ``states``: one for each division of the states;
+    ``undivided``: those again, divided over all data-parallel ranks.
+    """
+
+    stratum: Stratum
+    steps: Told
+    states: Told
+    undivided: Told
+
+    def __len__(self) -> int:
+        return len(self.steps.few)
+
+
+def fewer(stratum: Stratum) -> Fewer:
+    rows = stratum.rows
+    together_, alone = rows["dp_replicate"] * rows["dp_shard"], np.ones_like(rows["tp"])
+    whole = {**rows, "dp_replicate": alone, "dp_shard": together_}
+    each = {**rows, "microbatch": alone}
+    states = _told(stratum, each)
+    own = states.few.rows
+    undivided = {**own, "dp_replicate": np.ones_like(own["tp"]), "dp_shard": own["dp_replicate"] * own["dp_shard"]}
+    return Fewer(
+        stratum=stratum, steps=_told(stratum, whole), states=states,
+        undivided=Told(few=replace(stratum, rows=undivided, plan=with_counts(stratum.space, stratum.plan, undivided)), which=states.which),
+    )  # fmt: skip
+
+
+def _told(stratum: Stratum, rows: Rows) -> Told:
+    """The distinct rows."""
+    code = np.zeros(len(stratum), dtype=np.int64)
+    for column in rows.values():
+        values, place = np.unique(column, return_inverse=True)
+        code = code * len(values) + place
+    _, first, which = np.unique(code, return_index=True, return_inverse=True)
+    few = {name: column[first] for name, column in rows.items()}
+    return Told(few=replace(stratum, rows=few, plan=with_counts(stratum.space, stratum.plan, few)), which=which)
+
+
+def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:
+    """What ``sums_of`` says of all plans, stratum by stratum."""
+    steps, which = sums_of(*together([one.steps.few for one in members], ranks)), _joined(one.steps for one in members)
+    states, undivided = (
+        divided_states(*together([getattr(one, name).few for one in members], ranks), steps.tensors) for name in ("states", "undivided")
+    )
+    own = _joined(one.states for one in members)
+    return Sums(
+        tensors={i: _each(size, which) + _each(states[i] - undivided[i], own) for i, size in steps.tensors.items()},
+        below=_all(steps.below, which), above=_all(steps.above, which),
+        paged=_each(steps.paged, which), host_bytes=_each(steps.host_bytes, which),
+    )  # fmt: skip
+
+
+def _joined(told: Iterator[Told]) -> Array:
+    """Places in strata that are laid one after another."""
+    start, found = 0, []
+    for one in told:
+        found.append(one.which + start)
+        start += len(one.few)
+    return np.concatenate(found)
+
+
+def _all(sizes: Mapping[Instant, Any], which: Array) -> Mapping[Instant, Any]:
+    return {instant: _each(size, which) for instant, size in sizes.items()}
+
+
+def _each(size: Any, which: Array) -> Any:
+    return size if isinstance(size, int) else size[which]

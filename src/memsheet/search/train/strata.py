@@ -1,0 +1,167 @@
+"""Plans that share every choice as one plan whose counts are arrays, and the way back from a row to the plan that it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from memsheet.arith import ceil_div
+from memsheet.errors import InputError
+from memsheet.plan.engine import Engine
+from memsheet.plan.hardware import unsupported
+from memsheet.plan.model import Attention, ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.resolve import resolve
+from memsheet.search.train.lattice import Array, Rows, Tally, lattice, taken
+from memsheet.search.train.space import AXES, Request, Space
+
+CHUNK = 1 << 13
+"""Plans accounted at once: their arrays stay in a core's own cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Stratum:
+    """Plans that share ``request``'s choices. ``plan`` has their counts as arrays; ``traits`` are what follows from these and is no number."""
+
+    space: Space
+    request: Request
+    rows: Rows
+    plan: Plan
+    traits: int = 0
+
+    def __len__(self) -> int:
+        return len(self.rows["microbatch"])
+
+    def request_of(self, row: int) -> Request:
+        """What a person would ask to get the plan of a row."""
+        return whole(self.space, self.request, {name: int(column[row]) for name, column in self.rows.items()})
+
+    def full(self) -> Stratum:
+        """As many plans as are accounted at once, these over and over."""
+        rows = taken(self.rows, np.arange(CHUNK) % len(self))
+        return replace(self, rows=rows, plan=with_counts(self.space, self.plan, rows))
+
+    def plan_of(self, row: int) -> Plan:
+        """The plan of a row, resolved like any other."""
+        return resolve(self.request_of(row), self.space.model, self.space.cluster).plan
+
+
+def whole(space: Space, choice: Request, counts: Mapping[str, int]) -> Request:
+    """A request with every choice and count of a plan."""
+    split = space.engine.splits_experts_over_tp
+    mesh = {f"mesh.{axis}": counts[axis] for axis in AXES if not (axis == "etp" and split)}
+    return {**space.request, **choice, **mesh, "microbatch": counts["microbatch"]}
+
+
+def strata(space: Space, tally: Tally) -> Iterator[Stratum]:
+    """All legal plans, those that share their choices together; what is refused goes into ``tally``."""
+    for pipeline in space.pipelines:
+        rows = lattice(space, pipeline, tally)
+        if reason := _cuts_no_layers(space, pipeline):
+            tally.refused[reason] += len(rows["tp"]) * len(space.choices)
+            continue
+        groups = list(_alike(space, rows))
+        for choice in space.choices:
+            for traits, group in groups:
+                kept = None if _beaten(space, pipeline, choice) else _chosen(space, choice, group)
+                if kept is not None:
+                    yield from _resolved(space, {**pipeline, **kept[0]}, kept[1], traits, tally)
+
+
+def _cuts_no_layers(space: Space, pipeline: Request) -> str | None:
+    """Why the layers cannot be dealt to the stages evenly, where the engine has no rule of its own and the request none."""
+    layers, parts = sum(stack.layers for stack in space.model.stacks), int(pipeline["mesh.pp"]) * int(pipeline["mesh.vpp"])
+    if space.engine.stages is not None or "layers_per_stage" in {**space.request, **pipeline} or layers % parts == 0:
+        return None
+    return f"stages · chunks do not divide {layers} layers"
+
+
+def _beaten(space: Space, pipeline: Request, choice: Request) -> bool:
+    """Whether another stage does what a choice does with less: stage 1 for replicas of a pipeline, stage 0 for one device that nobody shares with
+    (states on the host are divided by stages above it alone).
+    """
+    if not space.plain_replicas:
+        return False
+    stage, alone = choice.get("zero"), space.cluster.count == 1
+    return pipeline["mesh.pp"] > 1 if stage == 0 else alone and not choice.get("offload.optimizer")
+
+
+def _chosen(space: Space, choice: Request, rows: Rows) -> tuple[Request, Rows] | None:
+    """A choice and the rows that have it. An option of an axis goes with ranks on that axis alone, and is dropped once where there are none."""
+    own = dict(choice)
+    for key, axis in (("sequence_parallel", "tp"), ("context_parallel_comm", "cp")):
+        if key in own and rows[axis][0] == 1:
+            first = next(other[key] for other in space.choices)
+            if own[key] != first:
+                return None
+            del own[key]
+    if own.get("zero") == 0:
+        shared = ("dp_shard", "tp", "cp", "ep", "etp") if space.plain_replicas else ("dp_shard",)
+        rows = taken(rows, np.flatnonzero(np.all([rows[axis] == 1 for axis in shared], axis=0)))  # whole states: dp_replicate has them all
+    return (own, rows) if len(rows["microbatch"]) else None
+
+
+def _resolved(space: Space, request: Request, rows: Rows, traits: int, tally: Tally) -> Iterator[Stratum]:
+    """The stratum of some rows, its first plan resolved for what all of them share."""
+    counts = {name: int(column[0]) for name, column in rows.items()}
+    try:
+        plan = resolve(whole(space, request, counts), space.model, space.cluster).plan
+    except InputError as error:
+        tally.refused[reason_of(error)] += len(rows["microbatch"])
+        return
+    problems = list(unsupported(plan, space.cluster))
+    if problems:
+        tally.refused[f"{problems[0].field} {problems[0].reason}"] += len(rows["microbatch"])
+        return
+    yield Stratum(space=space, request=request, rows=rows, plan=with_counts(space, plan, rows), traits=traits)
+
+
+def reason_of(error: InputError) -> str:
+    """The first problem in words, without the value that differs from plan to plan."""
+    first = error.problems[0]
+    return f"{first.field} {first.reason}"
+
+
+def with_counts(space: Space, plan: Plan, rows: Rows) -> Plan:
+    """A plan with the counts of many."""
+    mesh = replace(plan.mesh, **{axis: rows[axis] for axis in AXES})
+    padded = space.engine.vocab_multiple
+    own = padded * rows["tp"] if padded > 1 and "vocab_multiple" not in space.request else plan.vocab_multiple
+    return replace(plan, mesh=mesh, microbatch=rows["microbatch"], vocab_multiple=own)
+
+
+def _alike(space: Space, rows: Rows) -> Iterator[tuple[int, Rows]]:
+    """Rows by what follows from their counts and is no number, a bit for each: whether an axis is split at all, whether gradients accumulate."""
+    if not len(rows["microbatch"]):
+        return
+    traits: Array = sum(np.asarray(column, dtype=np.int64) << bit for bit, column in enumerate(_traits(space, rows)))
+    order = np.argsort(traits, kind="stable")
+    for part in np.split(order, np.flatnonzero(np.diff(traits[order])) + 1):
+        yield int(traits[part[0]]), taken(rows, part)
+
+
+def _traits(space: Space, rows: Rows) -> Iterator[Array]:
+    for axis in ("tp", "cp", "ep", "etp"):
+        yield rows[axis] > 1
+    yield from _of_engine(space.engine, rows)
+    for kv in _groups_of_keys(space.model):
+        yield np.minimum(1, ceil_div(kv, rows["tp"]) - 1)
+        if space.engine.name != "megatron":  # others refuse ranks that share a head of keys
+            yield kv % rows["tp"] != 0
+    if space.engine.name != "megatron":  # which adds to a buffer that is there anyway
+        yield rows["dp_replicate"] * rows["dp_shard"] * rows["microbatch"] < int(space.request["global_batch"])
+
+
+def _of_engine(engine: Engine, rows: Rows) -> Iterator[Array]:
+    """Whether a micro-batch has several sequences, and whether there are replicas of shards, where an engine's code asks."""
+    if engine.name in ("megatron", "litgpt", "torchtune"):
+        yield rows["microbatch"] > 1
+    if engine.name == "deepspeed":
+        yield rows["dp_replicate"] > 1
+
+
+def _groups_of_keys(model: ModelSpec) -> tuple[int, ...]:
+    mixers = (m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers)
+    return tuple(sorted({m.kv_heads for m in mixers if isinstance(m, Attention)}))

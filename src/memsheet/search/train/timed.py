@@ -1,0 +1,118 @@
+"""Plans with their seconds: one that was accounted by itself, and strata as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memsheet.budget import Result, Verdict, budget_of
+from memsheet.errors import InputError
+from memsheet.formulas.step_time import Efficiency, StepTime, quick_s, step_time
+from memsheet.plan.device import Cluster
+from memsheet.plan.model import ModelSpec
+from memsheet.plan.plan import Plan
+from memsheet.search.train.grid import Graded, results
+from memsheet.search.train.space import Request, Space
+from memsheet.search.train.strata import Stratum, with_counts
+from memsheet.search.trials import Question, Tried, attempt
+
+APART = 0.03
+"""Plans whose times differ by less are told as equals: what a calibrated step time tells apart."""
+Scaled = Callable[[str], Efficiency | None]
+"""What a measured step said of the rates under an engine; None where none was measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan that was accounted and timed. ``time`` is None where a step is not timed."""
+
+    request: Request
+    tried: Tried
+    time: StepTime | None
+
+    @property
+    def plan(self) -> Plan:
+        return self.tried.plan
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.tried.verdict
+
+    @property
+    def host_bytes(self) -> int:
+        """Host memory of a rank."""
+        return max(sheet.host_bytes for sheet in self.tried.sheets)
+
+    @property
+    def seconds(self) -> float:
+        return float(self.time.value) if self.time is not None else float("inf")
+
+
+def planned_of(model: ModelSpec, cluster: Cluster, request: Request, efficiency: Efficiency | None = None) -> Planned:
+    """A request resolved, accounted with its step replayed, judged and timed. Raises InputError where it is not legal."""
+    tried = attempt(0, Question(model=model, request=request, cluster=cluster), replays=True)
+    try:
+        time = step_time(model, tried.plan, cluster, efficiency=efficiency)
+    except InputError:
+        time = None
+    return Planned(request=request, tried=tried, time=time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Timed:
+    """A graded stratum with the rows that fit and their seconds; infinite where a step is not timed."""
+
+    engine: str
+    graded: Graded
+    space: Space
+    fit: Any
+    seconds: Any
+    efficiency: Efficiency | None
+
+    @classmethod
+    def of(cls, engine: str, graded: Graded, space: Space, efficiency: Efficiency | None) -> Timed:
+        fit = np.flatnonzero(results(graded, space)[Result.FITS])
+        seconds = seconds_of(graded.stratum, fit, space, efficiency)
+        return cls(engine=engine, graded=graded, space=space, fit=fit, seconds=seconds, efficiency=efficiency)
+
+    def planned(self, cluster: Cluster, row: int) -> Planned:
+        return planned_of(self.space.model, cluster, self.request(row), self.efficiency)
+
+    def points(self) -> tuple[Any, Any]:
+        """Seconds and expected bytes of the plans that fit."""
+        return self.seconds, np.asarray(self.graded.device.value)[self.fit]
+
+    @property
+    def stratum(self) -> Stratum:
+        return self.graded.stratum
+
+    def request(self, row: int) -> Request:
+        return self.stratum.request_of(row)
+
+    def counts(self, row: int) -> Mapping[str, int]:
+        return {name: int(column[row]) for name, column in self.stratum.rows.items()}
+
+    @property
+    def lacks(self) -> Any:
+        """What every plan's high end is beyond the card, and what a node's host lacks for one of its ranks; at most 0 where nothing is missing."""
+        cluster = self.space.cluster
+        card = np.asarray(self.graded.device.high) - budget_of(cluster).low_bytes
+        if cluster.host_bytes is None:
+            return card
+        host = np.asarray(self.graded.host_bytes) - cluster.host_bytes // cluster.per_node
+        return np.where(host > 0, np.maximum(card, 0) + host, card)
+
+
+def seconds_of(stratum: Stratum, rows: Any, space: Space, efficiency: Efficiency | None) -> Any:
+    """Seconds of a step of some rows; infinite where it is not timed."""
+    if not len(rows):
+        return np.zeros(0)
+    plan = with_counts(space, stratum.plan, {name: column[rows] for name, column in stratum.rows.items()})
+    try:
+        found = quick_s(space.model, plan, space.cluster, efficiency=efficiency)
+    except InputError:
+        found = np.inf
+    return np.broadcast_to(np.asarray(found, dtype=float), (len(rows),))
