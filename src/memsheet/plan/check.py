@@ -1,7 +1,7 @@
 """A plan as a person wrote it (file or flags), checked key by key before anything is computed.
 
 A *request* is a flat mapping from dotted keys to values (``{"mesh.tp": 8, "zero": 3}``); keys that are missing are left to
-``resolve.py``. The table below is the whole vocabulary of plans: types, ranges and choices.
+``resolve``. The table below is the whole vocabulary of plans: types, ranges and choices.
 """
 
 from __future__ import annotations

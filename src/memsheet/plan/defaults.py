@@ -1,4 +1,4 @@
-"""What names in a plan stand for, and which keys a plan may not set yet: tables of data that ``resolve.py`` reads."""
+"""What names in a plan stand for, and which keys a plan may not set yet: tables of data that ``resolve`` reads."""
 
 from __future__ import annotations
 

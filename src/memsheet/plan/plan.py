@@ -1,4 +1,4 @@
-"""How a job is run, whole and legal: every choice made, nothing left to a default. ``resolve.py`` makes these."""
+"""How a job is run, whole and legal: every choice made, nothing left to a default. ``resolve`` makes these."""
 
 from __future__ import annotations
 

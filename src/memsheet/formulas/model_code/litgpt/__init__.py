@@ -1,6 +1,6 @@
 """litgpt's model code: one class for every decoder, with LoRA or llama-adapters inside (Lightning-AI/litgpt 0f021f3a, lit_gpt/).
 
-The model is built in ``litgpt_built.py``, its blocks are in ``litgpt_block.py``, output layer and loss in ``litgpt_loss.py``.
+The model is built in ``built.py``, its blocks are in ``block.py``, output layer and loss in ``loss.py``.
 
 What the loop still names of the micro-batch before when the next one runs is counted once, with its own: finetuning runs the longest
 sample first, and others are shorter.

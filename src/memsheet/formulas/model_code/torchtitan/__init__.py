@@ -1,4 +1,4 @@
-"""torchtitan's own Llama: what its plans run of ``torchtitan_layers.py``, its module names, what it cannot do."""
+"""torchtitan's own Llama: what its plans run of ``layers.py``, its module names, what it cannot do."""
 
 from __future__ import annotations
 

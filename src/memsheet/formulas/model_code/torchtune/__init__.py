@@ -1,6 +1,6 @@
 """torchtune's model code (0.3 to 0.6): the decoders of its component builders, of the Llama, Mistral and Qwen2 families.
 
-Layers are in ``torchtune_layers.py``, compiled ones in ``torchtune_compiled.py``, the losses in ``torchtune_loss.py``.
+Layers are in ``layers.py``, compiled ones in ``compiled.py``, the losses in ``loss.py``.
 """
 
 from __future__ import annotations
