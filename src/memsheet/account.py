@@ -25,7 +25,7 @@ from memsheet.sheet import NOTHING, Bytes, Cited, Component, Derived, Evidence, 
 
 if TYPE_CHECKING:
     from memsheet.formulas.step import Rank, Trained
-    from memsheet.formulas.tapes.evaluate import Bag, Key
+    from memsheet.formulas.tapes.evaluate import BytesByPath, Key
 
 EVIDENCE: dict[Component, Evidence] = {
     **dict.fromkeys(
@@ -210,7 +210,7 @@ def _paged(size: Count, instants: Iterable[Instant]) -> list[Item]:
     return [Item(Component.CONTEXT, "optimizer/paged", dict.fromkeys(instants, Bytes(0, size, size)), PAGED_STATES)]
 
 
-def _items(bags: Mapping[Instant, Bag], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
+def _items(bags: Mapping[Instant, BytesByPath], engine: Engine, ranges: Mapping[Key, tuple[Count, Count]] = NO_RANGES) -> list[Item]:
     """Every (component, path) with its bytes at the instants where it is resident; ``ranges`` of those that are not exactly known."""
     rows: dict[Key, dict[Instant, Bytes]] = {}
     made: dict[Count, Bytes] = {}  # most sizes stand at several instants
@@ -233,7 +233,7 @@ def _ended_gradients(step: Trained) -> Bytes:
     return total(_ranged(size, *step.kept.ranges.get(key, (size, size))) for key, size in rows)
 
 
-def _ends(bag: Bag, low: Bag, high: Bag, ranges: Mapping[Key, tuple[Count, Count]]) -> Iterator[Bytes]:
+def _ends(bag: BytesByPath, low: BytesByPath, high: BytesByPath, ranges: Mapping[Key, tuple[Count, Count]]) -> Iterator[Bytes]:
     """Parts of a bag whose range is that of two others, without those that are the same in all."""
     value, least, most = bag.held, low.held, high.held
     for key in {**value, **most}:

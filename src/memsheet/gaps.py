@@ -13,7 +13,7 @@ E = TypeVar("E", bound=Enum)
 
 
 @dataclass(slots=True)
-class Gaps:
+class RequestResolver:
     """The request, and what came up on the way to a whole plan."""
 
     request: Request

@@ -14,9 +14,9 @@ import memsheet.formulas
 from memsheet import catalog
 from memsheet.arith import Term
 from memsheet.engines import find_engine
-from memsheet.formulas.groups import Group, Walk, walk
+from memsheet.formulas.groups import Group, StageLayers, walk
 from memsheet.formulas.states.held import Held
-from memsheet.formulas.tapes.evaluate import Bag
+from memsheet.formulas.tapes.evaluate import BytesByPath
 from memsheet.plan.defaults import NAMED_PRECISIONS
 from memsheet.plan.dtypes import BF16, FP32
 from memsheet.plan.model import Attention, CrossAttention, LatentAttention, ModelSpec, Role, StateSpace, Weight
@@ -59,7 +59,7 @@ TENSOR = Held("layer.weight", (symbol("out"), symbol("in")), FP32, trains=True, 
 
 
 @cache
-def staged() -> Walk:
+def staged() -> StageLayers:
     small = replace(plan(), mesh=Mesh(dp_shard=symbol("dp_shard")), microbatch=1, seq_len=8)
     engine = find_engine("fsdp2")
     assert engine is not None
@@ -162,7 +162,7 @@ def by_annotation(function: Callable[..., Any]) -> Cases:
 
 def shown(value: Any) -> str:
     """A result as text: sums of dictionaries and bags item by item."""
-    if isinstance(value, Bag):
+    if isinstance(value, BytesByPath):
         value = value.held
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_key(key)}: {shown(part)}" for key, part in value.items()) + "}"

@@ -8,7 +8,7 @@ import pytest
 from memsheet.engines.deepspeed import ENGINE, Buckets
 from memsheet.errors import InputError
 from memsheet.formulas.around.deepspeed import deepspeed_kept, deepspeed_walk
-from memsheet.formulas.around.zero_flow import flushes, gathered, stops
+from memsheet.formulas.around.zero_flow import bucket_flushes, prefetched_elements, stops
 from memsheet.formulas.around.zero_states import offloaded, states, zero_of
 from memsheet.formulas.states.held import held_tensors
 from memsheet.questions import accounted as api
@@ -198,7 +198,7 @@ def seven_b():
 
 def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
     stage = deepspeed_walk(seven_b, plan_of(seven_b, zero=2), ENGINE)
-    made = flushes(stage, B, padded(8), cuts=True)
+    made = bucket_flushes(stage, B, padded(8), cuts=True)
     assert sum(flush.elements for flush in made) == P
     assert all(flush.elements <= B for flush in made)
     assert made[-1].place == (-1, 0)
@@ -209,19 +209,19 @@ def test_every_gradient_is_flushed_once_and_no_bucket_overflows(seven_b):
 
 def test_one_rank_has_nothing_to_copy(seven_b):
     stage = deepspeed_walk(seven_b, plan_of(seven_b, zero=2), ENGINE)
-    assert not any(flush.copied for flush in flushes(stage, B, P + 1, cuts=True))
+    assert not any(flush.copied for flush in bucket_flushes(stage, B, P + 1, cuts=True))
 
 
 def test_a_tensor_wider_than_the_bucket_goes_alone():
     spec = read_model("llama-3-8b", catalog=api.catalogued, names=api.model_names())
     stage = deepspeed_walk(spec, plan_of(spec, zero=2), ENGINE)
-    assert any(flush.elements == 128256 * 4096 for flush in flushes(stage, B, 10**9, cuts=True))
+    assert any(flush.elements == 128256 * 4096 for flush in bucket_flushes(stage, B, 10**9, cuts=True))
 
 
 def test_gathering_ahead_is_a_range():
-    size = gathered(6_000_000_000, 45_000_000, Buckets())
+    size = prefetched_elements(6_000_000_000, 45_000_000, Buckets())
     assert (size.low, size.value, size.high) == (95_000_000, 1_050_000_000, 1_140_000_000)
-    everything = gathered(400_000_000, 45_000_000, Buckets())
+    everything = prefetched_elements(400_000_000, 45_000_000, Buckets())
     assert everything.value == 450_000_000  # a small model is gathered whole, and one bundle twice
 
 

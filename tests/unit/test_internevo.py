@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memsheet.account import account, account_bare
 from memsheet.errors import InputError
-from memsheet.formulas.around.internevo import dealt
+from memsheet.formulas.around.internevo import partition_whole_parameters
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Component, Instant, Sheet
@@ -61,20 +61,20 @@ def test_a_step_is_that_of_its_own_code(vocab: int, recompute: str, forward: int
 
 @given(st.lists(st.integers(1, 10_000), min_size=1, max_size=60), st.integers(1, 16))
 def test_every_parameter_is_dealt_once(sizes: list[int], ranks: int) -> None:
-    found = dealt(sizes, ranks)
+    found = partition_whole_parameters(sizes, ranks)
     assert sum(found) == sum(sizes)
     assert len(found) == ranks
 
 
 def test_one_rank_has_everything() -> None:
-    assert dealt([5, 3, 2], 1) == [10]
+    assert partition_whole_parameters([5, 3, 2], 1) == [10]
 
 
 def test_what_exceeds_a_share_goes_to_the_next_rank() -> None:
     """The first parameter is more than the share of 7, so rank 0 has none; it is not counted on rank 1, which takes 4 and 2 besides. Nor is
     the 5 on rank 2, so nothing is left for the last.
     """
-    assert dealt([10, 4, 2, 5, 7], 4) == [0, 16, 12, 0]
+    assert partition_whole_parameters([10, 4, 2, 5, 7], 4) == [0, 16, 12, 0]
 
 
 def test_parameters_and_gradients_are_whole() -> None:

@@ -14,7 +14,7 @@ import pytest
 from memsheet.catalog import find_device, find_model, model_names, serving_rates
 from memsheet.errors import InputError
 from memsheet.formulas.serving_time import Seconds, decode_time, prefill_time, token_time
-from memsheet.formulas.serving_time.operators import busiest, touched
+from memsheet.formulas.serving_time.operators import experts_activated, max_rank_load
 from memsheet.formulas.serving_time.speeds import End, format_of, speeds_of
 from memsheet.plan.device import Cluster, cluster_of
 from memsheet.plan.dtypes import AWQ_INT4, BF16, FP8, GGUF, INT8, MXFP4, NF4
@@ -104,11 +104,11 @@ def test_keys_that_are_copied_are_read_by_every_rank() -> None:
 
 
 def test_experts_touched() -> None:
-    assert touched(128, 128, 8, 1) == pytest.approx(8)
-    assert touched(128, 32, 8, 1) == pytest.approx(2)
-    assert touched(128, 128, 8, 10_000) == pytest.approx(128)
-    assert touched(8, 8, 8, 1) == 8
-    assert touched(128, 128, 8, 16) == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16))
+    assert experts_activated(128, 128, 8, 1) == pytest.approx(8)
+    assert experts_activated(128, 32, 8, 1) == pytest.approx(2)
+    assert experts_activated(128, 128, 8, 10_000) == pytest.approx(128)
+    assert experts_activated(8, 8, 8, 1) == 8
+    assert experts_activated(128, 128, 8, 16) == pytest.approx(128 * (1 - (1 - 8 / 128) ** 16))
 
 
 def test_the_busiest_rank_of_experts_is_in_the_slow_end() -> None:
@@ -116,8 +116,8 @@ def test_the_busiest_rank_of_experts_is_in_the_slow_end() -> None:
     whole, cut = (decode("qwen3-30b-a3b", gpus="4xH100-80GB", tp=4, batch=64, **more) for more in ({"ep": 4}, {}))
     assert whole.value == pytest.approx(cut.value, rel=0.02)
     assert whole.high > cut.high
-    assert busiest(100, 1) == 100
-    assert busiest(100, 8) == pytest.approx(100 + (2 * 2.0794 * 100) ** 0.5, rel=1e-3)
+    assert max_rank_load(100, 1) == 100
+    assert max_rank_load(100, 8) == pytest.approx(100 + (2 * 2.0794 * 100) ** 0.5, rel=1e-3)
 
 
 def test_parts_of_a_prompt_may_follow_one_another_through_stages() -> None:

@@ -11,7 +11,7 @@ from memsheet.account import account
 from memsheet.catalog import find_model
 from memsheet.errors import InputError
 from memsheet.formulas.model_code.transformers.mixers import entered
-from memsheet.formulas.model_code.transformers.state_space import kept_states
+from memsheet.formulas.model_code.transformers.state_space import scan_state_checkpoints
 from memsheet.readers.hf_config import read_hf_config
 from memsheet.resolve import resolve
 from memsheet.sheet import Instant
@@ -49,7 +49,7 @@ def test_a_fused_mixer_makes_more_of_it_again() -> None:
 
 @pytest.mark.parametrize(("length", "times"), [(1, 1), (2048, 1), (2049, 2), (8192, 4)])
 def test_states_are_kept_for_every_piece_of_a_sequence(length: int, times: int) -> None:
-    assert kept_states(length) == times
+    assert scan_state_checkpoints(length) == times
 
 
 def test_a_split_scan_keeps_the_joint_projection_and_its_output() -> None:

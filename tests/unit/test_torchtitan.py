@@ -11,7 +11,7 @@ from memsheet.allocator.settings import Settings
 from memsheet.engines import find_engine
 from memsheet.engines.torchtitan import VERSIONS, layers_of_stages, version_of
 from memsheet.errors import InputError
-from memsheet.formulas.groups import Walk, walk
+from memsheet.formulas.groups import StageLayers, walk
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.replay.script import Lifetimes
 from memsheet.formulas.replay.steps import play, reserved, scripted
@@ -43,7 +43,7 @@ def sheet(**options: Any) -> Sheet:
     return account(spec, plan)
 
 
-def walked(**options: Any) -> tuple[Walk, Plan]:
+def walked(**options: Any) -> tuple[StageLayers, Plan]:
     spec, plan = planned(**options)
     engine = find_engine("torchtitan")
     assert engine is not None

@@ -19,7 +19,7 @@ from memsheet.questions.verification.slurm import Queue, measured_by_job
 from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.screen.verification_table import render_verification
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.verification import BAR, Rung, Seen, Verification, verification_document, worst_term
+from memsheet.report.shared.verification import BAR, Seen, Verification, VerificationRun, verification_document, worst_term
 from memsheet.resolve import resolve
 from memsheet.sheet import Bytes, Component, Derived, Instant, Item, Sheet, Witness
 
@@ -101,7 +101,7 @@ MEASURED = sheet(Witness.MEASURED, parameters=1000, gradients=400, unexplained=5
 
 def verification(predicted, measured):
     seen = Seen(rank=0, stage=0, predicted=predicted, measured=measured)
-    rung = Rung(name="one process", what="", device="cpu", plan=plan_of(), ranks=(seen,))
+    rung = VerificationRun(name="one process", what="", device="cpu", plan=plan_of(), ranks=(seen,))
     return Verification(model="m", plan=plan_of(), rungs=(rung,))
 
 
@@ -133,7 +133,7 @@ def test_a_rung_that_was_not_run_verifies_nothing():
     empty = Verification(
         model="m",
         plan=plan_of(),
-        rungs=(Rung(name="one process", what="", device="cpu", plan=plan_of(), refused={"measured": "too much"}),),
+        rungs=(VerificationRun(name="one process", what="", device="cpu", plan=plan_of(), refused={"measured": "too much"}),),
     )
     assert not empty.holds
     screen = render_verification(empty, Look(width=80))
@@ -206,7 +206,7 @@ def test_an_engine_that_does_not_run_is_predicted_rank_by_rank_and_says_why_whol
 
 def test_a_run_that_failed_leaves_the_rest_verified_in_part():
     found = verification(MEASURED, MEASURED)
-    lost = Rung(
+    lost = VerificationRun(
         name="torchrun", what="", device="cpu", plan=plan_of(), refused={"measured": "it died"},
         ranks=(Seen(rank=0, stage=0, predicted=PREDICTED, traced=PREDICTED),),
     )  # fmt: skip

@@ -11,7 +11,7 @@ from dataclasses import replace
 from memsheet.arith import agreed, at_least
 from memsheet.errors import Problem, require
 from memsheet.formulas.model_code import model_code
-from memsheet.formulas.numerics import AttentionKernel, Numerics, stored_as
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, stored_as
 from memsheet.formulas.recordings import record, record_embeddings, record_head, record_loss
 from memsheet.formulas.states.params import stack_prefix
 from memsheet.formulas.tapes.evaluate import Part, Release, Stepped, choose, evaluate
@@ -24,10 +24,10 @@ from memsheet.plan.plan import AdapterKind, AttentionKind, Loss, Plan, Recompute
 
 LIBRARY = (Code.TRANSFORMERS, Code.SWIFT)
 """Whose attention is modelled with every kernel that torch may choose."""
-_last: tuple[Plan, Engine, Numerics] | None = None
+_last: tuple[Plan, Engine, RunConfig] | None = None
 
 
-def numerics(plan: Plan, engine: Engine) -> Numerics:
+def numerics(plan: Plan, engine: Engine) -> RunConfig:
     """How the blocks of a plan run, whatever their shapes; a plan is asked about again and again."""
     global _last  # noqa: PLW0603 - one value, replaced as a whole
     last = _last
@@ -36,12 +36,12 @@ def numerics(plan: Plan, engine: Engine) -> Numerics:
     return last[2]
 
 
-def _numerics(plan: Plan, engine: Engine) -> Numerics:
+def _numerics(plan: Plan, engine: Engine) -> RunConfig:
     precision, adapter = plan.precision, plan.adapter
     gathered = precision.compute if engine.sharding.gathers else precision.parameters
     casts = engine.autocast and precision.casts
     lowered = gathered if engine.sharding.gathers else None  # its policy casts adapters with everything else
-    how = Numerics(
+    how = RunConfig(
         code=engine.code,        parameters=gathered, stream=gathered, autocast=precision.compute if casts else None,
         attention=AttentionKernel.EAGER if plan.attention is AttentionKind.EAGER else AttentionKernel.FUSED, processor=engine.processor,
         dropout=plan.dropout > 0, trains=adapter is None,
@@ -85,7 +85,7 @@ def block_part(block: Block, prefix: str, plan: Plan, engine: Engine, *, release
     return choose(condition, many[0], one[0]), choose(condition, many[1], one[1])
 
 
-def _parts(block: Block, prefix: str, plan: Plan, how: Numerics, *, release: Release) -> tuple[Part, Part]:
+def _parts(block: Block, prefix: str, plan: Plan, how: RunConfig, *, release: Release) -> tuple[Part, Part]:
     code = model_code(how.code)
     axes, block = code.axes(block, plan), code.on_rank(block, plan)
     if plan.recompute.mode is not RecomputeMode.FULL and not how.chosen:
@@ -135,7 +135,7 @@ def _release_at_ends(spec: ModelSpec, release: Release) -> tuple[Release, Releas
     return replace(release, copies=max(0, release.copies - 1)), True
 
 
-def _joined(spec: ModelSpec, how: Numerics, plan: Plan) -> Joined:
+def _joined(spec: ModelSpec, how: RunConfig, plan: Plan) -> Joined:
     """How a tied table's gradient joins the head's: anew where that is a transposed view, in place where a cast or a loss made it."""
     if not spec.head.tied:
         return Joined.NO

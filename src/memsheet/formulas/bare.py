@@ -18,7 +18,7 @@ from memsheet.formulas.states.held import Held, gradient_dtype, parameter_shard
 from memsheet.formulas.states.optimizers import WHOLE_SHAPES, optimizer_bytes, step_temporaries
 from memsheet.formulas.states.sharding import dim0_gathered
 from memsheet.formulas.step import UNSYNCED, accumulates
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Implementation, Plan
@@ -27,7 +27,7 @@ from memsheet.sheet import STATES, Component, Instant
 
 C = Component
 NAME = "parameters"
-Steps = dict[Instant, Bag]
+Steps = dict[Instant, BytesByPath]
 
 
 @formula(cites=ZERO, at="section 3.1 and figure 1; tensor- and pipeline-parallel ranks divide the parameters evenly")
@@ -36,11 +36,11 @@ def rank_parameters(parameters: int, plan: Plan) -> Count:
     return ceil_div(parameters, plan.mesh.tp * plan.mesh.pp)
 
 
-def bare_weights(parameters: int, plan: Plan) -> Bag:
+def bare_weights(parameters: int, plan: Plan) -> BytesByPath:
     """Weights of a bare count on one rank that serves, as they are stored."""
     tensor = _tensor(parameters, plan)
     dtype = plan.quantization.weights if plan.quantization else tensor.dtype
-    return Bag.of([((C.PARAMETERS, NAME), dtype.nbytes(tensor.elements))])
+    return BytesByPath.of([((C.PARAMETERS, NAME), dtype.nbytes(tensor.elements))])
 
 
 def bare_states(parameters: int, plan: Plan, engine: Engine) -> Steps:
@@ -100,8 +100,8 @@ def _zero(parameters: int, plan: Plan) -> Zero:
     return replace(zero_of(plan, (_tensor(parameters, plan),)), widest=0)
 
 
-def _only_states(bag: Bag) -> Bag:
-    return Bag.of((key, size) for key, size in bag.held.items() if key[0] in STATES)
+def _only_states(bag: BytesByPath) -> BytesByPath:
+    return BytesByPath.of((key, size) for key, size in bag.held.items() if key[0] in STATES)
 
 
 def _deepspeed(zero: Zero) -> Steps:
@@ -115,13 +115,13 @@ def _deepspeed(zero: Zero) -> Steps:
     }
 
 
-def _gradients(zero: Zero) -> Bag:
+def _gradients(zero: Zero) -> BytesByPath:
     """Gradients at the end of a backward, beside those that are among the states."""
     if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
         return EMPTY
     if zero.plan.zero == 2:
-        return Bag.of([(PARTITION, zero.width * zero.shard)])
-    return Bag.of([((C.GRADIENTS, NAME), zero.width * zero.total)])
+        return BytesByPath.of([(PARTITION, zero.width * zero.shard)])
+    return BytesByPath.of([((C.GRADIENTS, NAME), zero.width * zero.total)])
 
 
 # ---- Megatron, InternEvo -------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _megatron(parameters: int, plan: Plan) -> Steps:
     from memsheet.formulas.around.megatron import buffers_and_shards, widened_gradients
 
     tensors = (_tensor(parameters, plan),)
-    always, scratch = buffers_and_shards(tensors, plan), Bag.of([((C.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
+    always, scratch = buffers_and_shards(tensors, plan), BytesByPath.of([((C.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
     return _over_the_step(always, always, always, merge([(1, always), (1, scratch)]))
 
 
@@ -142,7 +142,7 @@ def _internevo(parameters: int, plan: Plan) -> Steps:
 
     total, ranks = rank_parameters(parameters, plan), plan.mesh.dp_shard
     share = ceil_div(total, ranks)
-    always = merge([(1, _parameters(parameters, total, plan)), (1, Bag.of(own_states(share, plan)))])
+    always = merge([(1, _parameters(parameters, total, plan)), (1, BytesByPath.of(own_states(share, plan)))])
     gradients = whole_gradients(total, plan)
     before = gradients if agreed(plan.accumulation > 1) else EMPTY
     return _over_the_step(
@@ -156,12 +156,12 @@ def _internevo(parameters: int, plan: Plan) -> Steps:
 # ---- fully sharded, or replicated ----------------------------------------------------------------------------------------------
 
 
-def _over_the_step(load: Bag, forward: Bag, backward: Bag, step: Bag) -> Steps:
+def _over_the_step(load: BytesByPath, forward: BytesByPath, backward: BytesByPath, step: BytesByPath) -> Steps:
     return {Instant.LOAD: load, Instant.FORWARD: forward, Instant.BACKWARD: backward, Instant.OPTIMIZER_STEP: step}
 
 
-def _parameters(parameters: int, elements: Count, plan: Plan) -> Bag:
-    return Bag.of([((C.PARAMETERS, NAME), _tensor(parameters, plan).dtype.nbytes(elements))])
+def _parameters(parameters: int, elements: Count, plan: Plan) -> BytesByPath:
+    return BytesByPath.of([((C.PARAMETERS, NAME), _tensor(parameters, plan).dtype.nbytes(elements))])
 
 
 def _sharded(parameters: int, plan: Plan, engine: Engine) -> Steps:
@@ -171,13 +171,15 @@ def _sharded(parameters: int, plan: Plan, engine: Engine) -> Steps:
     shard = parameter_shard(tensor, plan, engine.sharding)
     if plan.offload.parameters:  # a flat parameter's reduced gradients stay until backward is over
         left = gradient_dtype(tensor, plan).nbytes(shard) if engine.sharding is Sharding.FSDP1 else 0
-        return _over_the_step(EMPTY, gathered, merge([(1, gathered), (1, Bag.of([((C.GRADIENTS, NAME), left)] if left else []))]), EMPTY)
+        return _over_the_step(
+            EMPTY, gathered, merge([(1, gathered), (1, BytesByPath.of([((C.GRADIENTS, NAME), left)] if left else []))]), EMPTY
+        )
     master = precision.master_weights.nbytes(shard) if precision.master_weights else 0
     rows = (((C.MASTER_WEIGHTS, NAME), master), ((C.OPTIMIZER_STATES, NAME), _moments(tensor, shard, plan)))
-    always = merge([(1, _parameters(parameters, shard, plan)), (1, Bag.of((key, size) for key, size in rows if size))])
+    always = merge([(1, _parameters(parameters, shard, plan)), (1, BytesByPath.of((key, size) for key, size in rows if size))])
     if plan.optimizer_in_backward:  # a gradient is used up when it arrives: of how many parameters at a time is not known
         return _over_the_step(always, always, always, always)
-    gradients = Bag.of([((C.GRADIENTS, NAME), gradient_dtype(tensor, plan).nbytes(shard))])
+    gradients = BytesByPath.of([((C.GRADIENTS, NAME), gradient_dtype(tensor, plan).nbytes(shard))])
     waiting = _unsynced(tensor, plan, engine)
     last = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines  # reduces with the last micro-batch
     before = EMPTY if last or not accumulates(plan, engine) else gradients
@@ -188,12 +190,12 @@ def _sharded(parameters: int, plan: Plan, engine: Engine) -> Steps:
     )  # fmt: skip
 
 
-def _unsynced(tensor: Held, plan: Plan, engine: Engine) -> Bag:
+def _unsynced(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
     """Whole gradients that wait for the last micro-batch: surely in some pipelines, else perhaps (``bare_ranges``)."""
     if engine.sharding is not Sharding.FSDP2 or not accumulates(plan, engine):
         return EMPTY
     surely = agreed(plan.mesh.pp > 1) and engine.whole_in_pipelines
-    return Bag.of([(UNSYNCED, unsynced_gradient_bytes((tensor,), plan) if surely else 0)])
+    return BytesByPath.of([(UNSYNCED, unsynced_gradient_bytes((tensor,), plan) if surely else 0)])
 
 
 def bare_ranges(parameters: int, plan: Plan, engine: Engine) -> dict[Key, tuple[Count, Count]]:
@@ -204,23 +206,23 @@ def bare_ranges(parameters: int, plan: Plan, engine: Engine) -> dict[Key, tuple[
     return {UNSYNCED: (0, unsynced_gradient_bytes((tensor,), plan))}
 
 
-def _gathered(tensor: Held, plan: Plan, engine: Engine) -> Bag:
+def _gathered(tensor: Held, plan: Plan, engine: Engine) -> BytesByPath:
     """Parameters that stay whole from forward to backward."""
     if engine.sharding is not Sharding.FSDP2 or plan.reshard_after_forward:
         return EMPTY
     size = plan.precision.compute.nbytes(dim0_gathered(tensor.shape, plan.mesh.sharded))
-    return Bag.of([((C.UNSHARDED_PARAMETERS, f"{NAME}/unsharded"), size)])
+    return BytesByPath.of([((C.UNSHARDED_PARAMETERS, f"{NAME}/unsharded"), size)])
 
 
-def _at_step(tensor: Held, shard: Count, gradients: Bag, plan: Plan, engine: Engine) -> Bag:
+def _at_step(tensor: Held, shard: Count, gradients: BytesByPath, plan: Plan, engine: Engine) -> BytesByPath:
     """Gradients and the optimizer's scratch; an optimizer that works on one tensor at a time has as much of it as that tensor."""
     assert plan.optimizer is not None
     whole = plan.optimizer.implementation is not Implementation.LOOP
     scratch = step_temporaries(((tensor, shard),), plan) if whole else 0
     wide = plan.precision.master_weights if engine.sharding is Sharding.REPLICATED else None
     if wide is not None:  # every gradient is raised to the copies' precision and let go, before they are stepped
-        return Bag.of([((C.TEMPORARIES, "optimizer"), wide.nbytes(shard) + scratch)])
-    return merge([(1, gradients), (1, Bag.of([((C.TEMPORARIES, "optimizer"), scratch)]))])
+        return BytesByPath.of([((C.TEMPORARIES, "optimizer"), wide.nbytes(shard) + scratch)])
+    return merge([(1, gradients), (1, BytesByPath.of([((C.TEMPORARIES, "optimizer"), scratch)]))])
 
 
 def _moments(tensor: Held, shard: Count, plan: Plan) -> Count:

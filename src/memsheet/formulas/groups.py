@@ -12,7 +12,7 @@ from memsheet.formulas.model_code import model_code
 from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.states.held import Held, held
 from memsheet.formulas.states.params import JOIN, START, stack_prefix
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Part, Release, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Part, Release, merge
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Block, ModelSpec, Norm, Stack, Weight
 from memsheet.plan.plan import Plan, Recompute, RecomputeMode
@@ -28,7 +28,7 @@ class Group:
     part: Part
     plain: Part
     parameters: tuple[Held, ...]
-    gradients: Bag
+    gradients: BytesByPath
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,13 +39,13 @@ class Layers:
     count: int
 
     @cached_property
-    def retained(self) -> Bag:
+    def retained(self) -> BytesByPath:
         """What one repetition of the pattern keeps for backward."""
-        return Bag.of(pair for group in self.pattern for pair in group.part.retained.held.items())
+        return BytesByPath.of(pair for group in self.pattern for pair in group.part.retained.held.items())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Walk:
+class StageLayers:
     """A stage in order of execution. ``tied``: the head computes with the embedding table. ``entry``: the first run of layers that words
     pass through; those before it are a tower's. ``end``: masks that are there when backward comes to the embeddings.
     """
@@ -56,7 +56,7 @@ class Walk:
     loss: Part | None
     tied: bool
     entry: int = 0
-    end: Bag = EMPTY
+    end: BytesByPath = EMPTY
 
     def hosted(self) -> tuple[Count, ...]:
         """Bytes of every tensor that waits for backward in host memory."""
@@ -114,7 +114,7 @@ def _made(plan: Plan, engine: Engine) -> Made:
     return last[2]
 
 
-def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Walk:
+def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> StageLayers:
     """A stage's groups with their numbers. ``release``: gradients are added to existing ones as soon as they are made."""
     stack = spec.stacks[-1]
     ends = end_parts(spec, plan, engine, release=release)
@@ -143,7 +143,7 @@ def walk(spec: ModelSpec, plan: Plan, engine: Engine, *, release: Release) -> Wa
     tied = spec.head.tied and ends.embeddings is not None and ends.head is not None
     start = _end("embeddings", (ends.embeddings,), spec.embeddings.weights, spec.embeddings.norms, plan)
     last = _end("head", (ends.head, ends.loss), spec.head.weights, stack.final_norms, plan)
-    return Walk(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied, entry=entry, end=let_go.end)
+    return StageLayers(embeddings=start, layers=tuple(layers), head=last, loss=ends.loss, tied=tied, entry=entry, end=let_go.end)
 
 
 def _passed(bridge: Layers, gone: LetGo, *, counted: bool) -> Layers:
@@ -154,13 +154,13 @@ def _passed(bridge: Layers, gone: LetGo, *, counted: bool) -> Layers:
     return Layers((replace(group, gradients=gradients, part=_backward_without(group.part, before)),), 1)
 
 
-def _made_again(first: Layers, gone: Bag) -> Layers:
+def _made_again(first: Layers, gone: BytesByPath) -> Layers:
     """A stack's first layers, which are run again without what is ``gone`` when backward has come to them."""
     group, *others = first.pattern
     return Layers((replace(group, part=_backward_without(group.part, gone)), *others), first.count)
 
 
-def _backward_without(part: Part, gone: Bag) -> Part:
+def _backward_without(part: Part, gone: BytesByPath) -> Part:
     """A part whose backward begins when what is ``gone`` is no longer there."""
     backward, again, behind = (merge([(1, bag), (-1, gone)]) for bag in (part.backward, part.again, part.behind))
     return replace(part, backward=backward, again=again, behind=behind)
@@ -259,5 +259,5 @@ def _end(name: str, parts: tuple[Part | None, ...], weights: tuple[Weight, ...],
     if parts[0] is None:
         return None
     own = (*weights, *(w for norm in norms for w in norm.weights))
-    gradients = Bag.of(pair for part in parts if part for pair in part.gradients.held.items())
+    gradients = BytesByPath.of(pair for part in parts if part for pair in part.gradients.held.items())
     return Group(name, parts[0], parts[0], tuple(h for w in own for h in held(w.path, w, 1, plan)), gradients)

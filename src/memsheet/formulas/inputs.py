@@ -5,7 +5,7 @@ from __future__ import annotations
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.picture_towers import has_pictures, pixel_bytes
 from memsheet.formulas.model_code.transformers.pictures import of_pictures, picture_bytes
-from memsheet.formulas.tapes.evaluate import Bag
+from memsheet.formulas.tapes.evaluate import BytesByPath
 from memsheet.plan.dtypes import INT64
 from memsheet.plan.model import ModelSpec, Stack
 from memsheet.plan.plan import Plan
@@ -14,7 +14,7 @@ from memsheet.sheet import Component
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: arguments of the models' forward; ids and labels are int64")
-def inputs(model: ModelSpec, plan: Plan) -> Bag:
+def inputs(model: ModelSpec, plan: Plan) -> BytesByPath:
     """On the device at every instant of a step."""
     tokens, sequences = INT64.nbytes(plan.microbatch * plan.seq_len), INT64.nbytes(plan.microbatch)
     if of_pictures(model.embeddings):
@@ -33,5 +33,5 @@ def _is_pair(stacks: tuple[Stack, ...]) -> bool:
     return {"encoder", "decoder"} <= {stack.role for stack in stacks}
 
 
-def _named(sizes: dict[str, Count]) -> Bag:
-    return Bag.of(((Component.INPUTS, name), size) for name, size in sizes.items())
+def _named(sizes: dict[str, Count]) -> BytesByPath:
+    return BytesByPath.of(((Component.INPUTS, name), size) for name, size in sizes.items())

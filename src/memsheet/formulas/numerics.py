@@ -40,7 +40,7 @@ def writes_scores(plan: Plan, mixer: Mixer) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Numerics:
+class RunConfig:
     """What decides how a block runs, apart from its shapes. Part of the key under which a recording is kept."""
 
     code: Code = Code.TRANSFORMERS
@@ -82,12 +82,12 @@ class Numerics:
     mask: bool = False  # the efficient kernel gets a mask, turned into a bias in the compute dtype for each layer
 
 
-def checkpointed(r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: str, how: Numerics) -> Tensor:
+def checkpointed(r: Recorder, run: Callable[[Tensor], Tensor], x: Tensor, path: str, how: RunConfig) -> Tensor:
     """``run(x)``, the module at ``path``: as it is, or run again in backward."""
     return r.again(run, x) if path.rpartition(".")[2] in how.again else run(x)
 
 
-def vocabulary_table(r: Recorder, path: str, shape: Shape, how: Numerics, *, joined: Joined = Joined.NO) -> Tensor:
+def vocabulary_table(r: Recorder, path: str, shape: Shape, how: RunConfig, *, joined: Joined = Joined.NO) -> Tensor:
     """The matrix of embeddings or of the output projection: the model's own, or the copy that is trained (peft utils/other.py)."""
     name = path.removesuffix(".weight")
     if name.rpartition(".")[2] in how.whole:
@@ -95,7 +95,7 @@ def vocabulary_table(r: Recorder, path: str, shape: Shape, how: Numerics, *, joi
     return r.parameter(path, shape, how.parameters, trains=how.trains, joined=joined)
 
 
-def parameter(r: Recorder, weight: Weight, how: Numerics, path: str) -> Tensor:
+def parameter(r: Recorder, weight: Weight, how: RunConfig, path: str) -> Tensor:
     return r.parameter(path, tuple(weight.shape), how.parameters, trains=how.trains or weight.adapter)
 
 
@@ -127,7 +127,7 @@ def stored_as(quantization: Quantization | None) -> str:
     return next((name for name in STORED if quantization is not None and quantization.weights.name.startswith(name)), "4-bit")
 
 
-def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     """The linear layer ``name`` of a block, with its LoRA branch where it carries one."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
     low = parameter(r, bias, how, f"{name}.bias") if bias else None

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from memsheet.formulas.model_code import ModelCode, model_code
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import STORED, Numerics
+from memsheet.formulas.numerics import STORED, RunConfig
 from memsheet.formulas.tapes.graph import Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Tape
@@ -14,13 +14,13 @@ from memsheet.plan.model import Block, Embeddings, Head, Norm
 from memsheet.plan.plan import Loss
 
 
-def _recorder(how: Numerics, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
+def _recorder(how: RunConfig, pass_: Pass = Pass.PLAIN) -> tuple[Recorder, ModelCode]:
     made = Recorder(compute=how.autocast, processor=how.processor, offloads=how.offloads, pass_=pass_, chosen=how.chosen)
     return made, model_code(how.code)
 
 
 @lru_cache(maxsize=512)
-def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool = False) -> Tape:
+def record(block: Block, how: RunConfig, *, saving: bool = True, recomputed: bool = False) -> Tape:
     """The tape of one block. ``saving``: False for a forward that will be recomputed; ``recomputed`` for the one that does so."""
     r, code = _recorder(how, Pass.RECOMPUTED if recomputed else Pass.PLAIN if saving else Pass.LIGHT)
 
@@ -34,14 +34,14 @@ def record(block: Block, how: Numerics, *, saving: bool = True, recomputed: bool
 
 
 @lru_cache(maxsize=64)
-def record_embeddings(embeddings: Embeddings, how: Numerics, *, tied: Joined = Joined.NO) -> Tape:
+def record_embeddings(embeddings: Embeddings, how: RunConfig, *, tied: Joined = Joined.NO) -> Tape:
     r, code = _recorder(how)
     x, named = code.embed(r, embeddings, how, tied)
     return r.finish(x, gradient=f"{embeddings.weights[0].path.removesuffix('.weight')}/gradient", lingering=named)
 
 
 @lru_cache(maxsize=64)
-def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, before: str, table: str = "lm_head") -> Tape:
+def record_head(norms: tuple[Norm, ...], head: Head, how: RunConfig, loss: Loss, before: str, table: str = "lm_head") -> Tape:
     """Final norms and what the loss takes.
 
     ``before``: the name of what the layers hand over; ``table``: that of the parameter that makes logits of them.
@@ -55,7 +55,7 @@ def record_head(norms: tuple[Norm, ...], head: Head, how: Numerics, loss: Loss, 
 
 
 @lru_cache(maxsize=64)
-def record_loss(how: Numerics, loss: Loss, table: str = "lm_head") -> Tape:
+def record_loss(how: RunConfig, loss: Loss, table: str = "lm_head") -> Tape:
     """From logits (or hidden states) to the loss. What arrives stays until the model's forward returns."""
     r, code = _recorder(how)
     shape, dtype, path = code.loss_input(how, loss)

@@ -12,18 +12,18 @@ from memsheet.engines.torch_versions import gradients_stay, older
 from memsheet.errors import require
 from memsheet.formulas.activations import check_modelled, numerics
 from memsheet.formulas.around.fsdp2_sizes import fsdp2_gradients, unsynced_gradient_bytes
-from memsheet.formulas.around.kept import Host, Kept
+from memsheet.formulas.around.kept import Host, ResidentState
 from memsheet.formulas.around.outliers import with_outliers
 from memsheet.formulas.around.scaler import scaler_states, unscaling
-from memsheet.formulas.around.surroundings import Surroundings, replicated
-from memsheet.formulas.groups import Walk, walk
+from memsheet.formulas.around.surroundings import ShardingOverhead, replicated
+from memsheet.formulas.groups import StageLayers, walk
 from memsheet.formulas.inputs import inputs
 from memsheet.formulas.model_code import model_code
 from memsheet.formulas.pipeline import STEADY, chunk_models, covers, flights, interleaved, stage_model
 from memsheet.formulas.states.held import Held, held_tensors, parameter_bytes, parameter_shard
 from memsheet.formulas.states.optimizers import adam_mini_problems, head_elements, optimizer_bytes, paged_states, step_temporaries, stepped
 from memsheet.formulas.stretches import stretches
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, Moment, largest, merge, together
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, Moment, largest, merge, together
 from memsheet.formulas.training import Step, everything_kept, gradient_bag, moments, widening
 from memsheet.frozen import dataclass
 from memsheet.plan.engine import Engine, Sharding
@@ -36,7 +36,7 @@ UNSYNCED_NOTE = (
     "gradients are reduced after every micro-batch; accelerate and the Trainer keep them whole until the last one (no_sync): the high end"
 )
 
-Instants = dict[Instant, Bag]
+Instants = dict[Instant, BytesByPath]
 Order = tuple[int, int, int, tuple[int, ...]]
 """Stages, chunks of each, a stage, and of which kind each of its chunks is."""
 
@@ -67,7 +67,7 @@ class Trained:
     bags: Instants
     low: Instants | None
     high: Instants | None
-    kept: Kept
+    kept: ResidentState
 
 
 def train(rank: Rank, plan: Plan, engine: Engine) -> Trained:
@@ -94,7 +94,7 @@ def _open(plan: Plan) -> bool:
     return routing is not None and not stated and not routing.balanced and not routing.padded and not agreed(plan.mesh.ep == 1)
 
 
-def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = None) -> tuple[Instants, Kept]:
+def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None = None) -> tuple[Instants, ResidentState]:
     """Of two micro-batches the smaller comes last and is the only one that finds gradients there, so either may hold most; with more of them
     a whole one does.
     """
@@ -106,7 +106,7 @@ def _last_smaller(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = 
     return {instant: largest([[(1, first[instant])], [(1, second[instant])]]) for instant in first}, kept
 
 
-def _passes(rank: Rank, plan: Plan, engine: Engine, states: Kept | None = None) -> tuple[Instants, Kept]:
+def _passes(rank: Rank, plan: Plan, engine: Engine, states: ResidentState | None = None) -> tuple[Instants, ResidentState]:
     """A step whose micro-batches are all alike: of the moments of a pipeline, the one that holds most."""
     walks, kept = _kept(rank, plan, engine, states)
     kept = with_outliers(kept, walks, rank.model, plan)
@@ -172,7 +172,7 @@ def _beside(stages: int, chunks: int, stage: int, kinds: tuple[int, ...], microb
     return {place: [one for one in sorted(counts) if not any(covers(other, one) for other in counts)] for place, counts in found.items()}
 
 
-def _step(rank: Rank, number: int, chunk: Walk, kept: Kept, plan: Plan, engine: Engine) -> Step:
+def _step(rank: Rank, number: int, chunk: StageLayers, kept: ResidentState, plan: Plan, engine: Engine) -> Step:
     how, code, model = numerics(plan, engine), model_code(engine.code), rank.chunks[number]
     return Step(
         walk=chunk, around=kept.around, states=kept.states, resident_gradients=kept.resident, shared=code.shared(model, plan, how),
@@ -185,7 +185,7 @@ def accumulates(plan: Plan, engine: Engine) -> bool:
     return agreed(plan.accumulation > 1) or (engine.name == "transformers" and gradients_stay(plan.engine_version))
 
 
-def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[tuple[Walk, ...], Kept]:
+def _kept(rank: Rank, plan: Plan, engine: Engine, known: ResidentState | None) -> tuple[tuple[StageLayers, ...], ResidentState]:
     """The chunks of a rank in order of execution, and what the engine keeps around them, unless that is ``known``."""
     model = rank.model
     if engine.sharding is Sharding.MEGATRON:
@@ -216,9 +216,9 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
     # torch 2.13 distributed/pipelining/stage.py, backward_maybe_with_nosync: whole gradients stay until the last micro-batch
     reduces_last = engine.whole_in_pipelines and agreed(plan.mesh.pp > 1)
     unsynced = {UNSYNCED: (0, unsynced_gradient_bytes(parameters, plan))} if adds and engine.sharding is Sharding.FSDP2 else {}
-    waiting = Bag.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
+    waiting = BytesByPath.of((key, unsynced[key][1] if reduces_last else 0) for key in unsynced)
     unsynced = {} if reduces_last else unsynced
-    kept = Kept(
+    kept = ResidentState(
         states=_states(model, plan, engine, parameters, shards), around=_around(engine, plan, parameters, stage),
         resident=merge([(1, EMPTY if reduces_last else gradients), (1, waiting)]) if adds else EMPTY, at_step=_at_step(shards, gradients, plan, engine),
         gradients=EMPTY if plan.optimizer_in_backward else gradients,
@@ -240,17 +240,17 @@ def _kept(rank: Rank, plan: Plan, engine: Engine, known: Kept | None) -> tuple[t
     return (stage,), _with_inputs(_with_waiting(offloaded(kept, plan, parameters), stage), plan, model)
 
 
-def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], Walk], *, known: bool) -> tuple[Walk, ...]:
+def _alike(chunks: tuple[ModelSpec, ...], make: Callable[[ModelSpec], StageLayers], *, known: bool) -> tuple[StageLayers, ...]:
     """A walk of each chunk; those of like layers share one. ``known``: there are none."""
     if known:
         return tuple(map(make, chunks))
-    made: list[tuple[ModelSpec, Walk]] = []
+    made: list[tuple[ModelSpec, StageLayers]] = []
     for chunk in chunks:
         made.append((chunk, next((walk for other, walk in made if other == chunk), None) or make(chunk)))
     return tuple(walk for _, walk in made)
 
 
-def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: Walk) -> Surroundings:
+def _around(engine: Engine, plan: Plan, parameters: tuple[Held, ...], stage: StageLayers) -> ShardingOverhead:
     """What is around the layers where DeepSpeed is not, which keeps everything its own way."""
     if engine.sharding is Sharding.FSDP1:
         from memsheet.formulas.around.fsdp1 import fsdp1
@@ -273,19 +273,19 @@ def _notes(plan: Plan, unsynced: Mapping[Key, object]) -> Iterator[str]:
         yield "torchao's step is compiled: buffers that torch.compile may take for it, of one parameter at a time, are not counted"
 
 
-def _at_step(shards: tuple[tuple[Held, Count], ...], gradients: Bag, plan: Plan, engine: Engine) -> Bag:
+def _at_step(shards: tuple[tuple[Held, Count], ...], gradients: BytesByPath, plan: Plan, engine: Engine) -> BytesByPath:
     """Gradients and scratch while the optimizer works."""
     if plan.optimizer_in_backward:
         return EMPTY
     if plan.precision.master_weights is not None and engine.sharding is Sharding.REPLICATED:
         return largest([[(1, moment)] for moment in widening(shards, plan)])
-    scratch = Bag.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
+    scratch = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), step_temporaries(shards, plan))])
     return merge([(1, gradients), (1, scratch), (1, unscaling(plan, engine))])
 
 
 def _states(
     model: ModelSpec, plan: Plan, engine: Engine, parameters: tuple[Held, ...], shards: tuple[tuple[Held, Count], ...]
-) -> Bag:  # fmt: skip
+) -> BytesByPath:  # fmt: skip
     """What is there at every instant of a steady step, gradients aside. ``shards``: what trains, and how much of it the rank keeps."""
     pairs: list[tuple[Key, Count]] = list(parameter_bytes(model, plan, parameters, engine.sharding).items())
     master, block = plan.precision.master_weights, head_elements(model)
@@ -293,14 +293,14 @@ def _states(
         if master is not None:
             pairs.append(((Component.MASTER_WEIGHTS, h.path), h.times * master.nbytes(kept)))
         pairs.append(((Component.OPTIMIZER_STATES, h.path), h.times * optimizer_bytes(h, kept, plan, block)))
-    return Bag.of([*pairs, *scaler_states(plan, engine).held.items()])
+    return BytesByPath.of([*pairs, *scaler_states(plan, engine).held.items()])
 
 
-def _with_waiting(kept: Kept, stage: Walk) -> Kept:
+def _with_waiting(kept: ResidentState, stage: StageLayers) -> ResidentState:
     """With what waits for backward on the host, beside the states that lie there."""
     return replace(kept, host=replace(kept.host, pinned=(*kept.host.pinned, *stage.hosted())))
 
 
-def _with_inputs(kept: Kept, plan: Plan, model: ModelSpec) -> Kept:
+def _with_inputs(kept: ResidentState, plan: Plan, model: ModelSpec) -> ResidentState:
     """What a micro-batch is made of, beside the states."""
     return replace(kept, states=merge([(1, kept.states), (1, inputs(model, plan))]))

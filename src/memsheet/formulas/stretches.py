@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 
-from memsheet.formulas.groups import Group, Walk
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Moment
+from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Moment
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Plan
 from memsheet.references import SUBLINEAR, formula
@@ -24,7 +24,7 @@ def segment_length(layers: int, plan: Plan) -> int:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
+class RecomputeSegments:
     """The first layer of each stretch, and all layers."""
 
     starts: tuple[int, ...]
@@ -47,7 +47,7 @@ class Stretches:
     def inside(self, index: int) -> Moment:
         """What the layers of its stretch that come before a layer keep while its own backward runs; the stretch's input is kept besides."""
         start = self.start(index)
-        kept: list[tuple[int, Bag]] = [(1, group.plain.retained) for group in self.layers[start:index]]
+        kept: list[tuple[int, BytesByPath]] = [(1, group.plain.retained) for group in self.layers[start:index]]
         return [*kept, *_without_input(self.layers[start])] if kept else []
 
     def bodies(self, index: int) -> tuple[Moment, ...]:
@@ -63,11 +63,11 @@ def _without_input(group: Group) -> Moment:
     return [(-1, group.part.retained)] if group.plain.keeps_input else []
 
 
-def stretches(walk: Walk, plan: Plan) -> Stretches | None:
+def stretches(walk: StageLayers, plan: Plan) -> RecomputeSegments | None:
     """The stretches of a stage; None where every layer is by itself."""
     if not plan.recompute.stretched:
         return None
     layers = tuple(group for run in walk.layers for _ in range(run.count) for group in run.pattern)
     if segment_length(len(layers), plan) == 1:
         return None
-    return Stretches(plan.recompute.starts(len(layers)), layers)
+    return RecomputeSegments(plan.recompute.starts(len(layers)), layers)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count, agreed
-from memsheet.formulas.around.surroundings import Surroundings
-from memsheet.formulas.groups import Group, Layers, Walk
+from memsheet.formulas.around.surroundings import ShardingOverhead
+from memsheet.formulas.groups import Group, Layers, StageLayers
 from memsheet.formulas.states.held import Held, gradient_dtype, module_of
 from memsheet.formulas.states.optimizers import step_temporaries
-from memsheet.formulas.stretches import Stretches
-from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside, Moment, together
+from memsheet.formulas.stretches import RecomputeSegments
+from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Beside, BytesByPath, Moment, together
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Loss, Plan
 from memsheet.references import MEGATRON_MASTER, formula
@@ -22,17 +22,17 @@ from memsheet.sheet import Component, Instant
 class Step:
     """Everything the moments of a step are made of."""
 
-    walk: Walk
-    around: Surroundings
-    states: Bag  # parameters, masters, moments, buffers, inputs
-    resident_gradients: Bag  # with gradient accumulation, at every instant
-    shared: Bag  # rotary tables: saved by the first layer that uses them
-    masks: Bag  # through the model's forward
+    walk: StageLayers
+    around: ShardingOverhead
+    states: BytesByPath  # parameters, masters, moments, buffers, inputs
+    resident_gradients: BytesByPath  # with gradient accumulation, at every instant
+    shared: BytesByPath  # rotary tables: saved by the first layer that uses them
+    masks: BytesByPath  # through the model's forward
     plan: Plan
     keeps_masks: bool = False
-    stretches: Stretches | None = None  # layers that are recomputed together
-    others: Bag = EMPTY  # what other micro-batches keep for their backward, in a pipeline
-    named: Bag = EMPTY  # what the training loop still names from the loss to the end of the step
+    stretches: RecomputeSegments | None = None  # layers that are recomputed together
+    others: BytesByPath = EMPTY  # what other micro-batches keep for their backward, in a pipeline
+    named: BytesByPath = EMPTY  # what the training loop still names from the loss to the end of the step
     beside: Beside = NOTHING  # what forward names of a tower that pictures pass through
 
     @property
@@ -45,12 +45,12 @@ class Step:
         return self.accumulates or self.plan.optimizer_in_backward
 
     @property
-    def kept_tables(self) -> Bag:
+    def kept_tables(self) -> BytesByPath:
         """Rotary tables between forward and backward: saved by layers, if not on the host, or arguments of their checkpoints."""
         return EMPTY if self.plan.offload.activations and not self.keeps_masks else self.shared
 
     @property
-    def kept_masks(self) -> Bag:
+    def kept_masks(self) -> BytesByPath:
         """A checkpoint holds on to its arguments, the mask among them, until its layer has run backward."""
         return self.masks if self.keeps_masks else EMPTY
 
@@ -83,19 +83,19 @@ def _forward(step: Step) -> Iterator[Moment]:
         yield [*sofar, (1, _handed_over(group)), (1, around.entering(before, group))]
 
 
-def _looked_up(walk: Walk, embeddings: Group) -> Bag:
+def _looked_up(walk: StageLayers, embeddings: Group) -> BytesByPath:
     """The embeddings' forward, their output as what it is from then on: saved, where the first layer saves what it is handed."""
     forward, output = embeddings.part.forward, (Component.TEMPORARIES, f"{module_of(embeddings.parameters[0].path)}/output")
     if output not in forward.held or not walk.layers or not walk.layers[walk.entry].pattern[0].part.keeps_input:
         return forward
-    return Bag.of(((Component.SAVED_ACTIVATIONS if key == output else key[0], key[1]), size) for key, size in forward.held.items())
+    return BytesByPath.of(((Component.SAVED_ACTIVATIONS if key == output else key[0], key[1]), size) for key, size in forward.held.items())
 
 
-def _handed_over(group: Group) -> Bag:
+def _handed_over(group: Group) -> BytesByPath:
     """What a layer is about to read, as what it is from then on: saved, where the layer saves it."""
     arriving = group.part.arriving
     return (
-        Bag.of(((Component.SAVED_ACTIVATIONS, path), size) for (_, path), size in arriving.held.items())
+        BytesByPath.of(((Component.SAVED_ACTIVATIONS, path), size) for (_, path), size in arriving.held.items())
         if group.part.keeps_input
         else arriving
     )
@@ -122,7 +122,7 @@ def _inside_forward(step: Step) -> Moment:
     return [*((1, kept) for kept in named), *_embedding_output(step, last, 1, 0), *_beside(step, last)]
 
 
-def _last(walk: Walk) -> Group | None:
+def _last(walk: StageLayers) -> Group | None:
     return walk.layers[-1].pattern[-1] if walk.layers else walk.embeddings
 
 
@@ -192,7 +192,7 @@ def _kept(step: Step, run: int, repetitions: int) -> Moment:
     return step.stretches.kept(_index(step, run, 0, 0), _index(step, run, repetitions, 0))
 
 
-def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """What everything ahead of a layer keeps for backward."""
     walk = step.walk
     moment = _embeddings_kept(step, entered=agreed(run + repetition + place > 0))
@@ -205,7 +205,7 @@ def _before(step: Step, run: int, repetition: int, place: int) -> list[tuple[Cou
     return moment + [(1, group.part.retained) for group in walk.layers[run].pattern[:place]]
 
 
-def _embeddings_kept(step: Step, *, entered: bool) -> list[tuple[Count, Bag]]:
+def _embeddings_kept(step: Step, *, entered: bool) -> list[tuple[Count, BytesByPath]]:
     """What the embeddings keep. Once the first layer was ``entered``, the input that it keeps goes by their name."""
     first = step.walk.embeddings
     if first is None:
@@ -214,17 +214,17 @@ def _embeddings_kept(step: Step, *, entered: bool) -> list[tuple[Count, Bag]]:
     return [(1, first.part.retained), (1, step.around.holds(first)), *renamed]
 
 
-def _output_of(embeddings: Group, layer: Group) -> Bag:
+def _output_of(embeddings: Group, layer: Group) -> BytesByPath:
     """The first layer's kept input, named anew."""
     if not layer.part.keeps_input:
         return EMPTY
     names = {path: f"{module_of(embeddings.parameters[0].path)}/output" for _, path in layer.part.arriving.held}
     saved = Component.SAVED_ACTIVATIONS
     pairs = [((saved, names[path]), size) for (_, path), size in layer.part.arriving.held.items()]
-    return Bag.of([*pairs, *(((saved, path), -size) for (_, path), size in layer.part.arriving.held.items())])
+    return BytesByPath.of([*pairs, *(((saved, path), -size) for (_, path), size in layer.part.arriving.held.items())])
 
 
-def _all_kept(step: Step) -> list[tuple[Count, Bag]]:
+def _all_kept(step: Step) -> list[tuple[Count, BytesByPath]]:
     walk = step.walk
     moment = _embeddings_kept(step, entered=True)
     for number, layers in enumerate(walk.layers):
@@ -236,13 +236,13 @@ def everything_kept(step: Step) -> Moment:
     """What a micro-batch keeps between its forward and its backward, which are not next to one another in a pipeline. What the engine
     gathered is there once for all of them.
     """
-    step = replace(step, around=Surroundings())
+    step = replace(step, around=ShardingOverhead())
     head = [(1, step.walk.head.part.retained)] if step.walk.head else []
     loss = [(1, step.walk.loss.retained)] if step.walk.loss else []
     return [(1, step.kept_tables), (1, step.kept_masks), *_all_kept(step), *head, *loss]
 
 
-def _held(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, Bag]]:
+def _held(step: Step, layers: Layers, repetitions: Count) -> list[tuple[Count, BytesByPath]]:
     """What the engine keeps of some repetitions of a run between forward and backward."""
     return [(repetitions, step.around.holds(group)) for group in layers.pattern]
 
@@ -259,7 +259,7 @@ def _passing(step: Step, index: int, group: Group) -> tuple[Moment, ...]:
     return tuple([*inside, *body] for body in step.stretches.bodies(index))
 
 
-def _cached(walk: Walk, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+def _cached(walk: StageLayers, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """What the model's forward keeps besides: embeddings it still names, weights' casts of layers that save nothing."""
     moment = [(1, walk.embeddings.part.cached)] if walk.embeddings else []
     moment += [(layers.count, group.part.cached) for layers in walk.layers[:run] for group in layers.pattern]
@@ -267,14 +267,19 @@ def _cached(walk: Walk, run: int, repetition: int, place: int) -> list[tuple[Cou
     return moment + [(1, group.part.cached) for group in walk.layers[run].pattern[:place]]
 
 
-def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+def _embedding_output(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """The model's forward holds on to the embeddings' output; for the first layer it is that layer's input."""
     walk = step.walk
     first = walk.entry if run >= walk.entry else 0
     if walk.embeddings is None or agreed(run - first + repetition + place == 0) or walk.layers[first].pattern[0].part.keeps_input:
         return []
     return [
-        (1, Bag.of([((Component.TEMPORARIES, f"{module_of(walk.embeddings.parameters[0].path)}/output"), walk.embeddings.part.output)]))
+        (
+            1,
+            BytesByPath.of(
+                [((Component.TEMPORARIES, f"{module_of(walk.embeddings.parameters[0].path)}/output"), walk.embeddings.part.output)]
+            ),
+        )
     ]
 
 
@@ -297,13 +302,13 @@ def _waiting(step: Step, run: int) -> Moment:
     words = module_of(step.walk.embeddings.parameters[0].path)
     own = (step.walk.layers[0].pattern[0].name.removesuffix("*"), words)
     kept = [*step.kept_tables.held.items(), *step.kept_masks.held.items()]
-    gone = Bag.of((key, -size) for key, size in kept if not key[1].startswith(own))
+    gone = BytesByPath.of((key, -size) for key, size in kept if not key[1].startswith(own))
     if run == step.walk.entry - 1:  # which makes that gradient
         return [(1, gone)]
-    return [(1, gone), (1, Bag.of([((Component.TEMPORARIES, f"{words}/gradient"), step.walk.embeddings.part.output)]))]
+    return [(1, gone), (1, BytesByPath.of([((Component.TEMPORARIES, f"{words}/gradient"), step.walk.embeddings.part.output)]))]
 
 
-def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """What layers behind this one have left: their gradients, and what stays until the graph goes."""
     walk = step.walk
     behind = [(layers.count, group) for layers in walk.layers[run + 1 :] for group in layers.pattern]
@@ -313,7 +318,7 @@ def _left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count
     return [*_gradients_left(step, run, repetition, place), *lingering]
 
 
-def _gradients_left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, Bag]]:
+def _gradients_left(step: Step, run: int, repetition: int, place: int) -> list[tuple[Count, BytesByPath]]:
     """Gradients that layers behind this one have left. When accumulating they have been added to the resident ones, and in a step inside
     backward they are used up, except a tied
     head's: autograd adds it to the embeddings' own before it reaches the parameter.
@@ -329,32 +334,32 @@ def _gradients_left(step: Step, run: int, repetition: int, place: int) -> list[t
     return moment + [(1, around.leaves(group)) for group in here.pattern[place + 1 :]]
 
 
-def _head_left(step: Step) -> list[tuple[Count, Bag]]:
+def _head_left(step: Step) -> list[tuple[Count, BytesByPath]]:
     return [(1, step.around.leaves(step.walk.head))] if step.walk.head else []
 
 
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
 
 
-def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> Bag:
+def gradient_bag(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> BytesByPath:
     """All gradients as they stand before the optimizer's step."""
-    return Bag.of(
+    return BytesByPath.of(
         ((Component.GRADIENTS, module_of(h.path)), h.times * gradient_dtype(h, plan).nbytes(elements)) for h, elements in parameters
     )
 
 
 @formula(cites=MEGATRON_MASTER, at="_copy_model_grads_to_main_grads: a gradient is cast, then let go, one parameter after another")
-def widening(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> list[Bag]:
+def widening(parameters: tuple[tuple[Held, Count], ...], plan: Plan) -> list[BytesByPath]:
     """Moments of an optimizer with copies in higher precision: each gradient beside its own copy, then all copies while they are stepped.
 
     Tensors of layers are taken as they stand in the last one.
     """
     assert plan.precision.master_weights is not None
     wide, own = plan.precision.master_weights, plan.precision.gradients
-    moments, done, repeated = list[Bag](), 0, sum((h.times - 1) * n for h, n in parameters)
+    moments, done, repeated = list[BytesByPath](), 0, sum((h.times - 1) * n for h, n in parameters)
     for place, (h, n) in enumerate(parameters):
         done, repeated = (done + repeated, 0) if h.times > 1 else (done, repeated)
         done = done + n
         left = [((Component.GRADIENTS, module_of(other.path)), own.nbytes(size)) for other, size in parameters[place:]]
-        moments.append(Bag.of([((Component.TEMPORARIES, "optimizer"), wide.nbytes(done)), *left]))
-    return [*moments, Bag.of([((Component.TEMPORARIES, "optimizer"), wide.nbytes(done) + step_temporaries(parameters, plan))])]
+        moments.append(BytesByPath.of([((Component.TEMPORARIES, "optimizer"), wide.nbytes(done)), *left]))
+    return [*moments, BytesByPath.of([((Component.TEMPORARIES, "optimizer"), wide.nbytes(done) + step_temporaries(parameters, plan))])]

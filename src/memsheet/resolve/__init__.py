@@ -9,7 +9,7 @@ from typing import Any
 from memsheet.engines import MODELLED, find_engine
 from memsheet.errors import InputError, Problem, require
 from memsheet.frozen import dataclass
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.check import Request, check_request, flatten
 from memsheet.plan.contradictions import contradictions
 from memsheet.plan.defaults import OTHER_TASK, UNMODELLED
@@ -70,7 +70,7 @@ def resolve(request: Request, model: ModelSpec | None, cluster: Cluster | None =
 
 def _resolved(request: Request, model: ModelSpec | None, cluster: Cluster | None, *, real: bool) -> Resolved:
     """As ``resolve``, by the engine that is asked for, else by the usual one."""
-    gaps = Gaps(request)
+    gaps = RequestResolver(request)
     task = gaps.get("task", "train", silent=True)
     gpus = cluster.count if cluster else None
     engine = _engine(gaps, task, cluster, model)
@@ -121,7 +121,7 @@ def _resolved(request: Request, model: ModelSpec | None, cluster: Cluster | None
     return Resolved(plan, tuple(gaps.assumed))
 
 
-def _refuse_unread(gaps: Gaps, engine: Engine, task: str) -> None:
+def _refuse_unread(gaps: RequestResolver, engine: Engine, task: str) -> None:
     """Options that nobody has modelled for the engine, and those of the other task."""
     for key, harmless in UNMODELLED.items():
         value = gaps.request.get(key)
@@ -203,7 +203,7 @@ def usual_engine(request: Request, cluster: Cluster | None, model: ModelSpec | N
     return default
 
 
-def _engine(gaps: Gaps, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
+def _engine(gaps: RequestResolver, task: str, cluster: Cluster | None, model: ModelSpec | None) -> Engine:
     several = (cluster.count if cluster else mesh_product(gaps.request)) > 1
     name = gaps.get("engine", None if gaps.request.get("engine") else usual_engine(gaps.request, cluster, model))
     engine = find_engine(name)
@@ -240,7 +240,7 @@ def _engine_there(names: tuple[str, ...], task: str) -> str | None:
 _INSTEAD = {"activations": "--recompute full drops them; or engine fsdp2 or deepspeed"}
 
 
-def _offload(gaps: Gaps, engine: Engine) -> Offload:
+def _offload(gaps: RequestResolver, engine: Engine) -> Offload:
     wanted = {key: gaps.request.get(f"offload.{key}") for key in ("optimizer", "parameters", "activations")}
     for key, value in wanted.items():
         if value and key not in engine.offload:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.defaults import (
     FUSED_TARGETS,
     LORA_TARGETS,
@@ -19,7 +19,7 @@ ALL_LINEAR = "all-linear"
 """peft's word for every linear layer but the head (target_modules)."""
 
 
-def adapter_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> Adapter | None:
+def adapter_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -> Adapter | None:
     """The adapter that is asked for: matrices of some rank, or prompts."""
     rank, asked = gaps.request.get("adapter.rank"), gaps.request.get("adapter.kind")
     if rank is None and asked not in PROMPTED:
@@ -42,7 +42,7 @@ PROMPT_LENGTH, START_LAYER = 10, 2
 """Learned positions, and the first layer that has them (Lightning-AI/litgpt, litgpt/adapter.py, Config)."""
 
 
-def _prompts(gaps: Gaps, kind: AdapterKind, dtype: DType) -> Adapter:
+def _prompts(gaps: RequestResolver, kind: AdapterKind, dtype: DType) -> Adapter:
     """A llama-adapter, which is on every attention by what it is; names of targets describe it."""
     for key in ("adapter.rank", "adapter.dropout", "adapter.full_modules"):
         if gaps.request.get(key):
@@ -55,7 +55,7 @@ def _prompts(gaps: Gaps, kind: AdapterKind, dtype: DType) -> Adapter:
     return Adapter(kind=kind, rank=0, targets=targets, dtype=dtype, prompt_length=length, start_layer=start)
 
 
-def _full_modules(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+def _full_modules(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:
     """Modules of which a copy is trained whole, by their last names: embeddings and the output projection."""
     names = tuple(gaps.request.get("adapter.full_modules") or ())
     if model is not None and names:
@@ -72,7 +72,7 @@ def _full_modules(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
     return names
 
 
-def targets_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
+def targets_of(gaps: RequestResolver, model: ModelSpec | None, engine: Engine) -> tuple[str, ...]:
     targets = gaps.request.get("adapter.targets")
     if targets is None and engine.usual_targets:
         gaps.assumed.append(f"adapter.targets = {','.join(engine.usual_targets)} ({engine.name}'s default)")
@@ -97,7 +97,7 @@ def targets_of(gaps: Gaps, model: ModelSpec | None, engine: Engine) -> tuple[str
     return tuple(targets)
 
 
-def _joined_from(gaps: Gaps, target: str, targets: Sequence[str], present: set[str]) -> bool:
+def _joined_from(gaps: RequestResolver, target: str, targets: Sequence[str], present: set[str]) -> bool:
     """Whether a target joins layers that the model has in parts, none of which is a target too."""
     parts = FUSED_TARGETS.get(target)
     if parts is None or not present.issuperset(parts) or set(parts) & set(targets):

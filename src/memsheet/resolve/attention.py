@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.engines.sglang import ATTENTION_GROUPS, GROUPS_SINCE, UNEQUAL_SINCE, version_of
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import Mesh
@@ -15,7 +15,7 @@ VLLM_GROUPS_SINCE = (0, 8)
 """``--data-parallel-size`` (vllm-project/vllm v0.8.5 engine/arg_utils.py:161; v0.7.3 has none)."""
 
 
-def attention_groups(gaps: Gaps, degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> None:
+def attention_groups(gaps: RequestResolver, degrees: dict[str, int], engine: Engine, model: ModelSpec | None) -> None:
     """``degrees`` as the engine runs them: replicas that share experts are groups of one server, and groups that share nothing are replicas.
 
     vLLM's data-parallel ranks share experts, cut or dealt (v0.33.0 layers/fused_moe/config.py:1106, 1207), and a model without experts is a
@@ -46,7 +46,7 @@ def _shared(degrees: dict[str, int], engine: Engine, model: ModelSpec | None) ->
     return degrees["ep"] == over or (engine.name == "vllm" and degrees["ep"] == 1 and degrees["etp"] in (1, over))
 
 
-def check_groups(gaps: Gaps, mesh: Mesh, engine: Engine, model: ModelSpec | None) -> None:
+def check_groups(gaps: RequestResolver, mesh: Mesh, engine: Engine, model: ModelSpec | None) -> None:
     """Problems of groups that are no cut, or that the engine does not have for the model or the release."""
     groups = int(mesh.attn_dp)
     _check_dispatch(gaps, mesh, engine)
@@ -74,7 +74,7 @@ def _ranks_for(groups: int, ranks: int) -> str:
     return f"{more}, or a divisor of {ranks}" if ranks > 1 else more
 
 
-def _check_dispatch(gaps: Gaps, mesh: Mesh, engine: Engine) -> None:
+def _check_dispatch(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> None:
     """Tokens are sent where experts are dealt to ranks (vLLM v0.33.0 layers/fused_moe/config.py:1035, SGLang v0.5.23 arg_groups/overrides.py:1611)."""
     if gaps.request.get("serving.dispatch") != "deepep" or not engine.experts_whole:
         return
@@ -89,7 +89,7 @@ def _check_dispatch(gaps: Gaps, mesh: Mesh, engine: Engine) -> None:
         gaps.wrong("serving.dispatch", "deepep", "was read at sglang 0.5.23 alone", "that release")
 
 
-def _of_sglang(gaps: Gaps, mesh: Mesh, model: ModelSpec | None) -> None:
+def _of_sglang(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None) -> None:
     groups, version = int(mesh.attn_dp), version_of(gaps.request.get("engine_version"))
     kinds = {block.kind for stack in model.stacks for run in stack.runs for block in run.pattern} if model else set()
     if other := sorted(kinds - ATTENTION_GROUPS):

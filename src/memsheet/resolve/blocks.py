@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 
@@ -14,7 +14,7 @@ LISTED = (((0, 12, 0), (1, 8, 16, 32, 64, 128)), ((0, 18, 0), (1, 8, 16, 32, 64,
 """Sizes that ``--block-size`` took before a release, whatever the kernels (v0.11.0 config/cache.py:24, v0.16.0 :22; v0.18.0 lists none)."""
 
 
-def check_blocks(gaps: Gaps, tokens: int, model: ModelSpec | None) -> None:
+def check_blocks(gaps: RequestResolver, tokens: int, model: ModelSpec | None) -> None:
     """Blocks that vLLM refuses at its start."""
     version, given = version_of(gaps.request.get("engine_version")), gaps.request.get("serving.page_tokens")
     listed = next((sizes for before, sizes in LISTED if version < before), None)

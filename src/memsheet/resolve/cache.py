@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.dtypes import FP8, FP8_E5M2, FP16, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.hardware import version_of
@@ -24,7 +24,7 @@ IN_FOUR_BITS = "--engine llama.cpp --kv-dtype q4_0"
 """The one engine here whose cache has a format of four bits (ggml-org/llama.cpp common/arg.cpp, --cache-type-k)."""
 
 
-def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None, model: ModelSpec | None = None) -> DType:
+def kv_dtype_of(gaps: RequestResolver, precision: Precision, engine: Engine | None = None, model: ModelSpec | None = None) -> DType:
     """The cache's format; llama.cpp's is fp16 whatever the file stores."""
     given = gaps.request.get("serving.kv_dtype")
     usual = FP16 if engine is not None and engine.server == "llama_cpp" else precision.compute
@@ -37,7 +37,7 @@ def kv_dtype_of(gaps: Gaps, precision: Precision, engine: Engine | None = None, 
     return found
 
 
-def _check_honoured(gaps: Gaps, engine: Engine | None, model: ModelSpec | None, precision: Precision, found: DType) -> None:
+def _check_honoured(gaps: RequestResolver, engine: Engine | None, model: ModelSpec | None, precision: Precision, found: DType) -> None:
     """A format that the engine's cache does not have."""
     given, field = gaps.request.get("serving.kv_dtype"), "serving.kv_dtype"
     if engine is None or given is None or gaps.request.get("task") != "infer":
@@ -61,7 +61,7 @@ def _has_windows(model: ModelSpec | None) -> bool:
     return any(isinstance(m, Attention) and (m.window or m.chunk) for m in mixers)
 
 
-def _named(gaps: Gaps, engine: Engine | None, model: ModelSpec | None) -> str | None:
+def _named(gaps: RequestResolver, engine: Engine | None, model: ModelSpec | None) -> str | None:
     """What the checkpoint names, where the plan keeps its weights as released and a server reads that."""
     stored = model.quantization if model is not None else None
     if engine is None or stored is None or stored.cache is None or gaps.request.get("task") != "infer":
@@ -70,7 +70,7 @@ def _named(gaps: Gaps, engine: Engine | None, model: ModelSpec | None) -> str | 
     return stored.cache if known and gaps.request.get("quantization.weights") is None else None
 
 
-def _heeded(gaps: Gaps, engine: Engine, model: ModelSpec, found: DType | None, named: str) -> DType | None:
+def _heeded(gaps: RequestResolver, engine: Engine, model: ModelSpec, found: DType | None, named: str) -> DType | None:
     stored, given = model.quantization, gaps.request.get("serving.kv_dtype")
     assert stored is not None
     version = version_of(gaps.request.get("engine_version"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec
 
@@ -28,7 +28,7 @@ def most_ranks(model: ModelSpec, ranks: int, groups: int = 1) -> int:
     return next((part for part in parts if cuts_heads(model, part // groups)), 1)
 
 
-def rest_over(gaps: Gaps, degrees: dict[str, int], rest: str, left: int, engine: Engine, model: ModelSpec | None) -> None:
+def rest_over(gaps: RequestResolver, degrees: dict[str, int], rest: str, left: int, engine: Engine, model: ModelSpec | None) -> None:
     """Give the GPUs that nobody spoke of to ``rest``; where they are more tensor-parallel ranks than cut the model, the largest number that does,
     and replicas.
     """

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memsheet.errors import Problem
 from memsheet.frozen import dataclass
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.hardware import version_of
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -53,7 +53,7 @@ def too_long(engine: str, version: str | None, model: ModelSpec | None, key: str
     )  # fmt: skip
 
 
-def check_length(gaps: Gaps, engine: str, model: ModelSpec | None, tokens: int | None) -> None:
+def check_length(gaps: RequestResolver, engine: str, model: ModelSpec | None, tokens: int | None) -> None:
     """The same of a request, under the key that says its length, unless something else is wrong with that."""
     key = "serving.max_model_len" if gaps.request.get("serving.max_model_len") or not gaps.request.get("seq_len") else "seq_len"
     if not any(problem.field == key for problem in gaps.problems):

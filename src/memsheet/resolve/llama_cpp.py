@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.dtypes import dtype_named
 from memsheet.plan.engine import Engine
 
 
-def llama_options(gaps: Gaps, engine: Engine, task: str) -> dict[str, Any]:
+def llama_options(gaps: RequestResolver, engine: Engine, task: str) -> dict[str, Any]:
     """The fields of a plan that only llama.cpp reads."""
     if task != "infer" or engine.server != "llama_cpp":
         return {}

@@ -18,7 +18,7 @@ from memsheet.engines.served_lora import (
 )
 from memsheet.engines.sglang import version_of
 from memsheet.engines.vllm import release_of
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.dtypes import BF16, FP16, FP32, DType, dtype_named
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import LatentAttention, LinearAttention, ModelSpec, Moe, Recurrent, Role, StateSpace
@@ -30,7 +30,9 @@ ROOM = ("serving.max_loras", "serving.max_cpu_loras", "serving.fully_sharded_lor
 WANTED = ("adapter.rank", "serving.max_loras")
 
 
-def served_adapters_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters | None:
+def served_adapters_of(
+    gaps: RequestResolver, engine: Engine, model: ModelSpec | None, mesh: Mesh, precision: Precision
+) -> ServedAdapters | None:
     """The room that is asked for; None where no adapter is, which costs nothing."""
     asked = [gaps.request.get(key) for key in WANTED]
     if gaps.request.get("task") != "infer":
@@ -51,7 +53,7 @@ def served_adapters_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, mesh
     return BY_ENGINE[engine.name](gaps, model, mesh, precision)
 
 
-def _of_family(gaps: Gaps, engine: Engine, model: ModelSpec) -> None:
+def _of_family(gaps: RequestResolver, engine: Engine, model: ModelSpec) -> None:
     mixers = [m for stack in model.stacks for run in stack.runs for block in run.pattern for m in block.mixers]
     if any(isinstance(mixer, StateSpace | LinearAttention | Recurrent) for mixer in mixers):
         what = "has recurrent layers, whose joined projections have adapters of another shape"
@@ -62,7 +64,7 @@ def _of_family(gaps: Gaps, engine: Engine, model: ModelSpec) -> None:
 
 
 def _room(
-    gaps: Gaps, slots: int, rank: int | None, dtype: DType, targets: tuple[str, ...] | None, *, sharded: bool = False
+    gaps: RequestResolver, slots: int, rank: int | None, dtype: DType, targets: tuple[str, ...] | None, *, sharded: bool = False
 ) -> ServedAdapters:
     """``slots``: as many as the engine takes where nobody says."""
     count = gaps.get("serving.max_loras", slots)
@@ -72,7 +74,7 @@ def _room(
     return ServedAdapters(slots=count, rank=rank or 0, targets=targets, dtype=dtype, host=host, sharded=sharded)
 
 
-def _dtype(gaps: Gaps, usual: DType, allowed: Iterable[DType], engine: str) -> DType:
+def _dtype(gaps: RequestResolver, usual: DType, allowed: Iterable[DType], engine: str) -> DType:
     given = gaps.request.get("adapter.dtype")
     found = dtype_named(given) if given is not None else None
     names = {dtype.name for dtype in (usual, *allowed)}
@@ -84,7 +86,7 @@ def _dtype(gaps: Gaps, usual: DType, allowed: Iterable[DType], engine: str) -> D
 # ---- vLLM --------------------------------------------------------------------------------------------------------------------
 
 
-def _vllm(gaps: Gaps, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
+def _vllm(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
     release = release_of(gaps.request.get("engine_version"))
     facts = facts_of(release.since)
     rank: int = gaps.get("adapter.rank", RANK)
@@ -108,7 +110,7 @@ def _vllm(gaps: Gaps, model: ModelSpec | None, mesh: Mesh, precision: Precision)
     return _room(gaps, ADAPTERS, rank, dtype, _vllm_targets(gaps, facts, model), sharded=sharded)
 
 
-def _vllm_model(gaps: Gaps, facts: Facts, model: ModelSpec, mesh: Mesh, *, sharded: bool) -> None:
+def _vllm_model(gaps: RequestResolver, facts: Facts, model: ModelSpec, mesh: Mesh, *, sharded: bool) -> None:
     rank = gaps.request.get("adapter.rank")
     if model.model_type in facts.without:
         gaps.wrong(
@@ -128,7 +130,7 @@ def _vllm_model(gaps: Gaps, facts: Facts, model: ModelSpec, mesh: Mesh, *, shard
         )
 
 
-def _vllm_targets(gaps: Gaps, facts: Facts, model: ModelSpec | None) -> tuple[str, ...] | None:
+def _vllm_targets(gaps: RequestResolver, facts: Facts, model: ModelSpec | None) -> tuple[str, ...] | None:
     """Layers with room: all, or those of ``--lora-target-modules`` with the layers that are joined with them."""
     given = gaps.request.get("adapter.targets")
     if not facts.chosen and given:
@@ -152,7 +154,7 @@ def has_experts(model: ModelSpec) -> bool:
     return any(isinstance(block.feed_forward, Moe) for stack in model.stacks for run in stack.runs for block in run.pattern)
 
 
-def _known(gaps: Gaps, given: Iterable[str], known: set[str], model: ModelSpec) -> None:
+def _known(gaps: RequestResolver, given: Iterable[str], known: set[str], model: ModelSpec) -> None:
     for name in given:
         if name not in known:
             gaps.wrong("adapter.targets", name, f"names no layer of {model.name} that may have one", f"it has {', '.join(sorted(known))}")
@@ -161,7 +163,7 @@ def _known(gaps: Gaps, given: Iterable[str], known: set[str], model: ModelSpec) 
 # ---- SGLang ------------------------------------------------------------------------------------------------------------------
 
 
-def _sglang(gaps: Gaps, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
+def _sglang(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
     if version_of(gaps.request.get("engine_version")) < SGLANG_SINCE:
         what = f"is older than what was read of sglang's adapters ({SGLANG_TAG})"
         gaps.wrong("engine_version", gaps.request.get("engine_version"), what, "leave it out")
@@ -186,7 +188,7 @@ def _sglang(gaps: Gaps, model: ModelSpec | None, mesh: Mesh, precision: Precisio
 # ---- transformers with peft, llama.cpp ---------------------------------------------------------------------------------------
 
 
-def _peft(gaps: Gaps, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
+def _peft(gaps: RequestResolver, model: ModelSpec | None, mesh: Mesh, precision: Precision) -> ServedAdapters:
     """Adapters that are loaded and not merged, in fp32 unless peft is told to leave them (autocast_adapter_dtype)."""
     if mesh.tp > 1:
         gaps.wrong("mesh.tp", mesh.tp, "is not modelled beside peft's adapters", "--pp, or merge the adapter, which then costs nothing")
@@ -196,7 +198,7 @@ def _peft(gaps: Gaps, model: ModelSpec | None, mesh: Mesh, precision: Precision)
     return _loaded(gaps, dtype, targets_of(gaps, model, engine))
 
 
-def _llama_cpp(gaps: Gaps, model: ModelSpec | None, _: Mesh, __: Precision) -> ServedAdapters:
+def _llama_cpp(gaps: RequestResolver, model: ModelSpec | None, _: Mesh, __: Precision) -> ServedAdapters:
     """Files of adapters, each in the type it was converted to (ggml-org/llama.cpp 0b03adaa convert_lora_to_gguf.py: f32 unless told otherwise)."""
     dtype = _dtype(gaps, FP32, (FP16, BF16), "llama.cpp")
     given = gaps.request.get("adapter.targets")
@@ -208,7 +210,7 @@ def _llama_cpp(gaps: Gaps, model: ModelSpec | None, _: Mesh, __: Precision) -> S
     return _loaded(gaps, dtype, tuple(given))
 
 
-def _loaded(gaps: Gaps, dtype: DType, targets: tuple[str, ...] | None) -> ServedAdapters:
+def _loaded(gaps: RequestResolver, dtype: DType, targets: tuple[str, ...] | None) -> ServedAdapters:
     """As many as are loaded, none of which stays on the host."""
     rank = gaps.request.get("adapter.rank")
     if rank is None:
@@ -217,7 +219,7 @@ def _loaded(gaps: Gaps, dtype: DType, targets: tuple[str, ...] | None) -> Served
     return ServedAdapters(slots=gaps.get("serving.max_loras", ADAPTERS), rank=rank or 0, targets=targets, dtype=dtype, host=0)
 
 
-BY_ENGINE: dict[str, Callable[[Gaps, ModelSpec | None, Mesh, Precision], ServedAdapters]] = {
+BY_ENGINE: dict[str, Callable[[RequestResolver, ModelSpec | None, Mesh, Precision], ServedAdapters]] = {
     "vllm": _vllm, "sglang": _sglang, "transformers": _peft, "llama.cpp": _llama_cpp,
 }  # fmt: skip
 """Engines whose served adapters are modelled."""

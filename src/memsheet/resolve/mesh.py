@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.check import Request
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import Attention, LatentAttention, ModelSpec, Moe
@@ -20,7 +20,7 @@ def mesh_product(request: Request) -> int:
     return result
 
 
-def zero_stage_of(gaps: Gaps, engine: Engine, task: str, gpus: int | None) -> int:
+def zero_stage_of(gaps: RequestResolver, engine: Engine, task: str, gpus: int | None) -> int:
     if task != "train":
         return 0
     single = gpus == 1 or (gpus is None and mesh_product(gaps.request) == 1)
@@ -33,7 +33,7 @@ def zero_stage_of(gaps: Gaps, engine: Engine, task: str, gpus: int | None) -> in
     return zero
 
 
-def mesh_of(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, model: ModelSpec | None) -> Mesh:
+def mesh_of(gaps: RequestResolver, engine: Engine, task: str, zero: int, gpus: int | None, model: ModelSpec | None) -> Mesh:
     given = {axis: gaps.request.get(f"mesh.{axis}") for axis in MESH}
     degrees = {axis: value or 1 for axis, value in given.items()}
     product = mesh_product(gaps.request)
@@ -74,7 +74,7 @@ def mesh_of(gaps: Gaps, engine: Engine, task: str, zero: int, gpus: int | None, 
     return mesh
 
 
-def _check_expert_split(gaps: Gaps, engine: Engine, tp: int, model: ModelSpec | None) -> None:
+def _check_expert_split(gaps: RequestResolver, engine: Engine, tp: int, model: ModelSpec | None) -> None:
     """Experts are cut over the tensor-parallel ranks: another degree inside them does not exist there."""
     given = gaps.request.get("mesh.etp")
     blocks = (block for stack in model.stacks for run in stack.runs for block in run.pattern) if model else ()
@@ -82,7 +82,7 @@ def _check_expert_split(gaps: Gaps, engine: Engine, tp: int, model: ModelSpec | 
         gaps.wrong("mesh.etp", given, f"is not modelled: {engine.name} cuts experts over all {tp} tensor-parallel ranks", "leave it out")
 
 
-def resharding_of(gaps: Gaps, engine: Engine, zero: int) -> bool:
+def resharding_of(gaps: RequestResolver, engine: Engine, zero: int) -> bool:
     """Whether gathered parameters are freed after forward: what zero 3 is, and zero 2 is not."""
     given: bool = gaps.get("reshard_after_forward", zero == 3, silent=engine.sharding is not Sharding.FSDP2)
     if given != (zero == 3) and gaps.request.get("task") != "infer":
@@ -92,7 +92,7 @@ def resharding_of(gaps: Gaps, engine: Engine, zero: int) -> bool:
     return given
 
 
-def _check_divisibility(gaps: Gaps, mesh: Mesh, model: ModelSpec) -> None:
+def _check_divisibility(gaps: RequestResolver, mesh: Mesh, model: ModelSpec) -> None:
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     for heads in sorted({m.heads for b in blocks for m in b.mixers if isinstance(m, Attention | LatentAttention)}):
         if heads % max(1, mesh.attention_tp):

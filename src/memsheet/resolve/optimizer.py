@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.plan import Implementation, Optimizer, OptimizerName
 
@@ -16,11 +16,11 @@ GALORE_RANK = 128
 """Of the projections (transformers 5.23 trainer_optimizer.py:115)."""
 
 
-def optimizer_of(gaps: Gaps, engine: Engine) -> Optimizer:
+def optimizer_of(gaps: RequestResolver, engine: Engine) -> Optimizer:
     spelled = gaps.request.get("optimizer.name")
     plain = str(spelled).lower().replace("-", "").replace("_", "")
     known = {member.value.replace("_", ""): member.value for member in OptimizerName}
-    names = Gaps({"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))}, gaps.assumed, gaps.problems)
+    names = RequestResolver({"optimizer.name": OPTIMIZER_ALIASES.get(plain, known.get(plain, spelled))}, gaps.assumed, gaps.problems)
     name = names.choice("optimizer.name", OptimizerName.ADAMW, engine.optimizers, engine.name)
     allowed = _implementations(name, engine)
     default = engine.default_implementation if engine.default_implementation in allowed else allowed[0]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec, Moe
 from memsheet.plan.plan import ContextParallel, Fp8, Mesh, Routing
 
 
-def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> dict[str, Any]:
+def switches(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> dict[str, Any]:
     """Fields of a plan that are off unless they are asked for."""
     return {
         "sequence_parallel": _sequence_parallel(gaps, mesh, model, engine),
@@ -25,7 +25,7 @@ def switches(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) ->
     }
 
 
-def _compile(gaps: Gaps, engine: Engine) -> bool:
+def _compile(gaps: RequestResolver, engine: Engine) -> bool:
     """Whether steps run through torch.compile. A server's passes are accounted as it runs them where nobody says: vLLM's V1 compiles
     (CompilationConfig's level, whose default V1 sets), V0 does not, nor does SGLang (ServerArgs.enable_torch_compile, false).
     """
@@ -50,7 +50,7 @@ def _of_vllm(version: str | None) -> bool:
 SERVED_AS_USUAL: dict[str, Callable[[str | None], bool]] = {"vllm": _of_vllm, "sglang": lambda _: False}
 
 
-def _sequence_parallel(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> bool:
+def _sequence_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, engine: Engine) -> bool:
     """On where the plan says so, or where the engine trains experts over tensor-parallel ranks in no other way."""
     needed = engine.scatters_for_experts and mesh.tp > 1 and _has_experts(model)
     given: bool | None = gaps.request.get("sequence_parallel")
@@ -65,7 +65,7 @@ def _has_experts(model: ModelSpec | None) -> bool:
     return any(isinstance(block.feed_forward, Moe) for block in blocks)
 
 
-def _image_tokens(gaps: Gaps, model: ModelSpec | None) -> int:
+def _image_tokens(gaps: RequestResolver, model: ModelSpec | None) -> int:
     """Of each sequence. Pictures need a tower and room among the words."""
     given: int = gaps.get("image_tokens", 0, silent=True)
     length = gaps.request.get("seq_len")
@@ -78,7 +78,7 @@ def _image_tokens(gaps: Gaps, model: ModelSpec | None) -> int:
     return given
 
 
-def _context_parallel(gaps: Gaps, mesh: Mesh, engine: Engine) -> ContextParallel | None:
+def _context_parallel(gaps: RequestResolver, mesh: Mesh, engine: Engine) -> ContextParallel | None:
     given = gaps.request.get("context_parallel_comm")
     if mesh.cp == 1:
         if given is not None:
@@ -89,7 +89,7 @@ def _context_parallel(gaps: Gaps, mesh: Mesh, engine: Engine) -> ContextParallel
     return gaps.choice("context_parallel_comm", engine.context_parallel[0], engine.context_parallel, engine.name)
 
 
-def _routing(gaps: Gaps, model: ModelSpec | None) -> Routing | None:
+def _routing(gaps: RequestResolver, model: ModelSpec | None) -> Routing | None:
     """How tokens go to experts, where there are any."""
     if not _has_experts(model):
         return None
@@ -103,7 +103,7 @@ def _routing(gaps: Gaps, model: ModelSpec | None) -> Routing | None:
     )  # fmt: skip
 
 
-def _fp8(gaps: Gaps) -> Fp8 | None:
+def _fp8(gaps: RequestResolver) -> Fp8 | None:
     recipe = gaps.request.get("fp8.recipe")
     if recipe is None:
         return None
@@ -113,7 +113,7 @@ def _fp8(gaps: Gaps) -> Fp8 | None:
     )  # fmt: skip
 
 
-def _graphs(gaps: Gaps) -> tuple[str, ...]:
+def _graphs(gaps: RequestResolver) -> tuple[str, ...]:
     given = gaps.request.get("cuda_graphs")
     if not given:
         return ()

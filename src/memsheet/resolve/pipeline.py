@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Loss, Mesh, Schedule
 
 
-def usual_loss(gaps: Gaps, engine: Engine, mesh: Mesh) -> Loss:
+def usual_loss(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> Loss:
     return engine.usual_loss(mesh.tp, gaps.request.get("engine_version")) if engine.usual_loss else Loss.PLAIN
 
 
-def layers_per_stage_of(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None) -> tuple[int, ...] | None:
+def layers_per_stage_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None) -> tuple[int, ...] | None:
     given, stages = gaps.request.get("layers_per_stage"), mesh.pp * mesh.vpp
     layers = sum(stack.layers for stack in model.stacks) if model else None
     if given is None and engine.stages is not None and stages > 1 and layers is not None:
@@ -30,7 +30,7 @@ def layers_per_stage_of(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec
     return tuple(given)
 
 
-def schedule_of(gaps: Gaps, engine: Engine, mesh: Mesh, task: str) -> Schedule | None:
+def schedule_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) -> Schedule | None:
     given = gaps.request.get("schedule")
     if mesh.pp == 1 and task == "train" and given is not None:
         gaps.wrong("schedule", given, "orders the stages of a pipeline, and there is one stage", "leave it out")
@@ -39,7 +39,7 @@ def schedule_of(gaps: Gaps, engine: Engine, mesh: Mesh, task: str) -> Schedule |
     return gaps.choice("schedule", Schedule.ONE_F_ONE_B, engine.schedules, engine.name)
 
 
-def global_batch_of(gaps: Gaps, engine: Engine, mesh: Mesh, task: str) -> int | None:
+def global_batch_of(gaps: RequestResolver, engine: Engine, mesh: Mesh, task: str) -> int | None:
     """Sequences of a step. Where they are no multiple, the last micro-batch is smaller, if the engine takes one and all ranks have as many."""
     batch, micro = gaps.request.get("global_batch"), gaps.request.get("microbatch") or 1
     ranks = mesh.dp_replicate * mesh.dp_shard
@@ -54,7 +54,7 @@ def global_batch_of(gaps: Gaps, engine: Engine, mesh: Mesh, task: str) -> int | 
     return batch or None
 
 
-def vocab_multiple_of(gaps: Gaps, engine: Engine, mesh: Mesh) -> int:
+def vocab_multiple_of(gaps: RequestResolver, engine: Engine, mesh: Mesh) -> int:
     """What the vocabulary is padded to: as the plan says, else the engine's own multiple for every tensor-parallel rank."""
     own = engine.vocab_multiple * int(mesh.tp) if engine.vocab_multiple > 1 else 1
     multiple: int = gaps.get("vocab_multiple", own, silent=own == 1)

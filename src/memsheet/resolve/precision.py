@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan import dtypes
 from memsheet.plan.defaults import (
     ADAPTER_PRECISION,
@@ -21,7 +21,7 @@ from memsheet.plan.plan import Adapter, AdapterKind, Implementation, OptimizerNa
 
 
 def precision_of(
-    gaps: Gaps, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None, device: Device | None = None
+    gaps: RequestResolver, engine: Engine, task: str, adapter: Adapter | None, model: ModelSpec | None, device: Device | None = None
 ) -> Precision:
     """The declared dtypes: named, or one by one, or the engine's."""
     name = gaps.request.get("precision.name")
@@ -72,7 +72,7 @@ def _why_half(device: Device | None, halved: bool) -> str:  # noqa: FBT001 - a f
     return f" ({device.name} has no bf16 units)" if device is not None and halved else ""
 
 
-def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
+def _check_name(gaps: RequestResolver, name: str, engine: Engine, task: str) -> None:
     if (
         task == "train"
         and name not in engine.precisions
@@ -83,7 +83,7 @@ def _check_name(gaps: Gaps, name: str, engine: Engine, task: str) -> None:
         gaps.wrong("precision", name, "is a way to train: nothing is stepped or sharded in infer", "bf16-pure keeps weights in bf16")
 
 
-def _cast_down(gaps: Gaps, found: Precision, engine: Engine, device: Device | None) -> Precision:
+def _cast_down(gaps: RequestResolver, found: Precision, engine: Engine, device: Device | None) -> Precision:
     """What a server computes in that casts on an old card, and does not refuse."""
     refused = not_served_in(engine.name, None, device, "") if engine.name in CASTS_DOWN else {}
     if found.compute not in refused:
@@ -93,7 +93,7 @@ def _cast_down(gaps: Gaps, found: Precision, engine: Engine, device: Device | No
     return replace(found, parameters=other, compute=other)
 
 
-def _check_served_in(gaps: Gaps, found: Precision, engine: Engine, model: ModelSpec | None, device: Device | None) -> None:
+def _check_served_in(gaps: RequestResolver, found: Precision, engine: Engine, model: ModelSpec | None, device: Device | None) -> None:
     """A dtype that the server refuses for the card or the family."""
     refused = not_served_in(engine.name, gaps.request.get("engine_version"), device, model.model_type if model else "")
     if (reason := refused.get(found.compute)) is not None:
@@ -107,7 +107,9 @@ def _served_in_place(refused: Mapping[DType, str]) -> DType:
     return next(dtype for dtype in (BF16, FP16, FP32) if dtype not in refused)
 
 
-def _kept(gaps: Gaps, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None) -> DType:
+def _kept(
+    gaps: RequestResolver, model: ModelSpec | None, *, silent: bool, lowers: bool = False, refused: Mapping[DType, str] | None = None
+) -> DType:
     """What weights are served in: the file's dtype where it is one of the three that are computed in. ``lowers``: a server makes 16 bits of
     fp32 (vLLM v0.11.0 config/model.py _resolve_auto_dtype, SGLang v0.5.23 configs/model_config.py _get_and_verify_dtype).
     """
@@ -131,7 +133,7 @@ def _only(kept: DType, compute: DType | None = None) -> Precision:
     return Precision(parameters=kept, compute=compute or kept, gradients=kept, reduce=kept, master_weights=None, moments=kept)
 
 
-def _served(gaps: Gaps, found: Precision) -> Precision:
+def _served(gaps: RequestResolver, found: Precision) -> Precision:
     plain = _only(found.parameters, found.compute)
     for key in ("gradients", "reduce", "master_weights", "moments"):
         given = gaps.request.get(f"precision.{key}")
@@ -140,7 +142,7 @@ def _served(gaps: Gaps, found: Precision) -> Precision:
     return plain
 
 
-def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine) -> Precision:
+def _of_adapters(gaps: RequestResolver, found: Precision, adapter: Adapter, engine: Engine) -> Precision:
     """The gradients and moments of adapters have the adapters' dtype; the frozen base has neither. Replicas reduce in it too."""
     for key in ("gradients", "moments"):
         given = gaps.request.get(f"precision.{key}")
@@ -154,7 +156,7 @@ def _of_adapters(gaps: Gaps, found: Precision, adapter: Adapter, engine: Engine)
     return replace(found, gradients=adapter.dtype, moments=adapter.dtype, reduce=found.reduce if own else adapter.dtype)
 
 
-def _in_fp32(gaps: Gaps, given: str) -> bool:
+def _in_fp32(gaps: RequestResolver, given: str) -> bool:
     """Whether moments are said to be what some kernels keep them in whatever trains (``formulas.optimizers``)."""
     return dtype_named(given) is FP32 and gaps.request.get("optimizer.implementation") in (
         Implementation.BNB.value,
@@ -162,7 +164,7 @@ def _in_fp32(gaps: Gaps, given: str) -> bool:
     )
 
 
-def _check_reduce(gaps: Gaps, found: Precision, engine: Engine) -> None:
+def _check_reduce(gaps: RequestResolver, found: Precision, engine: Engine) -> None:
     given = gaps.request.get("precision.reduce")
     if given is not None and not engine.sharding.gathers and found.reduce is not found.gradients:
         gaps.wrong("precision.reduce", given, f"is not how {engine.name} reduces: in the gradients' {found.gradients.name}", "leave it out")
@@ -173,7 +175,7 @@ OWN_DTYPE = (OptimizerName.SGD, OptimizerName.ADAFACTOR, OptimizerName.PAGED_ADA
 """What keeps no moments, or keeps them in a dtype of its own."""
 
 
-def check_moments(gaps: Gaps, plan: Plan) -> None:
+def check_moments(gaps: RequestResolver, plan: Plan) -> None:
     """Moments in a dtype that the optimizer does not keep them in."""
     given, optimizer = gaps.request.get("precision.moments"), plan.optimizer
     alone = plan.adapter is not None and plan.adapter.kind is AdapterKind.LORA_FA
@@ -192,7 +194,7 @@ def check_moments(gaps: Gaps, plan: Plan) -> None:
 NEVER_IN_BACKWARD = (OptimizerName.MUON, OptimizerName.ADAM_MINI, OptimizerName.GALORE, OptimizerName.LORA_FA)
 
 
-def check_in_backward(gaps: Gaps, plan: Plan, engine: Engine) -> None:
+def check_in_backward(gaps: RequestResolver, plan: Plan, engine: Engine) -> None:
     """What a step inside backward leaves no room for."""
     if not plan.optimizer_in_backward:
         return

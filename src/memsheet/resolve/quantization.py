@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan import dtypes
 from memsheet.plan.defaults import (
     DEQUANTIZED,
@@ -26,7 +26,7 @@ NEVER_QUANTIZED = ("embed_tokens", "norm")  # skipped anyway, whatever a model c
 
 
 def quantization_of(
-    gaps: Gaps, model: ModelSpec | None, engine: Engine, task: str, adapter: Adapter | None, cluster: Cluster | None = None
+    gaps: RequestResolver, model: ModelSpec | None, engine: Engine, task: str, adapter: Adapter | None, cluster: Cluster | None = None
 ) -> Quantization | None:
     """What the linear weights are stored in: as the plan says, else as the checkpoint was released; an engine with model code of its own
     has weights of its own, whatever a checkpoint stores.
@@ -60,7 +60,7 @@ def quantization_of(
     return None if name.startswith("gguf:") and _unpacked(gaps, engine, task) else found
 
 
-def _unpacked(gaps: Gaps, engine: Engine, task: str) -> bool:
+def _unpacked(gaps: RequestResolver, engine: Engine, task: str) -> bool:
     """Whether a GGUF file's tensors are turned into the precision while they are read (transformers modeling_gguf_pytorch_utils.py)."""
     if task != "infer" or engine.server != "transformers":
         return False
@@ -68,7 +68,7 @@ def _unpacked(gaps: Gaps, engine: Engine, task: str) -> bool:
     return True
 
 
-def _dequantized(gaps: Gaps, model: ModelSpec | None) -> bool:
+def _dequantized(gaps: RequestResolver, model: ModelSpec | None) -> bool:
     """Whether a released checkpoint is trained in the precision that is asked for, as transformers loads it with ``dequantize=True``
     (transformers 5.23 utils/quantization_config.py:1691, 1800).
     """
@@ -79,7 +79,7 @@ def _dequantized(gaps: Gaps, model: ModelSpec | None) -> bool:
     return True
 
 
-def _check_stored(gaps: Gaps, of: StoredQuantization, adapter: Adapter | None) -> None:
+def _check_stored(gaps: RequestResolver, of: StoredQuantization, adapter: Adapter | None) -> None:
     """A checkpoint that is quantized can carry adapters where its format is modelled, and is never trained itself."""
     stored = of.weights
     hint = "give the base model" + (", or the precision to train it in: --precision bf16-pure" if stored in DEQUANTIZED else "")
@@ -89,7 +89,7 @@ def _check_stored(gaps: Gaps, of: StoredQuantization, adapter: Adapter | None) -
         gaps.wrong("quantization_config", stored, "freezes the weights, and nothing else trains", "give the base model, or --lora-rank 16")
 
 
-def _check_rows(gaps: Gaps, name: str, engine: Engine) -> None:
+def _check_rows(gaps: RequestResolver, name: str, engine: Engine) -> None:
     """LLM.int8() is in transformers' models, on weights that are whole: a row's scale is an attribute of the parameter, no part of it
     (bitsandbytes 95f9af3, nn/modules.py:719-748).
     """
@@ -97,7 +97,7 @@ def _check_rows(gaps: Gaps, name: str, engine: Engine) -> None:
         gaps.wrong("quantization.weights", name, f"is not modelled for {engine.name}", "engine transformers or deepspeed; or nf4")
 
 
-def _scaled(gaps: Gaps, name: str, weights: DType) -> DType:
+def _scaled(gaps: RequestResolver, name: str, weights: DType) -> DType:
     """The format with the scales that are asked for: how many elements share one, and whether they are quantized again."""
     group, double = gaps.request.get("quantization.group_size"), gaps.request.get("quantization.double_quant")
     fixed = FIXED_BLOCK.get(name) or (weights.block if name.startswith("gguf:") and weights.block > 1 else None)
@@ -117,7 +117,7 @@ def _scaled(gaps: Gaps, name: str, weights: DType) -> DType:
     return dtypes.grouped_int(weights.bits, group, zero_bits=weights.bits, name=weights.name)
 
 
-def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
+def _skipped(gaps: RequestResolver, model: ModelSpec | None) -> tuple[str, ...]:
     """Modules kept as they are. A tied head has no tensor, and what a checkpoint lists itself is taken as it stands."""
     skip = tuple(gaps.request.get("quantization.skip") or ())
     if model is not None:
@@ -132,7 +132,7 @@ def _skipped(gaps: Gaps, model: ModelSpec | None) -> tuple[str, ...]:
     return skip
 
 
-def _stored(gaps: Gaps, model: ModelSpec | None, engine: Engine, cluster: Cluster | None) -> Quantization | None:
+def _stored(gaps: RequestResolver, model: ModelSpec | None, engine: Engine, cluster: Cluster | None) -> Quantization | None:
     """A released checkpoint that is quantized stays so unless the plan says otherwise, or the cards cannot compute with it."""
     if model is None or model.quantization is None:
         return None

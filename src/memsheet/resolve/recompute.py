@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, Dense, ModelSpec
 from memsheet.plan.plan import Recompute, RecomputeMode
 
 
-def recompute_of(gaps: Gaps, engine: Engine, model: ModelSpec | None) -> Recompute:
+def recompute_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None) -> Recompute:
     every, segments = gaps.request.get("recompute.every"), gaps.request.get("recompute.segments")
     counted = gaps.request.get("recompute.layers")
     named = RecomputeMode.SELECTIVE if gaps.request.get("recompute.modules") else RecomputeMode.NONE

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memsheet.engines.verified import NO_SDPA, TP_EXPERTS_ONLY, TP_PLANS
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.device import Cluster
 from memsheet.plan.engine import Code, Engine
 from memsheet.plan.hardware import FLASH_UNITS, OWN_KERNELS, below
@@ -27,7 +27,7 @@ LIBRARY = frozenset({"transformers", "autotp", "autoawq"})
 """Servers that run the library's own modules."""
 
 
-def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, cluster: Cluster | None = None) -> AttentionKind:
+def attention_of(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, cluster: Cluster | None = None) -> AttentionKind:
     """The engine's first; eager where its code is the library's and the family has no sdpa; on cards without FlashAttention what else the engine
     has, none of which makes a matrix of scores: FlashInfer's or Triton's kernels in vLLM (platforms/cuda.py at 002db49, _get_backend_priorities) and in
     SGLang (server_args.py, _handle_attention_backend_compatibility: FlashInfer where it is installed, else Triton; Triton for latent attention).
@@ -45,7 +45,7 @@ def attention_of(gaps: Gaps, engine: Engine, model: ModelSpec | None, cluster: C
     return kind
 
 
-def check_tensor_parallel(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, task: str) -> None:
+def check_tensor_parallel(gaps: RequestResolver, mesh: Mesh, model: ModelSpec | None, task: str) -> None:
     """A layer is split only by its family's own plan when transformers serves it."""
     kinds = kinds_of(model)
     if model is None or task != "infer" or mesh.tp == 1 or kinds <= TP_PLANS:
@@ -59,7 +59,7 @@ def check_tensor_parallel(gaps: Gaps, mesh: Mesh, model: ModelSpec | None, task:
     gaps.wrong("mesh.tp", mesh.tp, f"transformers {why}", f"--pp {mesh.tp * mesh.pp} puts whole layers on each GPU (device_map)")
 
 
-def check_positions(gaps: Gaps, key: str, tokens: int | None, model: ModelSpec | None) -> None:
+def check_positions(gaps: RequestResolver, key: str, tokens: int | None, model: ModelSpec | None) -> None:
     """A table of learned positions ends where it ends; rotary positions go on."""
     learned = model and any("position" in w.path or "wpe" in w.path for w in model.embeddings.weights)
     if model and learned and tokens and model.max_positions and tokens > model.max_positions:
@@ -84,7 +84,7 @@ def pages(model: ModelSpec | None) -> bool:
     return model is not None and model.head.kind == "causal_lm" and not encoder
 
 
-def check_decodes(gaps: Gaps, engine: Engine, model: ModelSpec | None, task: str) -> None:
+def check_decodes(gaps: RequestResolver, engine: Engine, model: ModelSpec | None, task: str) -> None:
     """A server that makes one token after another serves models that do: an encoder or a picture's classifier has nothing to keep for the next."""
     if task != "infer" or model is None or engine.server in LIBRARY or not model.stacks:
         return
@@ -93,7 +93,7 @@ def check_decodes(gaps: Gaps, engine: Engine, model: ModelSpec | None, task: str
         gaps.wrong("engine", engine.name, reason, "--engine transformers")
 
 
-def experts_split(gaps: Gaps, degrees: Mapping[str, int], engine: str) -> int:
+def experts_split(gaps: RequestResolver, degrees: Mapping[str, int], engine: str) -> int:
     """Ranks that share one expert in a server: all tensor-parallel ones, or one where experts are dealt to ranks whole (``ep``)."""
     ep, etp, tp = degrees["ep"], degrees["etp"], degrees["tp"]
     ranks = sorted({1, tp})
@@ -104,7 +104,7 @@ def experts_split(gaps: Gaps, degrees: Mapping[str, int], engine: str) -> int:
     return 1 if ep > 1 else tp
 
 
-def usual_options(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None, cluster: Cluster | None) -> Mapping[str, Any]:
+def usual_options(gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None, cluster: Cluster | None) -> Mapping[str, Any]:
     """What a server with a pool of pages takes where the plan says nothing; empty for engines without one."""
     if engine.served is None:
         return {}
@@ -116,7 +116,7 @@ def usual_options(gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | Non
     return engine.served(gaps.request, cluster.device if cluster else None, mesh, latent=latent)
 
 
-def server_options(gaps: Gaps, usual: Mapping[str, Any], engine: Engine, model: ModelSpec | None) -> dict[str, Any]:
+def server_options(gaps: RequestResolver, usual: Mapping[str, Any], engine: Engine, model: ModelSpec | None) -> dict[str, Any]:
     """The fields of a plan that size a server's pool and its batches."""
     found: dict[str, Any] = {"output_tokens": gaps.get("serving.output_tokens", silent=True)}
     if not usual:

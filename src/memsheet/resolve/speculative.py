@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import Attention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.plan.plan import Mesh, Speculative, SpeculativeMethod
@@ -15,7 +15,7 @@ VOCABULARIES = {"llama.cpp": 128}
 
 
 def speculative_of(
-    gaps: Gaps, engine: Engine, mesh: Mesh, model: ModelSpec | None, *, sequences: int, real: bool = False
+    gaps: RequestResolver, engine: Engine, mesh: Mesh, model: ModelSpec | None, *, sequences: int, real: bool = False
 ) -> Speculative | None:
     """How tokens are drafted, None where they are not. Every problem is reported under the key that says it. ``real``: the model's own code is
     run, which drafts nothing.
@@ -37,7 +37,7 @@ def speculative_of(
     return Speculative(method=method, tokens=_tokens(gaps, engine, method, model), model=gaps.request.get("speculative.model"))
 
 
-def _tokens(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: ModelSpec | None) -> int:
+def _tokens(gaps: RequestResolver, engine: Engine, method: SpeculativeMethod, model: ModelSpec | None) -> int:
     """Tokens of a step: as the plan says; of a checkpoint's own heads as many as there are (vLLM v0.33.0 config/speculative.py:1600), or three
     (SGLang).
     """
@@ -53,7 +53,7 @@ def _tokens(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: ModelS
     return tokens or 1
 
 
-def _check_engine(gaps: Gaps, engine: Engine, mesh: Mesh, method: SpeculativeMethod, sequences: int) -> None:
+def _check_engine(gaps: RequestResolver, engine: Engine, mesh: Mesh, method: SpeculativeMethod, sequences: int) -> None:
     """What the engine's release has, and the cuts under which it was read."""
     methods = methods_of(engine.name, gaps.request.get("engine_version"))
     if method not in methods:
@@ -76,7 +76,7 @@ def _check_engine(gaps: Gaps, engine: Engine, mesh: Mesh, method: SpeculativeMet
         )
 
 
-def _check_model(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: ModelSpec | None) -> None:
+def _check_model(gaps: RequestResolver, engine: Engine, method: SpeculativeMethod, model: ModelSpec | None) -> None:
     """Whether there is somebody who drafts, with the same words."""
     name = gaps.request.get("speculative.model")
     if model is None:
@@ -106,7 +106,7 @@ def _check_model(gaps: Gaps, engine: Engine, method: SpeculativeMethod, model: M
         )
 
 
-def _check_heads_cut(gaps: Gaps, mesh: Mesh, method: SpeculativeMethod, model: ModelSpec | None) -> None:
+def _check_heads_cut(gaps: RequestResolver, mesh: Mesh, method: SpeculativeMethod, model: ModelSpec | None) -> None:
     """A draft is cut over the ranks that cut the model, and so are its heads."""
     draft = model.draft if model is not None and method not in WITHOUT_MODEL else None
     blocks = [block for stack in draft.stacks for run in stack.runs for block in run.pattern] if draft else []
@@ -116,7 +116,7 @@ def _check_heads_cut(gaps: Gaps, mesh: Mesh, method: SpeculativeMethod, model: M
             gaps.wrong("speculative.model", gaps.request.get("speculative.model"), reason, "another draft, or fewer ranks")
 
 
-def _check_length(gaps: Gaps, model: ModelSpec, draft: ModelSpec) -> None:
+def _check_length(gaps: RequestResolver, model: ModelSpec, draft: ModelSpec) -> None:
     """A sequence longer than the draft was made for, to which newer releases shorten all of them."""
     length = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len") or model.max_positions or 0
     limit = draft.max_positions
@@ -125,7 +125,7 @@ def _check_length(gaps: Gaps, model: ModelSpec, draft: ModelSpec) -> None:
         gaps.wrong("serving.max_model_len", length, reason, f"--max-model-len {limit}")
 
 
-def _check_heads(gaps: Gaps, method: SpeculativeMethod, model: ModelSpec, name: str | None) -> None:
+def _check_heads(gaps: RequestResolver, method: SpeculativeMethod, model: ModelSpec, name: str | None) -> None:
     if name is not None:
         gaps.wrong("speculative.model", name, f"has no place in {method.value}, which drafts by itself", "leave it out")
     if method is SpeculativeMethod.NGRAM:

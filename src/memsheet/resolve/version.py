@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from memsheet.engines import find_engine
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.plan import Plan
 
@@ -20,7 +20,7 @@ ANY = re.compile(r"\d"), "a release, a commit or a date, for example 5.13.1 (tor
 NUMBER = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
 
 
-def check_version(gaps: Gaps, engine: Engine) -> None:
+def check_version(gaps: RequestResolver, engine: Engine) -> None:
     """A version that stands for no release would be taken for the newest without a word."""
     version = gaps.request.get("engine_version")
     form, example = RELEASED.get(engine.name, ANY)

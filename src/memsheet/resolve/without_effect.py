@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import Attention, CrossAttention, LatentAttention, LinearAttention, ModelSpec, Recurrent, StateSpace
 from memsheet.plan.plan import Plan, Schedule
@@ -25,7 +25,7 @@ ACCOUNTED = {"moe.grouped_gemm": "experts in grouped products", "moe.permute_fus
 """What is accounted for experts whichever is asked for."""
 
 
-def check_effects(gaps: Gaps, plan: Plan, engine: Engine, model: ModelSpec | None) -> None:
+def check_effects(gaps: RequestResolver, plan: Plan, engine: Engine, model: ModelSpec | None) -> None:
     """Every option that is given and has nothing to act on."""
     for keys, holds, reason, hint in _rules(plan, engine, model):
         for key in keys:
@@ -34,7 +34,7 @@ def check_effects(gaps: Gaps, plan: Plan, engine: Engine, model: ModelSpec | Non
     gaps.assumed += _said(gaps, plan)
 
 
-def _given(gaps: Gaps, key: str) -> Any:
+def _given(gaps: RequestResolver, key: str) -> Any:
     """The value of an option that asks for something."""
     value = gaps.request.get(key)
     return None if value in (False, 0, [], (), "") else value
@@ -99,7 +99,7 @@ def _of_serving(plan: Plan, engine: Engine) -> Iterator[Rule]:
     yield BATCHES, lambda value: value > most, f"is more than the {most} sequences that are served at once", "a larger --sequences"
 
 
-def _said(gaps: Gaps, plan: Plan) -> Iterator[str]:
+def _said(gaps: RequestResolver, plan: Plan) -> Iterator[str]:
     """Options that are taken and change no byte."""
     for key, what in ACCOUNTED.items():
         if gaps.request.get(key) is False and plan.routing is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.gaps import Gaps
+from memsheet.gaps import RequestResolver
 from memsheet.plan.engine import Engine
 from memsheet.plan.model import ModelSpec
 from memsheet.resolve.length import check_length, longest
@@ -12,7 +12,7 @@ UNKNOWN_LENGTH = 4096
 """Tokens of a sequence where neither the question nor the model says how many: what Llama 2 was trained on (arXiv:2307.09288)."""
 
 
-def seq_len_of(gaps: Gaps, task: str, model: ModelSpec | None) -> int:
+def seq_len_of(gaps: RequestResolver, task: str, model: ModelSpec | None) -> int:
     seq_len = gaps.request.get("seq_len")
     if task == "train" and model is not None and not seq_len:
         gaps.wrong("seq_len", seq_len, "is missing; saved activations depend on it", "for example --seq-len 4096")
@@ -20,7 +20,7 @@ def seq_len_of(gaps: Gaps, task: str, model: ModelSpec | None) -> int:
     return seq_len or 0
 
 
-def max_model_len_of(gaps: Gaps, task: str, model: ModelSpec | None, engine: Engine, *, served: bool) -> int | None:
+def max_model_len_of(gaps: RequestResolver, task: str, model: ModelSpec | None, engine: Engine, *, served: bool) -> int | None:
     given: int | None = gaps.request.get("serving.max_model_len") or gaps.request.get("seq_len")
     prompt, output = gaps.request.get("serving.prompt_tokens"), gaps.request.get("serving.output_tokens")
     if given is None and prompt is not None and output is not None:
@@ -44,7 +44,7 @@ def max_model_len_of(gaps: Gaps, task: str, model: ModelSpec | None, engine: Eng
     return given
 
 
-def sequences_of(gaps: Gaps, task: str, usual: int | None) -> int:
+def sequences_of(gaps: RequestResolver, task: str, usual: int | None) -> int:
     """Sequences served at once: by their own name, or as a batch of generation. ``usual``: what the server takes where nobody says."""
     if task == "train":
         return 1

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from memsheet.arith import Count, agreed, minimum
 from memsheet.engines.deepspeed import BUCKETS, Buckets
-from memsheet.formulas.around.kept import Kept
-from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, around, bucket_bytes
-from memsheet.formulas.around.zero_flow import gathered, persists, tensor_shard
+from memsheet.formulas.around.kept import ResidentState
+from memsheet.formulas.around.zero import BUCKET, FLUSH, GATHERED, bucket_bytes, zero_overhead
+from memsheet.formulas.around.zero_flow import prefetched_elements, stays_gathered, tensor_shard
 from memsheet.formulas.around.zero_states import PARTITION, Zero, at_step, host_memory, of_parts, states, whole_gradients, zero_of
-from memsheet.formulas.groups import Walk, walk
+from memsheet.formulas.groups import StageLayers, walk
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, merge
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, merge
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -25,7 +25,7 @@ AUTO = (
 )
 
 
-def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> Walk:
+def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> StageLayers:
     """The model's groups. From stage 2 on a gradient leaves for the bucket as soon as it is made, unless it is wider than that."""
     added = agreed(plan.accumulation > 1)  # to gradients that are there already
     stage = walk(spec, plan, engine, release=plan.zero > 1 or added)
@@ -34,36 +34,36 @@ def deepspeed_walk(spec: ModelSpec, plan: Plan, engine: Engine) -> Walk:
     return stage
 
 
-def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: Walk, buckets: Buckets = BUCKETS) -> Kept:
+def deepspeed_kept(spec: ModelSpec, plan: Plan, stage: StageLayers, buckets: Buckets = BUCKETS) -> ResidentState:
     """Everything DeepSpeed keeps on a rank through a step."""
     zero = zero_of(plan, tuple(held_tensors(spec, plan)), buckets)
-    fixed = Bag.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
-    return Kept(
-        states=merge([(1, states(zero)), (1, fixed)]), around=around(zero, stage), resident=resident(zero), at_step=at_step(zero), host=host_memory(zero),
+    fixed = BytesByPath.of(parameter_bytes(spec, plan, (), Sharding.DEEPSPEED).items())  # buffers
+    return ResidentState(
+        states=merge([(1, states(zero)), (1, fixed)]), around=zero_overhead(zero, stage), resident=resident(zero), at_step=at_step(zero), host=host_memory(zero),
         gradients=ended_gradients(zero), ranges=_ranges(zero), notes=(AUTO,) if plan.zero else (),
     )  # fmt: skip
 
 
-def resident(zero: Zero) -> Bag:
+def resident(zero: Zero) -> BytesByPath:
     """What earlier micro-batches have left when the next one starts."""
     if not zero.accumulates or zero.plan.zero == 3:
         return EMPTY
     if zero.keeps_fp32_gradients:  # zeroed before each backward, freed after the step (bf16_optimizer.py:348-349, engine.py:3362-3363)
-        return Bag.of(whole_gradients(zero))
+        return BytesByPath.of(whole_gradients(zero))
     if zero.plan.zero == 2:
-        return EMPTY if zero.plan.offload.optimizer else Bag.of([((C.GRADIENTS, "zero/all_grad_tensors"), zero.width * zero.shard)])
+        return EMPTY if zero.plan.offload.optimizer else BytesByPath.of([((C.GRADIENTS, "zero/all_grad_tensors"), zero.width * zero.shard)])
     bucket = [(BUCKET, bucket_bytes(zero))] if zero.plan.zero == 1 else []
-    return Bag.of([*whole_gradients(zero), *bucket])
+    return BytesByPath.of([*whole_gradients(zero), *bucket])
 
 
-def ended_gradients(zero: Zero) -> Bag:
+def ended_gradients(zero: Zero) -> BytesByPath:
     """Gradients at the end of the last backward, beside those that are among the states."""
-    earlier = Bag.of((key, size) for key, size in resident(zero).held.items() if key[0] is C.GRADIENTS)
+    earlier = BytesByPath.of((key, size) for key, size in resident(zero).held.items() if key[0] is C.GRADIENTS)
     if zero.plan.zero == 3 or (zero.plan.zero == 2 and zero.plan.offload.optimizer):
         return earlier
     if zero.plan.zero == 2:
-        return merge([(1, earlier), (1, Bag.of([(PARTITION, zero.width * zero.shard)]))])
-    return earlier if zero.accumulates else Bag.of(whole_gradients(zero))
+        return merge([(1, earlier), (1, BytesByPath.of([(PARTITION, zero.width * zero.shard)]))])
+    return earlier if zero.accumulates else BytesByPath.of(whole_gradients(zero))
 
 
 def _ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
@@ -73,7 +73,7 @@ def _ranges(zero: Zero) -> dict[Key, tuple[Count, Count]]:
         return {FLUSH: (0, copy)}
     if zero.plan.zero != 3:
         return {}
-    open_ = [h for h in zero.parameters if not persists(h, zero.buckets)]
+    open_ = [h for h in zero.parameters if not stays_gathered(h, zero.buckets)]
     all_ = sum(h.times * zero.ranks * tensor_shard(h, zero.ranks) for h in open_)
-    size = gathered(all_, max((h.elements for h in open_), default=0), zero.buckets)
+    size = prefetched_elements(all_, max((h.elements for h in open_), default=0), zero.buckets)
     return {GATHERED: (of_parts(zero, zero.width * size.low), of_parts(zero, zero.width * size.high)), FLUSH: (0, 2 * copy)}

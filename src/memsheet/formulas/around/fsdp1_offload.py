@@ -12,20 +12,20 @@ from dataclasses import replace
 from memsheet.arith import agreed, ceil_div
 from memsheet.errors import Problem, require
 from memsheet.formulas.around.fsdp1 import flat_elements
-from memsheet.formulas.around.kept import Host, Kept
-from memsheet.formulas.groups import Walk
+from memsheet.formulas.around.kept import Host, ResidentState
+from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.optimizers import optimizer_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP1, formula
 from memsheet.sheet import Component
 
 
-def flat_offloaded(kept: Kept, plan: Plan, stage: Walk, parameters: tuple[Held, ...]) -> Kept:
+def flat_offloaded(kept: ResidentState, plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]) -> ResidentState:
     """What is left on the device of ``kept``. Raises InputError for a part of it, which does not exist, and for several micro-batches."""
     _check_whole(plan)
-    left = Bag.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
+    left = BytesByPath.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
     return replace(kept, states=left, resident=EMPTY, at_step=EMPTY, host=host_memory(plan, stage, parameters))
 
 
@@ -47,7 +47,7 @@ def _check_whole(plan: Plan) -> None:
 @formula(
     cites=TORCH_FSDP1, at="_flat_param.py:1249-1270: a unit's part and its gradient are pinned; the optimizer makes its states beside them"
 )
-def host_memory(plan: Plan, stage: Walk, parameters: tuple[Held, ...]) -> Host:
+def host_memory(plan: Plan, stage: StageLayers, parameters: tuple[Held, ...]) -> Host:
     """Parts and gradients of each unit pinned, optimizer states pageable."""
     layers = [(group, run.count) for run in stage.layers for group in run.pattern]
     rooted = tuple(h for end in (stage.embeddings, stage.head) if end for h in end.parameters)

@@ -12,9 +12,9 @@ from functools import cache, cached_property, partial
 
 from memsheet.arith import Count, at_least, ceil_div, where
 from memsheet.formulas.around.fsdp2_sizes import ROOT, gathered_bytes, lingering, reduce_input_bytes, sharded_gradients
-from memsheet.formulas.around.surroundings import Surroundings, row
-from memsheet.formulas.groups import Group, Walk
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.formulas.around.surroundings import ShardingOverhead, row
+from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest, merge
 from memsheet.plan.plan import Plan
 from memsheet.sheet import Component
 
@@ -58,11 +58,11 @@ class Groups:
         return reduce_input_bytes(group, self.plan) if group and group not in self.rooted else 0
 
     @cached_property
-    def leaves(self) -> Callable[[Group], Bag]:
+    def leaves(self) -> Callable[[Group], BytesByPath]:
         """Gradients that stay until the optimizer's step."""
         return cache(self._leaves)
 
-    def _leaves(self, group: Group) -> Bag:
+    def _leaves(self, group: Group) -> BytesByPath:
         if self.rooted and group is self.head:
             return group.gradients
         return sharded_gradients(group, self.plan, ROOT if group in self.rooted else None)
@@ -107,18 +107,18 @@ def wrapping(plan: Plan) -> Wrapping:
     return Wrapping(version.ends_in_root, version.last_stays)
 
 
-def _groups(plan: Plan, walk: Walk) -> Groups:
+def _groups(plan: Plan, walk: StageLayers) -> Groups:
     wrapped = wrapping(plan)
     stays = wrapped.last_stays and plan.reshard_after_forward and walk.layers
     last = walk.layers[-1].pattern[-1] if stays else None
     return Groups(plan, walk.embeddings, walk.head, walk.tied, joined=wrapped.joined, last=last)
 
 
-def fsdp2(plan: Plan, walk: Walk, *, gloo: bool) -> Surroundings:
+def fsdp2(plan: Plan, walk: StageLayers, *, gloo: bool) -> ShardingOverhead:
     """What surrounds the groups of a stage. ``gloo``: what carries it, on a processor."""
     of = _groups(plan, walk)
     through = row(Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded", of.root) if of.rooted else EMPTY
-    kept = Surroundings(
+    kept = ShardingOverhead(
         through=through, entering=partial(_entering, of), forward=cache(partial(_forward, of)), holds=cache(partial(_holds, of)),
         backward=cache(partial(_backward, of)), leaving=cache(partial(_leaving, of)), leaves=of.leaves,
     )  # fmt: skip
@@ -131,16 +131,16 @@ def fsdp2(plan: Plan, walk: Walk, *, gloo: bool) -> Surroundings:
     )  # fmt: skip
 
 
-def _entering(of: Groups, before: Group | None, group: Group) -> Bag:
+def _entering(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """The all-gather before is only let go when the copy-out into the parameters is done (_fsdp_param_group.py:429-462: a local name
     still refers to it).
     """
-    return Bag.of([of.came(before), of.arrived(group), of.unsharded(group)])
+    return BytesByPath.of([of.came(before), of.arrived(group), of.unsharded(group)])
 
 
-def _forward(of: Groups, before: Group | None, group: Group) -> Bag:
+def _forward(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """The last all-gather's output stays until the next one: a tied head gathers nothing, so it finds the last layer's."""
-    return Bag.of([of.unsharded(group), of.came(before if group in of.rooted and before else group), *_still(of, group)])
+    return BytesByPath.of([of.unsharded(group), of.came(before if group in of.rooted and before else group), *_still(of, group)])
 
 
 def _still(of: Groups, group: Group) -> list[tuple[Key, Count]]:
@@ -148,26 +148,26 @@ def _still(of: Groups, group: Group) -> list[tuple[Key, Count]]:
     return [of.unsharded(of.last)] if of.last is not None and group is of.head else []
 
 
-def _holds(of: Groups, group: Group) -> Bag:
-    return Bag.of([of.unsharded(group), *_still(of, group)]) if of.keeps or group is of.head else EMPTY
+def _holds(of: Groups, group: Group) -> BytesByPath:
+    return BytesByPath.of([of.unsharded(group), *_still(of, group)]) if of.keeps or group is of.head else EMPTY
 
 
-def _backward(of: Groups, before: Group | None, group: Group, after: Group | None) -> Bag:
+def _backward(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
     still = _still(of, group)
     fetched = still or [of.arrived(None if of.keeps and before is not of.embeddings else before)]
-    return Bag.of([of.unsharded(group), *fetched, of.reduced(after)])
+    return BytesByPath.of([of.unsharded(group), *fetched, of.reduced(after)])
 
 
-def _fetching(of: Groups, before: Group | None, group: Group, after: Group | None) -> Bag:
+def _fetching(of: Groups, before: Group | None, group: Group, after: Group | None) -> BytesByPath:
     """The layer before is gathered ahead from its shards, cast for it in one buffer (_fsdp_collectives.py, all_gather_copy_in). Among
     layers that are alike there is more to come.
     """
     ahead, plan = None if of.keeps else before, of.plan
     cast = _key(Component.TEMPORARIES, ahead, "shards"), ceil_div(of.whole(ahead) * plan.precision.casts, plan.mesh.sharded)
-    return merge([(1, _backward(of, before, group, after)), (1, Bag.of([cast]))])
+    return merge([(1, _backward(of, before, group, after)), (1, BytesByPath.of([cast]))])
 
 
-def _leaving(of: Groups, before: Group | None, group: Group) -> Bag:
+def _leaving(of: Groups, before: Group | None, group: Group) -> BytesByPath:
     """The gradients beside the buffer they are copied into; or, when they are gone (_fsdp_collectives.py:603-608), the last of them and
     the buffer beside the reduced shard: the gradients that stay, or what is cast to them.
     """
@@ -179,17 +179,17 @@ def _leaving(of: Groups, before: Group | None, group: Group) -> Bag:
     own = (_key(Component.COMMUNICATION, group, "reduced_shard") if casts else (Component.GRADIENTS, group.name), shard)
     cast = of.leaves(group).held.items() if casts else ()
     waits = of.arrived(None if of.keeps else before), of.reduced(group)
-    copied, gone = Bag.of([*waits, *group.gradients.held.items()]), Bag.of([*waits, own, *cast, lingering(group, plan)])
+    copied, gone = BytesByPath.of([*waits, *group.gradients.held.items()]), BytesByPath.of([*waits, own, *cast, lingering(group, plan)])
     return largest([[(1, copied)], [(1, gone)]])
 
 
-def _root_leaving(of: Groups, group: Group) -> Bag:
+def _root_leaving(of: Groups, group: Group) -> BytesByPath:
     """The end of backward, where the root's gradients are reduced: those of the head waited for it."""
     size = sum(reduce_input_bytes(each, of.plan) for each in of.rooted if each)
     buffer, shard = _key(Component.COMMUNICATION, group, "reduce_scatter"), (Component.GRADIENTS, ROOT)
     whole = [pair for each in of.rooted if each for pair in each.gradients.held.items()]
-    copied = Bag.of([(buffer, size), *group.gradients.held.items()])
-    gone = Bag.of(
+    copied = BytesByPath.of([(buffer, size), *group.gradients.held.items()])
+    gone = BytesByPath.of(
         [(buffer, size), (shard, ceil_div(size, of.plan.mesh.sharded)), *((key, -n) for key, n in whole if key not in group.gradients.held)]
     )
     return largest([[(1, copied)], [(1, gone)]])
@@ -214,17 +214,17 @@ class Copies:
     def _copy(self, group: Group | None) -> tuple[Key, Count]:
         return _key(Component.COMMUNICATION, group, "gloo_all_gather"), self.of.whole(group)
 
-    def entering(self, before: Group | None, group: Group) -> Bag:
+    def entering(self, before: Group | None, group: Group) -> BytesByPath:
         """While it is gathered: the copy is there, and the parameters, which are as large, are not yet."""
-        return Bag.of([self.of.came(before), self.of.arrived(group), self._copy(group), self._shards(group)])
+        return BytesByPath.of([self.of.came(before), self.of.arrived(group), self._copy(group), self._shards(group)])
 
     def fetching(
-        self, backward: Callable[[Group | None, Group, Group | None], Bag], before: Group | None, group: Group, after: Group | None
-    ) -> Bag:
+        self, backward: Callable[[Group | None, Group, Group | None], BytesByPath], before: Group | None, group: Group, after: Group | None
+    ) -> BytesByPath:
         ahead = None if self.of.keeps else before
-        return merge([(1, backward(before, group, after)), (1, Bag.of([self._copy(ahead), self._shards(ahead)]))])
+        return merge([(1, backward(before, group, after)), (1, BytesByPath.of([self._copy(ahead), self._shards(ahead)]))])
 
-    def reducing(self, before: Group | None, group: Group) -> Bag:
+    def reducing(self, before: Group | None, group: Group) -> BytesByPath:
         """The gradients but the last are gone: their copy, its clone, and the shard that comes of it; the next parameters are there. A
         root group is resharded by then.
         """
@@ -233,4 +233,4 @@ class Copies:
         sizes = {"reduce_scatter": size, "gloo_reduce_scatter": size, "reduced_shard": ceil_div(size, of.plan.mesh.sharded)}
         held = [(_key(Component.COMMUNICATION, group, name), size) for name, size in sizes.items()]
         gone = (Component.UNSHARDED_PARAMETERS, f"{ROOT}/unsharded"), -of.root if is_root else 0
-        return Bag.of([of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (lingering(group, of.plan),))])
+        return BytesByPath.of([of.arrived(None if of.keeps else before), gone, *held, *(() if is_root else (lingering(group, of.plan),))])

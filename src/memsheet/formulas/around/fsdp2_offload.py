@@ -11,17 +11,17 @@ from dataclasses import replace
 
 from memsheet.arith import Count
 from memsheet.errors import refuse
-from memsheet.formulas.around.kept import Host, Kept
+from memsheet.formulas.around.kept import Host, ResidentState
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.optimizers import optimizer_bytes
 from memsheet.formulas.states.sharding import dim0_shard
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_FSDP2, formula
 from memsheet.sheet import Component
 
 
-def offloaded(kept: Kept, plan: Plan, parameters: tuple[Held, ...]) -> Kept:
+def offloaded(kept: ResidentState, plan: Plan, parameters: tuple[Held, ...]) -> ResidentState:
     """What is left on the device of ``kept``: buffers, gathered groups and what reduces their gradients.
 
     Raises InputError unless parameters and optimizer are offloaded whole and together: the policy knows no other form.
@@ -34,7 +34,7 @@ def offloaded(kept: Kept, plan: Plan, parameters: tuple[Held, ...]) -> Kept:
                 "fsdp2's CPUOffloadPolicy moves parameters, gradients and optimizer states together",
                 "--offload optimizer,parameters",
             )
-    left = Bag.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
+    left = BytesByPath.of((key, size) for key, size in kept.states.held.items() if key[0] in (Component.BUFFERS, Component.INPUTS))
     return replace(
         kept, states=left, around=replace(kept.around, leaves=lambda _: EMPTY), resident=EMPTY, at_step=EMPTY, gradients=EMPTY,
         host=host_memory(plan, parameters)

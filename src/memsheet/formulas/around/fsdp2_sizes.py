@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.around.surroundings import row
-from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.states.held import Held, gradient_dtype
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
-from memsheet.formulas.tapes.evaluate import Bag, Key, merge
+from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge
 from memsheet.plan.dtypes import BF16, FP8, FP16, FP32, DType
 from memsheet.plan.model import Role
 from memsheet.plan.plan import Plan
@@ -44,7 +44,7 @@ def reduce_input_bytes(group: Group, plan: Plan) -> Count:
 
 
 @formula(cites=TORCH_FSDP2, at="_fsdp_collectives.py:611-616, 696-712: the reduced shard, in the sharded parameter's dtype")
-def sharded_gradients(group: Group, plan: Plan, name: str | None = None) -> Bag:
+def sharded_gradients(group: Group, plan: Plan, name: str | None = None) -> BytesByPath:
     """Gradients of a group as they stay on a rank: one buffer, of which each is a view. ``name``: the group's, where it is another's too."""
     pairs = (gradient_dtype(h, plan).nbytes(dim0_shard(h.shape, plan.mesh.sharded)) for h in trained(group))
     return row(Component.GRADIENTS, name or group.name, sum(pairs))
@@ -58,7 +58,7 @@ def lingering(group: Group, plan: Plan) -> tuple[Key, Count]:
     return (Component.GRADIENTS, path), where(at_least(plan.mesh.sharded, 2), size, 0)
 
 
-def fsdp2_gradients(stage: Walk, plan: Plan) -> Bag:
+def fsdp2_gradients(stage: StageLayers, plan: Plan) -> BytesByPath:
     """All sharded gradients as they stand before the optimizer's step."""
     ends = [sharded_gradients(end, plan, ROOT if stage.tied else None) for end in (stage.embeddings, stage.head) if end]
     layers = [(run.count, sharded_gradients(group, plan)) for run in stage.layers for group in run.pattern]

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from memsheet.arith import Count, agreed, ceil_div, minimum
 from memsheet.engines.internevo import REDUCE_BUCKET, SLACK
-from memsheet.formulas.around.kept import Kept
-from memsheet.formulas.around.surroundings import Surroundings, row
+from memsheet.formulas.around.kept import ResidentState
+from memsheet.formulas.around.surroundings import ShardingOverhead, row
 from memsheet.formulas.states.held import held_tensors, parameter_bytes
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Implementation, Plan
@@ -26,7 +26,7 @@ NOTE = "ranks are dealt whole parameters and differ: the sheet is that of the on
 
 
 @formula(cites=INTERNEVO, at="solver/optimizer/utils.py:733-800: module by module, to the next rank where one has more than its share")
-def dealt(sizes: list[int], ranks: int) -> list[int]:
+def partition_whole_parameters(sizes: list[int], ranks: int) -> list[int]:
     """Elements that each rank was dealt. The parameter that is too much for a rank goes to the next one and is not counted there."""
     share, counted, rank, found = sum(sizes) // ranks, 0, 0, [0] * ranks
     for size in sizes:
@@ -52,18 +52,18 @@ def in_order(spec: ModelSpec) -> Iterator[int]:
 def partition(spec: ModelSpec, ranks: Count) -> Count:
     """Elements of the rank that was dealt most; an even share where the number of ranks is open."""
     sizes = list(in_order(spec))
-    return max(dealt(sizes, ranks)) if isinstance(ranks, int) else ceil_div(sum(sizes), ranks)
+    return max(partition_whole_parameters(sizes, ranks)) if isinstance(ranks, int) else ceil_div(sum(sizes), ranks)
 
 
-def internevo_kept(spec: ModelSpec, plan: Plan) -> Kept:
+def internevo_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
     """Everything the optimizer keeps on the rank that was dealt most."""
     parameters = tuple(held_tensors(spec, plan))
     own, total, precision = partition(spec, plan.mesh.dp_shard), sum(in_order(spec)), plan.precision
     states = [*parameter_bytes(spec, plan, parameters, Sharding.INTERNEVO).items(), *own_states(own, plan)]
     whole = whole_gradients(total, plan)
     bucket = precision.gradients.nbytes(minimum(total, REDUCE_BUCKET))
-    return Kept(
-        states=Bag.of(states), around=_around(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=step_of_share(own, plan),
+    return ResidentState(
+        states=BytesByPath.of(states), around=_around(bucket), resident=whole if agreed(plan.accumulation > 1) else EMPTY, at_step=step_of_share(own, plan),
         gradients=whole, ranges={BUCKET: (0, 2 * bucket)}, notes=(NOTE,),
     )  # fmt: skip
 
@@ -77,21 +77,21 @@ def own_states(own: Count, plan: Plan) -> list[tuple[Key, Count]]:
     ]
 
 
-def whole_gradients(total: Count, plan: Plan) -> Bag:
+def whole_gradients(total: Count, plan: Plan) -> BytesByPath:
     """Gradients of all parameters, which every rank has."""
     return row(C.GRADIENTS, "zero/whole", plan.precision.gradients.nbytes(total))
 
 
 @formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:397-450: a bucket is flattened while the one before is on its way")
-def _around(bucket: Count) -> Surroundings:
+def _around(bucket: Count) -> ShardingOverhead:
     """Gradients stay whole until their bucket is reduced; one flat copy of a bucket, which may be none or two."""
-    flat = Bag.of([(BUCKET, bucket)])
-    return Surroundings(backward=lambda *_: flat, leaving=lambda *_: flat, leaves=lambda group: group.gradients)
+    flat = BytesByPath.of([(BUCKET, bucket)])
+    return ShardingOverhead(backward=lambda *_: flat, leaving=lambda *_: flat, leaves=lambda group: group.gradients)
 
 
 @formula(cites=INTERNEVO, at="solver/optimizer/hybrid_zero_optim.py:690-760: its own gradients flat in fp32, then torch's AdamW over them")
-def step_of_share(own: Count, plan: Plan) -> Bag:
+def step_of_share(own: Count, plan: Plan) -> BytesByPath:
     assert plan.optimizer is not None
     wide = plan.precision.moments.nbytes(own)
     copies = {Implementation.FOREACH: 1, Implementation.LOOP: 2}.get(plan.optimizer.implementation, 0)
-    return Bag.of([((C.GRADIENTS, "zero/fp32_flat"), wide), ((C.TEMPORARIES, "optimizer"), copies * wide)])
+    return BytesByPath.of([((C.GRADIENTS, "zero/fp32_flat"), wide), ((C.TEMPORARIES, "optimizer"), copies * wide)])

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from memsheet.arith import Count
-from memsheet.formulas.around.surroundings import Surroundings
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.formulas.around.surroundings import ShardingOverhead
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.frozen import dataclass
 from memsheet.units import format_bytes
 
@@ -40,18 +40,18 @@ class Host:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept:
+class ResidentState:
     """``states``: at every instant. ``resident``: gradients (and their buffers) of earlier micro-batches while the next one runs.
     ``at_step``: gradients and scratch at the optimizer's step. ``ranges``: (low, high) of what was derived and is not exactly known.
     ``gradients``: those that are not among the states, as they stand when backward has ended: no instant's high-water mark need show them whole.
     ``paged``: states in memory that driver and host share, outside torch's allocator.
     """
 
-    states: Bag
-    around: Surroundings
-    resident: Bag
-    at_step: Bag
-    gradients: Bag = EMPTY
+    states: BytesByPath
+    around: ShardingOverhead
+    resident: BytesByPath
+    at_step: BytesByPath
+    gradients: BytesByPath = EMPTY
     host: Host = Host()
     paged: Count = 0
     ranges: Mapping[Key, tuple[Count, Count]] = field(default_factory=dict)

@@ -11,11 +11,11 @@ from operator import or_
 
 from memsheet.arith import Count, ceil_div, maximum, round_up, where
 from memsheet.engines import find_engine
-from memsheet.formulas.around.kept import Kept
-from memsheet.formulas.around.surroundings import Surroundings
+from memsheet.formulas.around.kept import ResidentState
+from memsheet.formulas.around.surroundings import ShardingOverhead
 from memsheet.formulas.model_code.megatron import axes, end_axes
 from memsheet.formulas.states.held import Held, held_tensors, module_of
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP8, FP32, INT16_REMAINDER, INT64, DType
 from memsheet.plan.model import Attention, Block, LatentAttention, ModelSpec, Moe, Role
 from memsheet.plan.plan import AttentionKind, Mesh, Plan
@@ -71,12 +71,12 @@ def _as_bridge_runs_it(plan: Plan) -> tuple[Plan, tuple[str, ...]]:
     return replace(plan, precision=replace(plan.precision, master_weights=FP32)), (BRIDGE_NOTE,)
 
 
-def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
+def megatron_kept(spec: ModelSpec, plan: Plan) -> ResidentState:
     """States and buffers of a rank; nothing is gathered for a layer."""
     plan, notes = _as_bridge_runs_it(plan)
     tensors = tuple(held_tensors(spec, plan))
     parts = _parts(tensors, plan)
-    states = Bag.of(
+    states = BytesByPath.of(
         [
             *buffers_and_shards(tensors, plan).held.items(),
             *_inputs(plan),
@@ -88,10 +88,10 @@ def megatron_kept(spec: ModelSpec, plan: Plan) -> Kept:
         ]
     )
     dispatched = dispatch_buffers(spec, plan)
-    at_step = Bag.of([((Component.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
-    return Kept(
+    at_step = BytesByPath.of([((Component.TEMPORARIES, "optimizer"), widened_gradients(tensors, plan))])
+    return ResidentState(
         states=states,
-        around=Surroundings(),
+        around=ShardingOverhead(),
         resident=EMPTY,
         at_step=at_step,
         ranges={**_ranges(parts), **({DISPATCH: (0, dispatched)} if plan.routing is not None else {})},
@@ -103,10 +103,10 @@ def _parts(tensors: Iterable[Held], plan: Plan) -> tuple[Part, ...]:
     return tuple(Part(h, state_ranks(plan.mesh, h.role, plan.zero)) for h in tensors)
 
 
-def buffers_and_shards(tensors: Iterable[Held], plan: Plan) -> Bag:
+def buffers_and_shards(tensors: Iterable[Held], plan: Plan) -> BytesByPath:
     """The two buffers and the distributed optimizer's parts of these tensors: there at every instant."""
     parts = _parts(tensors, plan)
-    return Bag.of([*(row for part in parts for row in _states(part, plan)), *_padding(parts, plan)])
+    return BytesByPath.of([*(row for part in parts for row in _states(part, plan)), *_padding(parts, plan)])
 
 
 @formula(cites=MEGATRON, at="distrib_optimizer.py:330-480: the parameter, its main gradient, a shard of the fp32 copy and of both moments")

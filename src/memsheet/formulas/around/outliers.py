@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.formulas.around.kept import Kept
-from memsheet.formulas.groups import Walk
+from memsheet.formulas.around.kept import ResidentState
+from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.int8 import OUTLIERS
 from memsheet.formulas.states.held import Held, held_tensors, module_of
 from memsheet.formulas.tapes.evaluate import Key
@@ -31,7 +31,7 @@ REENTRANT = (
 )
 
 
-def with_outliers(kept: Kept, walks: Iterable[Walk], model: ModelSpec, plan: Plan) -> Kept:
+def with_outliers(kept: ResidentState, walks: Iterable[StageLayers], model: ModelSpec, plan: Plan) -> ResidentState:
     """The columns with an outlier are known when a run's data is: from none to all of each layer's input. What layers hold past a checkpoint
     is dropped where its kind runs forward without a graph.
     """
@@ -43,7 +43,7 @@ def with_outliers(kept: Kept, walks: Iterable[Walk], model: ModelSpec, plan: Pla
     return replace(kept, ranges={**kept.ranges, **past, **columns}, notes=(*kept.notes, NOTE, *([REENTRANT] if full else [])))
 
 
-def _held_past(walks: Iterable[Walk]) -> Iterator[Key]:
+def _held_past(walks: Iterable[StageLayers]) -> Iterator[Key]:
     groups = (group for walk in walks for layers in walk.layers for group in layers.pattern)
     yield from (key for group in groups for key in group.part.lingers.held)
 

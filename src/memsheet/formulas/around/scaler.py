@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.plan.dtypes import FP16, FP32
 from memsheet.plan.engine import Engine
 from memsheet.plan.plan import Plan
@@ -30,9 +30,9 @@ def unscaling_bytes() -> Count:
     return _AT_STEP * FP32.nbytes(1)
 
 
-def scaler_states(plan: Plan, engine: Engine) -> Bag:
-    return Bag.of([((Component.OPTIMIZER_STATES, "grad_scaler"), scaler_bytes())]) if scales(plan, engine) else EMPTY
+def scaler_states(plan: Plan, engine: Engine) -> BytesByPath:
+    return BytesByPath.of([((Component.OPTIMIZER_STATES, "grad_scaler"), scaler_bytes())]) if scales(plan, engine) else EMPTY
 
 
-def unscaling(plan: Plan, engine: Engine) -> Bag:
-    return Bag.of([((Component.TEMPORARIES, "optimizer"), unscaling_bytes())]) if scales(plan, engine) else EMPTY
+def unscaling(plan: Plan, engine: Engine) -> BytesByPath:
+    return BytesByPath.of([((Component.TEMPORARIES, "optimizer"), unscaling_bytes())]) if scales(plan, engine) else EMPTY

@@ -11,19 +11,19 @@ from collections.abc import Callable
 from memsheet.arith import Count, at_least, where
 from memsheet.formulas.groups import Group
 from memsheet.formulas.states.held import Held, gradient_dtype
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.frozen import dataclass
 from memsheet.plan.plan import Plan
 from memsheet.references import TORCH_DDP, formula
 from memsheet.sheet import Component
 
 
-def _nothing(*_: object) -> Bag:
+def _nothing(*_: object) -> BytesByPath:
     return EMPTY
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Surroundings:
+class ShardingOverhead:
     """What the engine adds, asked for group by group. ``before`` and ``after`` are the neighbours in order of execution.
 
     ``always``: resident through the whole step. ``through``: from the start of forward to the end of backward. ``between``: all the time
@@ -36,25 +36,25 @@ class Surroundings:
     ``stops``: the places worth a look for it; ``end``: when the last backward is over and before the optimizer's step.
     """
 
-    always: Bag = EMPTY
-    through: Bag = EMPTY
-    between: Bag = EMPTY
-    entering: Callable[[Group | None, Group], Bag] = _nothing
-    forward: Callable[[Group | None, Group], Bag] = _nothing
-    holds: Callable[[Group], Bag] = _nothing
-    backward: Callable[[Group | None, Group, Group | None], Bag] = _nothing
-    leaving: Callable[[Group | None, Group], Bag] = _nothing
-    fetching: Callable[[Group | None, Group, Group | None], Bag] | None = None
-    reducing: Callable[[Group | None, Group], Bag] | None = None
-    leaves: Callable[[Group], Bag] = _nothing
-    during: Callable[[int, int], Bag] = _nothing
+    always: BytesByPath = EMPTY
+    through: BytesByPath = EMPTY
+    between: BytesByPath = EMPTY
+    entering: Callable[[Group | None, Group], BytesByPath] = _nothing
+    forward: Callable[[Group | None, Group], BytesByPath] = _nothing
+    holds: Callable[[Group], BytesByPath] = _nothing
+    backward: Callable[[Group | None, Group, Group | None], BytesByPath] = _nothing
+    leaving: Callable[[Group | None, Group], BytesByPath] = _nothing
+    fetching: Callable[[Group | None, Group, Group | None], BytesByPath] | None = None
+    reducing: Callable[[Group | None, Group], BytesByPath] | None = None
+    leaves: Callable[[Group], BytesByPath] = _nothing
+    during: Callable[[int, int], BytesByPath] = _nothing
     stops: frozenset[tuple[int, int]] = frozenset()
-    end: Bag = EMPTY
+    end: BytesByPath = EMPTY
 
 
-def row(component: Component, path: str, size: Count) -> Bag:
+def row(component: Component, path: str, size: Count) -> BytesByPath:
     """A bag of one row."""
-    return Bag.of([((component, path), size)])
+    return BytesByPath.of([((component, path), size)])
 
 
 @formula(cites=TORCH_DDP, at="initialize_buckets: flat buffers of one gradient copy, made in the constructor")
@@ -63,8 +63,8 @@ def ddp_buckets(parameters: tuple[Held, ...], plan: Plan) -> Count:
     return sum(h.times * gradient_dtype(h, plan).nbytes(h.elements) for h in parameters if h.trains)
 
 
-def replicated(plan: Plan, parameters: tuple[Held, ...]) -> Surroundings:
+def replicated(plan: Plan, parameters: tuple[Held, ...]) -> ShardingOverhead:
     """Nothing is gathered; autograd's own gradients stay until the step. Several replicas add DDP's buckets."""
     several, size = at_least(plan.mesh.dp_replicate, 2), ddp_buckets(parameters, plan)
     buckets = row(Component.COMMUNICATION, "ddp/buckets", where(several, size, 0)) if several is not False else EMPTY
-    return Surroundings(always=buckets, leaves=lambda group: group.gradients)
+    return ShardingOverhead(always=buckets, leaves=lambda group: group.gradients)

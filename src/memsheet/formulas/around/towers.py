@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from memsheet.arith import Count
-from memsheet.formulas.around.kept import Kept
+from memsheet.formulas.around.kept import ResidentState
 from memsheet.formulas.around.surroundings import row
 from memsheet.formulas.states.held import Held, gradient_dtype, held, parameter_shard
 from memsheet.formulas.states.optimizers import states_without_gradient
 from memsheet.formulas.states.params import fold, tower_tensors
 from memsheet.formulas.states.sharding import dim0_gathered
-from memsheet.formulas.tapes.evaluate import Bag, Key, merge
+from memsheet.formulas.tapes.evaluate import BytesByPath, Key, merge
 from memsheet.plan.engine import Engine, Sharding
 from memsheet.plan.model import ModelSpec
 from memsheet.plan.plan import Plan
@@ -32,18 +32,18 @@ SHARDED_ALONE = ("embeddings", "head")
 """Modules of CLIP's and SigLIP's towers that the library never splits either (modeling_siglip.py, _no_split_modules)."""
 
 
-def with_towers(kept: Kept, model: ModelSpec, plan: Plan, engine: Engine, states: Callable[[Held, Count], Count]) -> Kept:
+def with_towers(kept: ResidentState, model: ModelSpec, plan: Plan, engine: Engine, states: Callable[[Held, Count], Count]) -> ResidentState:
     """``kept`` with what a model's towers add to it. ``states``: bytes of the optimizer's for a tensor of so many elements on a rank."""
     if not model.towers:
         return kept
     high = 0 if plan.adapter else trained_bytes(model, plan, engine, states)
     around = kept.around
     if engine.sharding is Sharding.FSDP2:
-        around = replace(around, through=merge([(1, around.through), (1, rooted(model, plan))]))
+        around = replace(around, through=merge([(1, around.through), (1, root_group_tensors(model, plan))]))
     low = (
         0 if plan.adapter else sum(one.times * states_without_gradient(one, elements, plan) for one, elements in _held(model, plan, engine))
     )
-    waiting = Bag.of([(WITH_PICTURES, low)] if high else [])
+    waiting = BytesByPath.of([(WITH_PICTURES, low)] if high else [])
     return replace(
         kept, around=around, states=merge([(1, kept.states), (1, waiting)]), notes=(*kept.notes, NOTE),
         ranges={**kept.ranges, WITH_PICTURES: (low, high)} if high else kept.ranges,
@@ -71,7 +71,7 @@ def _held(model: ModelSpec, plan: Plan, engine: Engine) -> Iterator[tuple[Held, 
     cites=TORCH_FSDP2,
     at="_fully_shard.py: what no layer has is the root's, gathered when the model's forward begins and not resharded after it",
 )
-def rooted(model: ModelSpec, plan: Plan) -> Bag:
+def root_group_tensors(model: ModelSpec, plan: Plan) -> BytesByPath:
     """What of the towers is in no layer, in the compute dtype."""
     layers = tuple(fold(f"{tower.stack.path}.*.") for tower in model.towers)
     layers += tuple(f"{tower.path}.{module}." for tower in model.towers for module in SHARDED_ALONE)

@@ -7,11 +7,21 @@ from dataclasses import replace
 
 from memsheet.arith import Count, at_least, maximum, minimum, where
 from memsheet.engines.deepspeed import ALLREDUCE_BUCKET
-from memsheet.formulas.around.surroundings import Surroundings
-from memsheet.formulas.around.zero_flow import Flush, Place, flushes, gatherable, gathered, later, persists, places, stops
+from memsheet.formulas.around.surroundings import ShardingOverhead
+from memsheet.formulas.around.zero_flow import (
+    Flush,
+    Place,
+    bucket_flushes,
+    gatherable,
+    later,
+    places,
+    prefetched_elements,
+    stays_gathered,
+    stops,
+)
 from memsheet.formulas.around.zero_states import PARTITION, Zero, of_parts, persistent, whole_gradients
-from memsheet.formulas.groups import Group, Walk
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key, largest, merge
+from memsheet.formulas.groups import Group, StageLayers
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key, largest, merge
 from memsheet.plan.dtypes import FP32
 from memsheet.references import DEEPSPEED, formula
 from memsheet.sheet import Component
@@ -30,7 +40,7 @@ def bucket_bytes(zero: Zero) -> Count:
     return zero.buckets.buffers(zero.plan.zero) * zero.width * zero.buckets.reduce_bucket
 
 
-def around(zero: Zero, stage: Walk) -> Surroundings:
+def zero_overhead(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     """What the plan's stage adds to a step."""
     match zero.plan.zero:
         case 0:
@@ -45,9 +55,9 @@ def around(zero: Zero, stage: Walk) -> Surroundings:
             return _around_three(zero, stage)
 
 
-def _around_whole(end: Bag, bucket: Bag = EMPTY) -> Surroundings:
+def _around_whole(end: BytesByPath, bucket: BytesByPath = EMPTY) -> ShardingOverhead:
     """Autograd's own gradients stay until the last micro-batch's are reduced."""
-    return Surroundings(backward=lambda *_: bucket, leaves=lambda group: group.gradients, end=end)
+    return ShardingOverhead(backward=lambda *_: bucket, leaves=lambda group: group.gradients, end=end)
 
 
 def _unless_resident(zero: Zero) -> list[tuple[Key, Count]]:
@@ -56,21 +66,21 @@ def _unless_resident(zero: Zero) -> list[tuple[Key, Count]]:
 
 
 @formula(cites=DEEPSPEED, at="engine.py:3691-3702, 3784-3797: gradients are flattened by 5e8 elements for one all-reduce")
-def _all_reduce(zero: Zero) -> Bag:
+def _all_reduce(zero: Zero) -> BytesByPath:
     copied = where(at_least(zero.plan.mesh.dp_replicate, 2), zero.width * minimum(zero.total, ALLREDUCE_BUCKET), 0)
-    return Bag.of([*_unless_resident(zero), ((C.COMMUNICATION, "allreduce/flat"), copied)])
+    return BytesByPath.of([*_unless_resident(zero), ((C.COMMUNICATION, "allreduce/flat"), copied)])
 
 
 @formula(
     cites=DEEPSPEED,
     at="stage_1_and_2.py:861-881, 1193-1242: after the last backward each gradient moves into the bucket, flushed when full",
 )
-def _around_one(zero: Zero) -> Surroundings:
+def _around_one(zero: Zero) -> ShardingOverhead:
     """Stage 1: from its first gradient on the bucket is there; the partition grows while the bucket's gradients are gone."""
-    bucket = EMPTY if zero.accumulates else Bag.of([(BUCKET, bucket_bytes(zero))])
+    bucket = EMPTY if zero.accumulates else BytesByPath.of([(BUCKET, bucket_bytes(zero))])
     first = minimum(zero.total, zero.buckets.reduce_bucket)
     grown = 0 if zero.plan.offload.optimizer else maximum(0, zero.width * (zero.shard - first))
-    end = Bag.of([*_unless_resident(zero), *bucket.held.items(), (PARTITION, grown), *_offload_scratch(zero).held.items()])
+    end = BytesByPath.of([*_unless_resident(zero), *bucket.held.items(), (PARTITION, grown), *_offload_scratch(zero).held.items()])
     return replace(_around_whole(end, bucket), always=_offload_buffers(zero))
 
 
@@ -78,102 +88,102 @@ def _around_one(zero: Zero) -> Surroundings:
     cites=DEEPSPEED,
     at="bf16_optimizer.py:371: each gradient in fp32 before it is added; engine.py:3658-3664: all of them in the model's dtype, to be reduced",
 )
-def _around_fp32_gradients(zero: Zero) -> Surroundings:
+def _around_fp32_gradients(zero: Zero) -> ShardingOverhead:
     """BF16_Optimizer: its flat fp32 gradients are one tensor, which is cast whole for the all-reduce."""
-    cast = Bag.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest))])
-    reduced = Bag.of([((C.COMMUNICATION, "allreduce/flat"), zero.width * zero.shard * zero.ranks)])
-    whole = Bag.of(_unless_resident(zero))
+    cast = BytesByPath.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest))])
+    reduced = BytesByPath.of([((C.COMMUNICATION, "allreduce/flat"), zero.width * zero.shard * zero.ranks)])
+    whole = BytesByPath.of(_unless_resident(zero))
     return _around_whole(merge([(1, whole), (1, largest([[(1, cast)], [(1, reduced)]]))]))
 
 
-def _around_two(zero: Zero, stage: Walk) -> Surroundings:
+def _around_two(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     """Stage 2: a bucket through every backward, its copy at a flush, and from the first flush on the rank's own gradients."""
     shard = zero.shard
-    made = flushes(stage, zero.buckets.reduce_bucket, shard, cuts=True)
-    bucket = Bag.of([(BUCKET, bucket_bytes(zero))])
-    partition = EMPTY if zero.plan.offload.optimizer else Bag.of([(PARTITION, zero.width * shard)])
+    made = bucket_flushes(stage, zero.buckets.reduce_bucket, shard, cuts=True)
+    bucket = BytesByPath.of([(BUCKET, bucket_bytes(zero))])
+    partition = EMPTY if zero.plan.offload.optimizer else BytesByPath.of([(PARTITION, zero.width * shard)])
     late = _late_gradients(zero, stage)
 
-    def during(run: int, repetition: int) -> Bag:
+    def during(run: int, repetition: int) -> BytesByPath:
         return merge([(1, reduced(zero, (run, repetition), made[:-1], partition)), (1, late(run, repetition))])
 
     end = merge([(1, bucket), (1, _last_flush(zero, made, partition))])
-    return Surroundings(always=_offload_buffers(zero), backward=lambda *_: bucket, during=during, stops=stops(made), end=end)
+    return ShardingOverhead(always=_offload_buffers(zero), backward=lambda *_: bucket, during=during, stops=stops(made), end=end)
 
 
 @formula(
     cites=DEEPSPEED, at="stage_1_and_2.py:919-921 (independent_gradient_partition_epilogue): what is left is reduced when backward is over"
 )
-def _last_flush(zero: Zero, made: list[Flush], partition: Bag) -> Bag:
+def _last_flush(zero: Zero, made: list[Flush], partition: BytesByPath) -> BytesByPath:
     """The bucket's rest, reduced after the last gradient was made; one that is wider than the bucket is itself there still."""
     last = made[-1]
     wide = zero.width * last.elements if last.elements > zero.buckets.reduce_bucket else 0
-    copy = Bag.of([(FLUSH, zero.width * last.copied), ((C.GRADIENTS, "zero/extra_large"), wide)])
+    copy = BytesByPath.of([(FLUSH, zero.width * last.copied), ((C.GRADIENTS, "zero/extra_large"), wide)])
     copying = [(1, copy), (1, partition if len(made) > 1 else EMPTY), (1, _offload_scratch(zero))]
     return largest([copying, [(1, partition)]])
 
 
-def reduced(zero: Zero, place: Place, made: list[Flush], partition: Bag) -> Bag:
+def reduced(zero: Zero, place: Place, made: list[Flush], partition: BytesByPath) -> BytesByPath:
     """The most that flushes leave at a place: the copy of one of them, and the partition once one has gone before."""
     before = any(later(place, flush.place) for flush in made)
     candidates = [[(1, partition)]] if before else [[(1, EMPTY)]]
     for number, flush in enumerate(made):
         if flush.place == place:
-            copy = Bag.of([(FLUSH, zero.width * flush.copied)])
+            copy = BytesByPath.of([(FLUSH, zero.width * flush.copied)])
             candidates += [[(1, copy), (1, partition if number else EMPTY), (1, _offload_scratch(zero))], [(1, partition)]]
     return largest(candidates)
 
 
-def _around_three(zero: Zero, stage: Walk) -> Surroundings:
+def _around_three(zero: Zero, stage: StageLayers) -> ShardingOverhead:
     """Stage 3: a bucket for good, its copy at a flush, persistent parameters, and parameters gathered ahead of their use."""
     buckets = zero.buckets
-    made = flushes(stage, buckets.reduce_bucket, 1, cuts=False)
+    made = bucket_flushes(stage, buckets.reduce_bucket, 1, cuts=False)
     steps = list(places(stage))
     left: dict[Place, Count] = {}
     for place, groups in steps:
         left[place] = (left[steps[len(left) - 1][0]] if left else 0) + gatherable(groups, buckets, zero.ranks)
     everything = left[steps[-1][0]]
-    biggest = max((h.elements for h in zero.parameters if not persists(h, buckets)), default=0)
+    biggest = max((h.elements for h in zero.parameters if not stays_gathered(h, buckets)), default=0)
     late = _late_gradients(zero, stage)
 
-    def fetched(remaining: Count) -> Bag:
+    def fetched(remaining: Count) -> BytesByPath:
         return gathered_bag(zero, remaining, biggest)
 
-    def during(run: int, repetition: int) -> Bag:
+    def during(run: int, repetition: int) -> BytesByPath:
         moment = [(1, reduced(zero, (run, repetition), made, EMPTY)), (1, fetched(left[run, repetition])), (1, late(run, repetition))]
         return merge(moment)
 
     whole = fetched(everything)
-    return Surroundings(
-        always=Bag.of([(BUCKET, bucket_bytes(zero))]), between=persistent(zero), entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
+    return ShardingOverhead(
+        always=BytesByPath.of([(BUCKET, bucket_bytes(zero))]), between=persistent(zero), entering=lambda *_: whole, forward=lambda *_: whole, holds=lambda group: whole if group is stage.head else EMPTY,
         during=during, stops=stops(made),
     )  # fmt: skip
 
 
-def gathered_bag(zero: Zero, remaining: Count, biggest: Count) -> Bag:
+def gathered_bag(zero: Zero, remaining: Count, biggest: Count) -> BytesByPath:
     """Gathered parameters, and with parameters on the host their rank's part on its way up (partition_parameters.py:1331-1333)."""
-    size = gathered(remaining, biggest, zero.buckets)
+    size = prefetched_elements(remaining, biggest, zero.buckets)
     bag = [(GATHERED, of_parts(zero, zero.width * size.value))]
     if zero.plan.offload.parameters:
         bag.append(
             ((C.UNSHARDED_PARAMETERS, "zero/from_host"), zero.width * (minimum(remaining, zero.buckets.prefetch + biggest) // zero.ranks))
         )
-    return Bag.of(bag)
+    return BytesByPath.of(bag)
 
 
-def _late_gradients(zero: Zero, stage: Walk) -> Callable[[int, int], Bag]:
+def _late_gradients(zero: Zero, stage: StageLayers) -> Callable[[int, int], BytesByPath]:
     """Gradients that do not go into the bucket at once: a tied table's until the embeddings' is added, tensors wider than the bucket."""
     tied = EMPTY
     if stage.tied and stage.head:
-        tied = Bag.of(pair for pair in stage.head.gradients.held.items() if "norm" not in pair[0][1])
+        tied = BytesByPath.of(pair for pair in stage.head.gradients.held.items() if "norm" not in pair[0][1])
 
-    def wide(groups: tuple[Group, ...]) -> Bag:
+    def wide(groups: tuple[Group, ...]) -> BytesByPath:
         size = max((h.elements for group in groups for h in group.parameters if h.trains), default=0)
-        return Bag.of([((C.GRADIENTS, "zero/extra_large"), zero.width * size)]) if size > zero.buckets.reduce_bucket else EMPTY
+        return BytesByPath.of([((C.GRADIENTS, "zero/extra_large"), zero.width * size)]) if size > zero.buckets.reduce_bucket else EMPTY
 
     layers = {run: wide(layers.pattern) for run, layers in enumerate(stage.layers)}
 
-    def held(run: int, _: int) -> Bag:
+    def held(run: int, _: int) -> BytesByPath:
         if run == len(stage.layers):
             return EMPTY  # the head's own backward counts them (see ``head_keeps``)
         return merge([(1, tied), (1, layers.get(run, EMPTY))])
@@ -182,16 +192,16 @@ def _late_gradients(zero: Zero, stage: Walk) -> Callable[[int, int], Bag]:
 
 
 @formula(cites=DEEPSPEED, at="stage_1_and_2.py:591-593: one tensor's gradient on its way to the host")
-def _offload_buffers(zero: Zero) -> Bag:
+def _offload_buffers(zero: Zero) -> BytesByPath:
     if not zero.plan.offload.optimizer:
         return EMPTY
-    return Bag.of([((C.COMMUNICATION, "zero/temp_grad_buffer"), zero.width * zero.widest)])
+    return BytesByPath.of([((C.COMMUNICATION, "zero/temp_grad_buffer"), zero.width * zero.widest)])
 
 
 @formula(cites=DEEPSPEED, at="stage_1_and_2.py:1590-1605: its norm is taken in double precision")
-def _offload_scratch(zero: Zero) -> Bag:
+def _offload_scratch(zero: Zero) -> BytesByPath:
     if not zero.plan.offload.optimizer:
         return EMPTY
     if zero.plan.zero == 3:  # stage3.py:1393-1407
-        return Bag.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest // zero.ranks))])
-    return Bag.of([((C.TEMPORARIES, "zero/gradient_norm"), 2 * FP32.nbytes(zero.widest))])
+        return BytesByPath.of([((C.TEMPORARIES, "zero/gradient_fp32"), FP32.nbytes(zero.widest // zero.ranks))])
+    return BytesByPath.of([((C.TEMPORARIES, "zero/gradient_norm"), 2 * FP32.nbytes(zero.widest))])

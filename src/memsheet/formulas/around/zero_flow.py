@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memsheet.arith import Count, ceil_div, maximum, minimum, where
 from memsheet.engines.deepspeed import Buckets
-from memsheet.formulas.groups import Group, Walk
+from memsheet.formulas.groups import Group, StageLayers
 from memsheet.formulas.states.held import Held
 from memsheet.references import DEEPSPEED, formula
 
@@ -24,7 +24,7 @@ class Flush:
     copied: Count
 
 
-def places(walk: Walk) -> Iterator[tuple[Place, tuple[Group, ...]]]:
+def places(walk: StageLayers) -> Iterator[tuple[Place, tuple[Group, ...]]]:
     """Every place in order of the forward, with its groups."""
     if walk.embeddings:
         yield (-1, 0), (walk.embeddings,)
@@ -46,7 +46,7 @@ def _sizes(groups: tuple[Group, ...], cache: dict[int, list[int]]) -> list[int]:
 @formula(
     cites=DEEPSPEED, at="stage_1_and_2.py:1201-1203: a gradient that would overflow the bucket flushes it first; the rest goes at the end"
 )
-def flushes(walk: Walk, bucket: int, shard: Count, *, cuts: bool) -> list[Flush]:
+def bucket_flushes(walk: StageLayers, bucket: int, shard: Count, *, cuts: bool) -> list[Flush]:
     """Every flush of a backward, gradients arriving in the reverse order of the parameters.
 
     ``shard``: elements of one rank's partition. ``cuts`` (stages 1 and 2): a bucket that lies inside one partition is one slice
@@ -101,13 +101,13 @@ def tensor_shard(tensor: Held, ranks: Count) -> Count:
 
 
 @formula(cites=DEEPSPEED, at="parameter_offload.py:311-329: tensors of at most param_persistence_threshold elements stay gathered")
-def persists(tensor: Held, buckets: Buckets) -> bool:
+def stays_gathered(tensor: Held, buckets: Buckets) -> bool:
     return tensor.elements <= buckets.persistence
 
 
 def gatherable(groups: tuple[Group, ...], buckets: Buckets, ranks: Count) -> Count:
     """Elements that are gathered and released as the step goes through some groups."""
-    return sum(ranks * tensor_shard(h, ranks) for group in groups for h in group.parameters if not persists(h, buckets))
+    return sum(ranks * tensor_shard(h, ranks) for group in groups for h in group.parameters if not stays_gathered(h, buckets))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Gathered:
     at="partitioned_param_coordinator.py:420-485: every module's call fetches prefetch_bucket elements ahead until max_live are there; "
     "partition_parameters.py:1301-1343: a bundle's flat buffer stays beside the parameters copied out of it",
 )
-def gathered(remaining: Count, largest: Count, buckets: Buckets) -> Gathered:
+def prefetched_elements(remaining: Count, largest: Count, buckets: Buckets) -> Gathered:
     """Gathered elements while ``remaining`` elements of the model are still to be used, whose largest tensor has ``largest``.
 
     Prefetching overshoots by at most one tensor. Parameters that the backward will use again within max_reuse elements stay

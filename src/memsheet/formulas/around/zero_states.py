@@ -12,9 +12,9 @@ from memsheet.arith import Count, agreed, at_least, maximum, minimum, round_up, 
 from memsheet.engines.deepspeed import ALIGNMENT, BUCKETS, Buckets
 from memsheet.errors import Problem, require
 from memsheet.formulas.around.kept import Host
-from memsheet.formulas.around.zero_flow import persists, tensor_shard
+from memsheet.formulas.around.zero_flow import stays_gathered, tensor_shard
 from memsheet.formulas.states.held import Held, module_of, row_scales
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag, Key
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath, Key
 from memsheet.plan.dtypes import BF16, FP16, FP32
 from memsheet.plan.plan import Implementation, OptimizerName, Plan
 from memsheet.references import DEEPSPEED, TORCH_OPTIM, formula
@@ -170,7 +170,7 @@ def _parameters(zero: Zero) -> dict[Key, Count]:
     """The model's own parameters, whole up to stage 2."""
     plan, sizes = zero.plan, dict[Key, Count]()
     for h in zero.parameters:
-        if not plan.offload.parameters or persists(h, zero.buckets):  # partition_parameters.py:1801-1815
+        if not plan.offload.parameters or stays_gathered(h, zero.buckets):  # partition_parameters.py:1801-1815
             key = (C.PARAMETERS, module_of(h.path))
             stored = h.dtype.nbytes(tensor_shard(h, zero.ranks) if plan.zero == 3 else h.elements) + row_scales(h)
             sizes[key] = sizes.get(key, 0) + h.times * stored
@@ -179,7 +179,7 @@ def _parameters(zero: Zero) -> dict[Key, Count]:
     return sizes
 
 
-def states(zero: Zero) -> Bag:
+def states(zero: Zero) -> BytesByPath:
     """Parameters, their master and moments, and the gradients that exist from the first step to the last."""
     plan, kept = zero.plan, zero.shard - zero.host
     pairs = [
@@ -191,7 +191,7 @@ def states(zero: Zero) -> Bag:
         pairs.append(((C.GRADIENTS, "zero/grad_partitions_flat_buffer"), plan.precision.gradients.nbytes(zero.shard)))
     if zero.keeps_fp32_gradients:  # bf16_optimizer.py:175-177
         pairs.append(((C.GRADIENTS, "zero/fp32_groups_gradients_flat"), FP32.nbytes(zero.shard * zero.ranks)))
-    return Bag.of((key, size) for key, size in pairs if not _nothing(size))
+    return BytesByPath.of((key, size) for key, size in pairs if not _nothing(size))
 
 
 def _nothing(size: Count) -> bool:
@@ -211,11 +211,11 @@ def of_parts(zero: Zero, size: Count) -> Count:
 @formula(
     cites=DEEPSPEED, at="parameter_offload.py:311-329; stage3.py:2609, 2571-2572: they are let go of before the step, and gathered after it"
 )
-def persistent(zero: Zero) -> Bag:
+def persistent(zero: Zero) -> BytesByPath:
     """Small parameters that stay gathered between steps."""
-    size = sum(h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if persists(h, zero.buckets))
+    size = sum(h.times * h.dtype.nbytes(h.elements) for h in zero.parameters if stays_gathered(h, zero.buckets))
     kept = of_parts(zero, size)
-    return EMPTY if _nothing(kept) else Bag.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), kept)])
+    return EMPTY if _nothing(kept) else BytesByPath.of([((C.UNSHARDED_PARAMETERS, "zero/persistent"), kept)])
 
 
 # ---- the optimizer's step ----------------------------------------------------------------------------------------------------
@@ -264,19 +264,19 @@ def unsharded_scratch(zero: Zero) -> Count:
     return maximum(2 * FP32.nbytes(zero.total), FP32.nbytes(zero.total) - zero.width * zero.total + scratch)
 
 
-def at_step(zero: Zero) -> Bag:
+def at_step(zero: Zero) -> BytesByPath:
     """Gradients and scratch at the optimizer's step, states aside."""
     plan = zero.plan
     key: Key = (C.TEMPORARIES, "optimizer")
     if plan.zero == 0:
-        return Bag.of([*whole_gradients(zero), (key, unsharded_scratch(zero))])
+        return BytesByPath.of([*whole_gradients(zero), (key, unsharded_scratch(zero))])
     if zero.keeps_fp32_gradients:  # the step works on a view of them; the bf16 ones are freed after it (engine.py:3362-3363)
-        return Bag.of([*whole_gradients(zero), (key, optimizer_scratch(zero.shard, plan))])
+        return BytesByPath.of([*whole_gradients(zero), (key, optimizer_scratch(zero.shard, plan))])
     if plan.zero == 3:
-        return persistent(zero) if plan.offload.optimizer == 1 else Bag.of([(key, sub_group_scratch(zero))])
+        return persistent(zero) if plan.offload.optimizer == 1 else BytesByPath.of([(key, sub_group_scratch(zero))])
     if plan.offload.optimizer:
         return EMPTY  # the gradients are on the host by then
-    return Bag.of([(PARTITION, zero.width * zero.shard), (key, partition_scratch(zero))])
+    return BytesByPath.of([(PARTITION, zero.width * zero.shard), (key, partition_scratch(zero))])
 
 
 # ---- the host ------------------------------------------------------------------------------------------------------------------
@@ -295,6 +295,6 @@ def host_memory(zero: Zero) -> Host:
         pinned += [FP32.nbytes(zero.shard), FP32.nbytes(zero.shard), zero.width * zero.shard, zero.width * zero.widest]
         pageable = pageable + (zero.width * zero.shard if zero.accumulates else 0)
     if plan.offload.parameters:
-        moved = (h for h in zero.parameters if not persists(h, zero.buckets))
+        moved = (h for h in zero.parameters if not stays_gathered(h, zero.buckets))
         pinned.append(sum(h.times * h.dtype.nbytes(tensor_shard(h, zero.ranks)) for h in moved))
     return Host(tuple(pinned), pageable)

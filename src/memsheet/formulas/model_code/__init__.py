@@ -12,8 +12,8 @@ from importlib import import_module
 from memsheet.arith import Count
 from memsheet.errors import Problem
 from memsheet.formulas.model_code.let_go import LetGo
-from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Bag, Beside
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.evaluate import EMPTY, NOTHING, Beside, BytesByPath
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -28,7 +28,7 @@ def _as_it_is(spec: ModelSpec, _: Plan) -> ModelSpec:
     return spec
 
 
-def _nothing_shared(*_: object) -> Bag:
+def _nothing_shared(*_: object) -> BytesByPath:
     return EMPTY
 
 
@@ -52,28 +52,28 @@ class ModelCode:
     ``notes``: what a reader should know of the model's kernels.
     """
 
-    forward: Callable[[Recorder, Tensor, Block, Numerics], Tensor]
-    embed: Callable[[Recorder, Embeddings, Numerics, Joined], tuple[Tensor, tuple[Tensor, ...]]]
-    head: Callable[[Recorder, Tensor, Head, Numerics, Loss, str], Tensor]
-    loss: Callable[[Recorder, Tensor, Numerics, Loss, str], Tensor]
-    loss_input: Callable[[Numerics, Loss], tuple[Shape, DType, str]]
+    forward: Callable[[Recorder, Tensor, Block, RunConfig], Tensor]
+    embed: Callable[[Recorder, Embeddings, RunConfig, Joined], tuple[Tensor, tuple[Tensor, ...]]]
+    head: Callable[[Recorder, Tensor, Head, RunConfig, Loss, str], Tensor]
+    loss: Callable[[Recorder, Tensor, RunConfig, Loss, str], Tensor]
+    loss_input: Callable[[RunConfig, Loss], tuple[Shape, DType, str]]
     problems: Callable[[ModelSpec, Plan], list[Problem]]
-    block_numerics: Callable[[Block, Plan, Numerics], Numerics]
+    block_numerics: Callable[[Block, Plan, RunConfig], RunConfig]
     axes: Callable[[Block, Plan], dict[str, Count]]
     end_axes: Callable[[ModelSpec, Plan], dict[str, Count]]
-    normalise: Callable[[Recorder, Tensor, Norm, Numerics], Tensor] | None = None
+    normalise: Callable[[Recorder, Tensor, Norm, RunConfig], Tensor] | None = None
     built: Callable[[ModelSpec, Plan], ModelSpec] = _as_it_is
     on_rank: Callable[[Block, Plan], Block] = lambda block, _: block
-    shared: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
-    plan_numerics: Callable[[Plan, Numerics], Numerics] = lambda _, how: how
-    masks: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
-    let_go: Callable[[ModelSpec, Plan, Numerics], LetGo] = lambda *_: LetGo()
-    made_again: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    shared: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
+    plan_numerics: Callable[[Plan, RunConfig], RunConfig] = lambda _, how: how
+    masks: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
+    let_go: Callable[[ModelSpec, Plan, RunConfig], LetGo] = lambda *_: LetGo()
+    made_again: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
     keeps_masks: Callable[[ModelSpec, Plan], bool] = lambda *_: False
-    named: Callable[[ModelSpec, Plan, Numerics], Bag] = _nothing_shared
+    named: Callable[[ModelSpec, Plan, RunConfig], BytesByPath] = _nothing_shared
     positions_each: Callable[[ModelSpec], bool] = lambda _: False
-    at_ends: Callable[[Numerics], Numerics] = lambda how: how
-    beside: Callable[[ModelSpec, Plan, Numerics], Beside] = _nothing_beside
+    at_ends: Callable[[RunConfig], RunConfig] = lambda how: how
+    beside: Callable[[ModelSpec, Plan, RunConfig], Beside] = _nothing_beside
     notes: Callable[[ModelSpec], tuple[str, ...]] = lambda _: ()
     stream: Shape = ("b", "s", "h")
 

@@ -11,7 +11,7 @@ from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.transformers import ends
-from memsheet.formulas.numerics import Numerics, parameter
+from memsheet.formulas.numerics import RunConfig, parameter
 from memsheet.formulas.tapes.graph import Grad, Joined, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -23,7 +23,7 @@ JOINED = "(a+2k)·d"
 SELECTIVE = "recomputes norms"
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """PackedFlashBaseLayer1D._forward (model/modeling_internlm.py:205-255)."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
@@ -36,7 +36,7 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     return r.add(fed, residual, "/output")
 
 
-def _normed(r: Recorder, x: Tensor, norm: Norm, how: Numerics, *, selective: bool) -> Tensor:
+def _normed(r: Recorder, x: Tensor, norm: Norm, how: RunConfig, *, selective: bool) -> Tensor:
     """A norm on an fp32 copy; recomputed, it keeps its input alone. The second's is a sum of which InternEvo keeps a part of the same size:
     attention's output, beside the stream that the first norm keeps.
     """
@@ -45,7 +45,7 @@ def _normed(r: Recorder, x: Tensor, norm: Norm, how: Numerics, *, selective: boo
     return r.again(lambda y: normalise(r, y, norm, how), x)
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """Apex's MixedFusedRMSNorm of ``x.float()``: keeps the copy and a statistic, hands on the weight's dtype."""
     weight = parameter(r, norm.weights[0], how, norm.path)
     wide = r.cast(x, FP32, norm.path + "/fp32")
@@ -53,7 +53,7 @@ def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
     return r.custom(norm.path, (wide, weight), out, (wide, weight, r.tensor(norm.path + "/rstd", (*x.shape[:-1], 1), FP32)))
 
 
-def _linear(r: Recorder, x: Tensor, weights: tuple[Weight, ...], number: int, shape: tuple[Axis, Axis], how: Numerics) -> Tensor:
+def _linear(r: Recorder, x: Tensor, weights: tuple[Weight, ...], number: int, shape: tuple[Axis, Axis], how: RunConfig) -> Tensor:
     """flash-attn's fused dense layer, which saves its input and weight as torch's does."""
     path = [w.path.removesuffix(".weight") for w in weights if w.path.endswith(".weight")][number]
     bias = next((w for w in weights if w.path == f"{path}.bias"), None)
@@ -61,7 +61,7 @@ def _linear(r: Recorder, x: Tensor, weights: tuple[Weight, ...], number: int, sh
     return r.linear(x, r.parameter(path, shape, how.parameters, trains=how.trains), shape[0], path, bias=low)
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """MHA._packed_forward (model/multi_head_attention.py:430-465): positions are turned in place."""
     qkv = _linear(r, x, at.weights, 0, (JOINED, "h"), how)
     tables = [r.tensor(f"{at.path}/rotary_table", ("b", "s", "d/2"), x.dtype) for _ in range(2)]
@@ -75,7 +75,7 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     return _linear(r, out, at.weights, 1, ("h", "a·d"), how)
 
 
-def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """FeedForward.forward (model/linear.py:190-196): w3(silu(w1 x) * w2 x), the middle as torch differentiates it."""
     gate = _linear(r, x, ff.weights, 0, ("f", "h"), how)
     up = _linear(r, x, ff.weights, 1, ("f", "h"), how)
@@ -87,16 +87,16 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
 # ---- the two ends ------------------------------------------------------------------------------------------------------------
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
     x, _ = ends.embed(r, embeddings, how, tied)
     return x, ()
 
 
-def head(r: Recorder, x: Tensor, head: Head, how: Numerics, _: Loss, table: str) -> Tensor:
+def head(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: Loss, table: str) -> Tensor:
     return ends.project_to_vocabulary(r, x, head, how, table)
 
 
-def loss_input(how: Numerics, _: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "V0"), how.parameters, "lm_head/output"
 
 
@@ -137,7 +137,7 @@ def _block(block: Block) -> Block:
     return replace(block, mixers=(replace(at, fused_qkv=True, weights=weights),))
 
 
-def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """dropout_selective_checkpoint is on unless whole layers are recomputed (model/modeling_internlm.py:83)."""
     selective = plan.recompute.mode is not RecomputeMode.FULL
     return replace(how, options=frozenset({SELECTIVE}) if selective else frozenset())

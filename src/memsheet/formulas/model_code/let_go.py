@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.frozen import dataclass
 
 
@@ -12,7 +12,7 @@ class LetGo:
     ``end``: masks that are there beside the embeddings, where none is counted, with those that were let go.
     """
 
-    masks: Bag = EMPTY
-    gradients: Bag = EMPTY
-    after: Bag = EMPTY
-    end: Bag = EMPTY
+    masks: BytesByPath = EMPTY
+    gradients: BytesByPath = EMPTY
+    after: BytesByPath = EMPTY
+    end: BytesByPath = EMPTY

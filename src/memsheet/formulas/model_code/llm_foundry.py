@@ -13,7 +13,7 @@ from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.shapes import whole_axes, whole_ends
 from memsheet.formulas.model_code.transformers import ends
 from memsheet.formulas.model_code.transformers.norms import fused_layer_norm
-from memsheet.formulas.numerics import Numerics, parameter
+from memsheet.formulas.numerics import RunConfig, parameter
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -24,7 +24,7 @@ from memsheet.plan.plan import Loss, Plan
 ROWS: Shape = ("b", "s", "a·d")
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """MPTBlock.forward (layers/blocks.py:142-200)."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
@@ -37,12 +37,12 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     return r.add(x, n, "/residual")
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """LPLayerNorm.forward (layers/norm.py:47-67): in the dtype of the stream."""
     return fused_layer_norm(r, x, tuple(parameter(r, w, how, norm.path) for w in norm.weights), norm.path)
 
 
-def _linear(r: Recorder, x: Tensor, weights: dict[str, Weight], shape: tuple[Axis, Axis], how: Numerics) -> Tensor:
+def _linear(r: Recorder, x: Tensor, weights: dict[str, Weight], shape: tuple[Axis, Axis], how: RunConfig) -> Tensor:
     """A linear layer and its bias, if it has one; ``weights``: its own."""
     path = next(iter(weights)).removesuffix(".weight")
     bias = weights.get(path + ".bias")
@@ -56,7 +56,7 @@ def _of(weights: tuple[Weight, ...], number: int) -> dict[str, Weight]:
     return {w.path: w for w in weights if w.path.rpartition(".")[0] == names[number]}
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """GroupedQueryAttention.forward and flash_attn_fn (layers/attention.py): rows without padding are picked out, and put back."""
     q, k, v = r.split(_linear(r, x, _of(at.weights, 0), ("(a+2k)·d", "h"), how), (ROWS, ("b", "s", "k·d"), ("b", "s", "k·d")))
     picked = [_moved(r, part, f"{at.path}/{name}") for name, part in zip("qkv", (q, k, v), strict=True)]
@@ -75,7 +75,7 @@ def _moved(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
 
 
-def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """MPTMLP.forward (layers/ffn.py): down(gelu(up(x)))."""
     x = _linear(r, x, _of(ff.weights, 0), ("f", "h"), how)
     x = r.unary(x, f"{ff.path}/activation", saves="input")
@@ -85,21 +85,21 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
 # ---- the two ends ------------------------------------------------------------------------------------------------------------
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Tokens and, for each sequence, positions (mpt/modeling_mpt.py:525-580); the sum takes over the name of the first."""
     x, _ = ends.embed(r, embeddings, how, tied)
     return x, ()
 
 
-def head(r: Recorder, x: Tensor, head: Head, how: Numerics, _: Loss, table: str) -> Tensor:
+def head(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: Loss, table: str) -> Tensor:
     return ends.project_to_vocabulary(r, x, head, how, table)
 
 
-def loss_input(how: Numerics, _: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "V0"), how.parameters, "lm_head/output"
 
 
-def loss(r: Recorder, x: Tensor, _: Numerics, loss: Loss, __: str) -> Tensor:
+def loss(r: Recorder, x: Tensor, _: RunConfig, loss: Loss, __: str) -> Tensor:
     """flash-attn's cross entropy, which keeps logits and a statistic of each row, and no copy in fp32 (2.5.8, ops/triton/cross_entropy.py:
     130-220); or torch's, raised to fp32 by autocast.
     """

@@ -11,7 +11,7 @@ from memsheet.allocator.settings import Settings, block_bytes
 from memsheet.allocator.state import Allocator
 from memsheet.formulas.around.fsdp2 import wrapping
 from memsheet.formulas.around.fsdp2_sizes import computed
-from memsheet.formulas.groups import Walk
+from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.script import GATHERS, REDUCES, Lifetimes, Played, Recorded, Script, Sized, backward, forward
 from memsheet.formulas.states.held import Held
 from memsheet.formulas.states.sharding import dim0_gathered, dim0_shard
@@ -68,7 +68,7 @@ WHOLE = Placed(Unit(whole=(), gathered=0, sent=0, reduce_input=0, reduced=0), st
 class Run:
     """Steps of one stage as they are written into a script."""
 
-    def __init__(self, walk: Walk, plan: Plan, lifetimes: Lifetimes, *, divided: bool = True) -> None:
+    def __init__(self, walk: StageLayers, plan: Plan, lifetimes: Lifetimes, *, divided: bool = True) -> None:
         self.walk, self.plan, self.lifetimes, self.script = walk, plan, lifetimes, Script()
         self.divided = divided
         self.layers = [group for run in walk.layers for _ in range(run.count) for group in run.pattern]
@@ -268,7 +268,7 @@ def play(script: Script, start: int, settings: Settings, capacity: int | None = 
     return most
 
 
-def scripted(walk: Walk, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True) -> tuple[Script, int]:
+def scripted(walk: StageLayers, plan: Plan, lifetimes: Lifetimes, beside: int = 0, *, divided: bool = True) -> tuple[Script, int]:
     """The script of some steps of a stage, and the event at which the last of them begins. ``beside``: bytes that are there all the time."""
     run = Run(walk, plan, lifetimes, divided=divided)
     run.load(beside)
@@ -288,7 +288,7 @@ class Reserved:
 
 
 @formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for the allocations of a step in their order and streams")
-def reserved(walk: Walk, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Reserved:
+def reserved(walk: StageLayers, plan: Plan, room: Bytes | None = None, beside: int = 0, *, divided: bool = True) -> Reserved:
     """What the allocator reserves in a steady step of a stage on a device that leaves it ``room``: least where most is reserved.
 
     Between a layer whose forward makes nothing for itself and one where all of it stays until the layer is through: what kernels are fused, and
@@ -303,7 +303,7 @@ def reserved(walk: Walk, plan: Plan, room: Bytes | None = None, beside: int = 0,
     return Reserved(Bytes(min(low, value, high), value, max(low, value, high)), flushes)
 
 
-def _played(walk: Walk, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, divided: bool) -> tuple[int, bool]:  # noqa: FBT001
+def _played(walk: StageLayers, plan: Plan, lifetimes: Lifetimes, room: int | None, beside: int, divided: bool) -> tuple[int, bool]:  # noqa: FBT001
     """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
     script, start = scripted(walk, plan, lifetimes, beside, divided=divided)
     settings = Settings(expandable_segments=plan.expandable_segments)

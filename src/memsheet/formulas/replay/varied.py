@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterable
 
 from memsheet.allocator.settings import Settings
-from memsheet.formulas.groups import Walk
+from memsheet.formulas.groups import StageLayers
 from memsheet.formulas.replay.script import Lifetimes, Played, Recorded, Script, Sized, backward, forward
 from memsheet.formulas.replay.steps import play
 from memsheet.formulas.tapes.evaluate import Axes, Part
@@ -30,7 +30,7 @@ REPLAYED = Derived(
 )
 
 
-def replayable(stage: Walk, plan: Plan) -> bool:
+def replayable(stage: StageLayers, plan: Plan) -> bool:
     """Whether no layer is recomputed, or each on its own and all are of one kind."""
     alone = isinstance(plan.mesh.gpus, int) and isinstance(plan.seq_len, int) and isinstance(plan.microbatch, int)
     alike = len([group for run in stage.layers for group in run.pattern]) == 1 and not plan.recompute.stretched
@@ -42,7 +42,7 @@ def replayable(stage: Walk, plan: Plan) -> bool:
 
 
 @formula(cites=TORCH_ALLOCATOR, at="the rules of malloc and free, for micro-batches of other lengths one after another")
-def reserved(stage: Walk, plan: Plan, resident: int, room: int) -> Bytes:
+def reserved(stage: StageLayers, plan: Plan, resident: int, room: int) -> Bytes:
     """What is reserved over steps of varied lengths on a device with ``room``. ``resident``: bytes that are placed first and stay."""
     length, left = int(plan.seq_len), max(0, room - resident)
     orders, steps = (ORDERS, STEPS) if plan.recompute.mode is RecomputeMode.FULL else FEWER
@@ -57,7 +57,7 @@ def _lengths(plan: Plan, order: int, steps: int) -> list[int]:
     return [max(int(drawn.uniform(min(SHORTEST, longest), longest)) for _ in range(int(plan.microbatch))) for _ in range(steps)]
 
 
-def _played(stage: Walk, plan: Plan, lengths: Iterable[int], room: int) -> int:
+def _played(stage: StageLayers, plan: Plan, lengths: Iterable[int], room: int) -> int:
     """Cached blocks go back to the device before memory runs out. Where it does, what would have been reserved."""
     script = Script()
     for length in lengths:
@@ -67,7 +67,7 @@ def _played(stage: Walk, plan: Plan, lengths: Iterable[int], room: int) -> int:
     return free if free <= room else play(script, 0, settings, room) or free
 
 
-def _micro_batch(script: Script, stage: Walk, plan: Plan, length: int) -> None:
+def _micro_batch(script: Script, stage: StageLayers, plan: Plan, length: int) -> None:
     """Forward and backward at one length. Gradients stay until its end, or are added at once to those of earlier ones.
 
     Where layers are recomputed, one's work stands for that of all, and each keeps its input alone.

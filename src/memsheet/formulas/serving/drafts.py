@@ -37,7 +37,7 @@ def draft_of(part: ModelSpec, plan: Plan) -> Draft | None:
         return None
     whole = mtp_heads(part) if how.method is SpeculativeMethod.MTP else part.draft
     assert whole is not None
-    return Draft(own=own_tensors(whole, part, plan), whole=whole, plan=draft_plan(whole, plan))
+    return Draft(own=draft_without_shared_embeddings(whole, part, plan), whole=whole, plan=draft_plan(whole, plan))
 
 
 @formula(
@@ -63,7 +63,7 @@ def _joining(path: str, hidden: int) -> tuple[Weight, ...]:
     cites=VLLM,
     at="v0.33.0 v1/worker/gpu/spec_decode/eagle/utils.py:20-113: embedding and output of the model where widths agree, on one stage; SGLang v0.5.23 speculative/eagle_worker_v2.py:336",
 )
-def own_tensors(whole: ModelSpec, part: ModelSpec, plan: Plan) -> ModelSpec:
+def draft_without_shared_embeddings(whole: ModelSpec, part: ModelSpec, plan: Plan) -> ModelSpec:
     """The draft without the embedding and the output of the model it drafts for. A draft model shares nothing; a stage without the model's
     embedding has one for its head.
     """

@@ -65,7 +65,7 @@ def loaded_items(part: ModelSpec, plan: Plan, held: tuple[Held, ...], instants: 
     ]
     besides = (
         ("rotary_emb", rope_bytes(part, ways.rope or plan.precision.compute), ways.rotary),
-        ("absorbed", absorbed_bytes(part, plan, always=ways.absorbs), ways.absorbed),
+        ("absorbed", mla_absorbed_projection_bytes(part, plan, always=ways.absorbs), ways.absorbed),
     )
     items += [Item(Component.BUFFERS, path, dict.fromkeys(instants, Bytes.exact(size)), source) for path, size, source in besides if size]
     if scales := row_scales_bytes(held):
@@ -104,7 +104,7 @@ def rope_bytes(part: ModelSpec, dtype: DType) -> int:
 
 
 @formula(cites=VLLM, at="v0.11.0 mla/common.py process_weights_after_loading: views of kv_b_proj, or a 16-bit copy where it is quantized")
-def absorbed_bytes(part: ModelSpec, plan: Plan, *, always: bool = False) -> Count:
+def mla_absorbed_projection_bytes(part: ModelSpec, plan: Plan, *, always: bool = False) -> Count:
     """Bytes of the key and value projections that latent attention multiplies with the query and the output."""
     if plan.quantization is None and not always:
         return 0

@@ -53,13 +53,13 @@ def profiled(part: ModelSpec, plan: Plan, release: Release, tokens: Count) -> Pe
         return Peak(pictures=pictures, resting=Bytes.exact(0), sampler=Bytes.exact(0), layer=layer_bytes(part, plan, tokens))
     chosen = sampler_bytes(release.sampler_of(part.model_type), rows, part.head.width, dtype)
     least = minimum(chosen, masked_sampler_bytes(rows, part.head.width, dtype))  # FlashInfer's where it is installed and asked for
-    resting = resting_bytes(part.hidden, plan, tokens, rows)
+    resting = sampler_hidden_state_bytes(part.hidden, plan, tokens, rows)
     drawn = Bytes(least, chosen, chosen + UNSPLIT)
     return Peak(pictures=pictures, resting=Bytes.exact(resting), sampler=drawn, layer=layer_bytes(part, plan, tokens))
 
 
 @formula(cites=VLLM, at="v0.11.0 v1/worker/gpu_model_runner.py:3391, 3190: hidden states of all tokens, of the last ones, and random ones")
-def resting_bytes(hidden: int, plan: Plan, tokens: Count, rows: Count) -> Count:
+def sampler_hidden_state_bytes(hidden: int, plan: Plan, tokens: Count, rows: Count) -> Count:
     """Bytes of hidden states while the sampler runs."""
     return plan.precision.compute.nbytes((tokens + 2 * rows) * hidden)
 

@@ -18,7 +18,7 @@ from memsheet.formulas.serving.drafts import verified, with_draft
 from memsheet.formulas.serving.kv_cache import bytes_per_token, cache_bytes
 from memsheet.formulas.serving.peft_lora import branch_item, peft_items
 from memsheet.formulas.serving.quantized_ends import untied_bytes
-from memsheet.formulas.serving.work import Work, dequantized_bytes, tower_bytes, widest
+from memsheet.formulas.serving.work import Work, dequantized_bytes, largest_layer_bytes, tower_bytes
 from memsheet.formulas.states.held import Held, Keeping, held_tensors, parameter_bytes
 from memsheet.plan.device import Cluster
 from memsheet.plan.dtypes import FP32
@@ -113,9 +113,13 @@ def _working_items(spec: ModelSpec, plan: Plan, engine: Engine, held: tuple[Held
     full, prompt = _lengths(plan)
     sequences: Count = 1 if plan.max_sequences is None else plan.max_sequences
     prompts = Work(sequences=sequences, tokens=prompt, memory=_memory_tokens(spec, prompt))
-    batch, step = widest(spec, plan, engine, prompts), _step(spec, plan, engine, full, sequences)
+    batch, step = largest_layer_bytes(spec, plan, engine, prompts), _step(spec, plan, engine, full, sequences)
     grown = _beyond(_step(spec, plan, engine, full, sequences, growing=True), step)
-    one = batch if plan.prompt_tokens is not None else widest(spec, plan, engine, Work(sequences=1, tokens=prompt, memory=prompts.memory))
+    one = (
+        batch
+        if plan.prompt_tokens is not None
+        else largest_layer_bytes(spec, plan, engine, Work(sequences=1, tokens=prompt, memory=prompts.memory))
+    )
     low = batch.low if plan.prompt_tokens is not None else minimum(step.low, one.low)
     evidence: Evidence = Cited(TRANSFORMERS, "the block's operations without saving") if _exact(spec, plan) else BY_HAND
     at = {Instant.PREFILL: Bytes(minimum(low, one.value), one.value, maximum(batch.high, one.value)), Instant.DECODE: step}
@@ -138,7 +142,9 @@ def _step(spec: ModelSpec, plan: Plan, engine: Engine, cached: Count, sequences:
     """The widest layer while each sequence makes a token over ``cached`` ones."""
     _, prompt = _lengths(plan)
     memory = _memory_tokens(spec, prompt)
-    return widest(spec, plan, engine, Work(sequences=sequences, tokens=verified(plan), cached=cached, memory=memory, growing=growing))
+    return largest_layer_bytes(
+        spec, plan, engine, Work(sequences=sequences, tokens=verified(plan), cached=cached, memory=memory, growing=growing)
+    )
 
 
 def _beyond(whole: Bytes, part: Bytes) -> Bytes:

@@ -69,7 +69,7 @@ class Work:
 
 
 @formula(cites=TRANSFORMERS, at="modeling files: layers run one after another, so the largest one decides")
-def widest(spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
+def largest_layer_bytes(spec: ModelSpec, plan: Plan, engine: Engine, work: Work) -> Bytes:
     """The layer that takes most while ``work`` passes through it, its input and what it makes of the cache included."""
     blocks = dict.fromkeys(block for stack in spec.stacks for run in stack.runs for block in run.pattern)
     sizes = [_block_bytes(block, spec, plan, engine, work) + _attended(block, plan, work) for block in blocks]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from memsheet.formulas.serving.profiled import SENT, sharing
-from memsheet.formulas.serving_time.operators import Shop
+from memsheet.formulas.serving_time.operators import ServeTiming
 from memsheet.formulas.serving_time.speeds import End
 from memsheet.formulas.step_time.collectives import collective_s, send_s
 from memsheet.plan.model import ModelSpec, Moe
@@ -21,7 +21,7 @@ FASTEST = 0.56
 
 
 @formula(cites=AICONFIGURATOR, at="custom_allreduce_perf, by bytes and ranks; beyond one node as NCCL's over the network")
-def all_reduce_s(shop: Shop, nbytes: float, ranks: int) -> float:
+def all_reduce_s(shop: ServeTiming, nbytes: float, ranks: int) -> float:
     """Seconds of an all-reduce of a tensor over neighbouring ranks."""
     if ranks == 1:
         return 0.0
@@ -35,7 +35,7 @@ def all_reduce_s(shop: Shop, nbytes: float, ranks: int) -> float:
     return FASTEST * own if speeds.end is End.FAST else own
 
 
-def captured(shop: Shop) -> bool:
+def captured(shop: ServeTiming) -> bool:
     """Whether decoding replays a graph, so that the host starts no kernel by itself."""
     plan = shop.plan
     graphs = plan.captures or bool(plan.cuda_graphs) or (plan.engine == "gpt-fast" and plan.compile)
@@ -52,7 +52,7 @@ def _read(points: Sequence[tuple[float, float]], nbytes: float) -> float:
 
 
 @formula(cites=MEGATRON_TP, at="section 3: one all-reduce after attention and one after the feed-forward, and one of the embedding")
-def exchanged_s(spec: ModelSpec, shop: Shop) -> float:
+def exchanged_s(spec: ModelSpec, shop: ServeTiming) -> float:
     """Seconds of all exchanges of a pass: tensor-parallel sums, tokens to experts of other replicas, stages in turn, logits."""
     mesh, work = shop.plan.mesh, shop.work
     tp, pp, groups = int(mesh.tp), int(mesh.pp), int(sharing(shop.plan))
@@ -74,14 +74,14 @@ def exchanged_s(spec: ModelSpec, shop: Shop) -> float:
 @formula(
     cites=VLLM, at="v0.33.0 distributed/device_communicators/all2all.py:116, 151: all-gather of the tokens, reduce-scatter of the sums"
 )
-def gathered_s(shop: Shop, payload: float, groups: int) -> float:
+def gathered_s(shop: ServeTiming, payload: float, groups: int) -> float:
     """Seconds in which every group is given the tokens of all, ``payload`` bytes each, and takes its own sums back."""
     rates, tp = shop.speeds.rates, int(shop.plan.mesh.tp)
     found = (float(collective_s(name, payload * groups, groups, tp, rates)) for name in ("all_gather", "reduce_scatter"))
     return sum(seconds if captured(shop) else max(seconds, shop.speeds.started_s) for seconds in found)
 
 
-def _sent_s(spec: ModelSpec, shop: Shop, payload: float) -> float:
+def _sent_s(spec: ModelSpec, shop: ServeTiming, payload: float) -> float:
     """Seconds in which tokens go to the ranks of their experts and back."""
     ep, tp, total = int(shop.plan.mesh.ep), int(shop.plan.mesh.tp), 0.0
     for block, count in ((block, run.count) for stack in spec.stacks for run in stack.runs for block in run.pattern):
@@ -91,7 +91,7 @@ def _sent_s(spec: ModelSpec, shop: Shop, payload: float) -> float:
     return total
 
 
-def _gathering(spec: ModelSpec, shop: Shop) -> int:
+def _gathering(spec: ModelSpec, shop: ServeTiming) -> int:
     """Layers before which tokens are gathered: those with experts; all of a model whose feed-forward layers are cut over all ranks."""
     every = shop.plan.engine == "sglang"
     return sum(

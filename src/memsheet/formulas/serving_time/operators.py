@@ -67,7 +67,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class ServeTiming:
     """What an operator's seconds depend on besides its own shape."""
 
     plan: Plan
@@ -169,7 +169,7 @@ def _groups(plan: Plan, linear: list[Held]) -> list[list[Held]]:
     return list(found.values())
 
 
-def seconds_of(layers: tuple[Layer, ...], shop: Shop) -> dict[str, float]:
+def seconds_of(layers: tuple[Layer, ...], shop: ServeTiming) -> dict[str, float]:
     """Seconds of all layers, by kind of operator."""
     found = dict.fromkeys(("products", "experts", "attention", "small"), 0.0)
     for layer in layers:
@@ -182,7 +182,7 @@ def seconds_of(layers: tuple[Layer, ...], shop: Shop) -> dict[str, float]:
 
 
 @formula(cites=AICONFIGURATOR, at="gemm_perf: a product of few rows takes a start and what reading its matrix takes")
-def product_s(shop: Shop, one: Product) -> float:
+def product_s(shop: ServeTiming, one: Product) -> float:
     """Seconds of a product: reading the matrix, the rows in and out, or its arithmetic."""
     line, rows = shop.speeds.product[one.form], shop.work.rows * one.groups
     through = rows * float(shop.plan.precision.compute.nbytes(1)) * one.through / shop.speeds.memory
@@ -196,14 +196,14 @@ MULTIPLIED = ("fp8", "fp8_block", "nvfp4")
 
 
 @formula(cites=TRANSFORMER, at="2 m n k of a product; the rate by rows and depth from rates.toml, of a tile where there are fewer rows")
-def flops_per_s(shop: Shop, form: str, rows: float, depth: float) -> float:
+def flops_per_s(shop: ServeTiming, form: str, rows: float, depth: float) -> float:
     """Weights of 4 and 8 bits that no unit multiplies are unpacked to 16 on their way."""
     arithmetic = form if form in MULTIPLIED else shop.plan.precision.compute.name
     return float(shop.speeds.rates.product_flops(arithmetic, max(rows, FEW_ROWS), depth))
 
 
 @formula(cites=MOE_TOUCHED, at="a token goes to K of E experts: n tokens leave one untouched with (1 - K/E)^n")
-def touched(experts: float, mine: float, each: float, tokens: float) -> float:
+def experts_activated(experts: float, mine: float, each: float, tokens: float) -> float:
     """Of ``mine`` of ``experts`` on a rank, those that evenly routed ``tokens`` reach."""
     return float(mine * (1.0 - max(0.0, 1.0 - each / experts) ** tokens))
 
@@ -212,32 +212,32 @@ def touched(experts: float, mine: float, each: float, tokens: float) -> float:
     cites=MOE_TOUCHED,
     at="of evenly and independently routed tokens: the largest of n counts is about sqrt(2 ln n) deviations above their mean",
 )
-def busiest(mean: float, ranks: float) -> float:
+def max_rank_load(mean: float, ranks: float) -> float:
     """What the rank has that has most, where each of ``ranks`` has ``mean`` on average; all wait for it."""
     return mean + math.sqrt(2.0 * math.log(ranks) * mean)
 
 
-def experts_s(shop: Shop, one: Experts) -> float:
+def experts_s(shop: ServeTiming, one: Experts) -> float:
     """Routed experts of a layer: tokens of all replicas that share them."""
     mesh, rows, moe = shop.plan.mesh, float(shop.work.rows), one.moe
     alone = shop.work.fresh > 1 and shop.speeds.end is End.FAST  # no other replica reads a prompt meanwhile
     sharing = 1.0 if alone else float(sharing_groups(shop.plan))
-    reached = touched(moe.experts, one.mine, moe.experts_per_token, rows * sharing)
+    reached = experts_activated(moe.experts, one.mine, moe.experts_per_token, rows * sharing)
     copies = rows * sharing * moe.experts_per_token * one.mine / moe.experts
     if shop.speeds.end is End.SLOW and mesh.ep > 1:
-        copies, reached = busiest(copies, float(mesh.ep)), min(one.mine, busiest(reached, float(mesh.ep)))
+        copies, reached = max_rank_load(copies, float(mesh.ep)), min(one.mine, max_rank_load(reached, float(mesh.ep)))
     line, speed = shop.speeds.experts[one.form], GROUPED * flops_per_s(shop, one.form, copies / max(reached, 1.0), one.depth)
     return line.start_s + max(one.nbytes * reached / one.mine / line.bytes_per_s, 2.0 * copies * one.elements / one.mine / speed)
 
 
-def _mixer_s(shop: Shop, mixer: Mixer) -> float:
+def _mixer_s(shop: ServeTiming, mixer: Mixer) -> float:
     if isinstance(mixer, StateSpace | LinearAttention | Recurrent):
         return _state_s(shop, mixer)
     return attention_s(shop, mixer) if isinstance(mixer, Attention | LatentAttention) else 0.0
 
 
 @formula(cites=AICONFIGURATOR, at="generation_attention_perf: a call takes a start and what reading the cache of its sequences takes")
-def attention_s(shop: Shop, mixer: Attention | LatentAttention) -> float:
+def attention_s(shop: ServeTiming, mixer: Attention | LatentAttention) -> float:
     """Seconds of one layer's attention: the cache is read once, whatever the heads that share it; every head multiplies."""
     work, plan, speeds = shop.work, shop.plan, shop.speeds
     assert plan.kv_dtype is not None
@@ -260,7 +260,7 @@ def _width(mixer: Attention | LatentAttention, *, decoding: bool) -> int:
 
 
 @formula(cites=FLASH_MLA, at="README: what attention of one query over a shared latent reaches; of prompts, rates.toml attention_training")
-def _attention_flops(shop: Shop, span: float) -> float:
+def _attention_flops(shop: ServeTiming, span: float) -> float:
     rates = shop.speeds.rates
     if shop.work.fresh == 1:
         return rates.attention_dense * DECODE_FLOPS[shop.speeds.end]
@@ -268,7 +268,7 @@ def _attention_flops(shop: Shop, span: float) -> float:
     return float(rates.attention_dense * rates.efficiency.attention * rates.attention[generation][0].at(span))
 
 
-def _state_s(shop: Shop, mixer: StateSpace | LinearAttention | Recurrent) -> float:
+def _state_s(shop: ServeTiming, mixer: StateSpace | LinearAttention | Recurrent) -> float:
     """A recurrent state is read and written once a pass; a prompt's tokens go through it."""
     tp, size = float(shop.plan.mesh.tp), float(shop.plan.precision.compute.nbytes(1))
     state = (float(FP32.nbytes(recurrent_elements(mixer))) + size * float(state_elements(mixer))) / tp
@@ -277,7 +277,7 @@ def _state_s(shop: Shop, mixer: StateSpace | LinearAttention | Recurrent) -> flo
     return 2 * shop.speeds.least_s + max((2 * shop.work.sequences * state + tokens) / shop.speeds.memory, scan)
 
 
-def _small_s(shop: Shop, block: Block) -> float:
+def _small_s(shop: ServeTiming, block: Block) -> float:
     """Norms, rotation, activation: short kernels, and what they read and write."""
     size, tp = float(shop.plan.precision.compute.nbytes(1)), float(shop.plan.mesh.tp)
     feed = block.feed_forward

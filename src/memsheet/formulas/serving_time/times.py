@@ -9,7 +9,7 @@ from memsheet.engines import engine_of
 from memsheet.errors import refuse
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.formulas.serving_time.between import captured, exchanged_s
-from memsheet.formulas.serving_time.operators import Layer, Pass, Shop, flops_per_s, prepared, seconds_of
+from memsheet.formulas.serving_time.operators import Layer, Pass, ServeTiming, flops_per_s, prepared, seconds_of
 from memsheet.formulas.serving_time.speeds import End, Speeds, format_of, speeds_of
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import CrossAttention, ModelSpec
@@ -108,12 +108,12 @@ class Timer:
         beside = self._beside(len(passes)) if end is End.FAST else 1.0
         total: dict[str, float] = {}
         for number, work in enumerate(passes):
-            shop = Shop(plan=plan, engine=engine, speeds=speeds, work=work)
+            shop = ServeTiming(plan=plan, engine=engine, speeds=speeds, work=work)
             found = {name: seconds * uneven * beside for name, seconds in seconds_of(self.layers, shop).items()}
             found["exchange"] = exchanged_s(spec, shop)
             found["waiting"] = max(0.0, _calls_s(spec, shop) - sum(found.values()))
             if number == len(passes) - 1:
-                found |= _last(spec, shop)
+                found |= head_and_sampler_s(spec, shop)
             for name, seconds in found.items():
                 total[name] = total.get(name, 0.0) + seconds
         return total
@@ -158,7 +158,7 @@ def _uneven(spec: ModelSpec, plan: Plan) -> float:
     return max(1.0, most * plan.mesh.pp / count)
 
 
-def _calls_s(spec: ModelSpec, shop: Shop) -> float:
+def _calls_s(spec: ModelSpec, shop: ServeTiming) -> float:
     """Of the host, where it starts every kernel."""
     if captured(shop):
         return 0.0
@@ -167,7 +167,7 @@ def _calls_s(spec: ModelSpec, shop: Shop) -> float:
 
 
 @formula(cites=VLLM_SAMPLER, at="v1/sample/sampler.py: operations on the logits of every sequence, from a cast to sorting and back")
-def _last(spec: ModelSpec, shop: Shop) -> dict[str, float]:
+def head_and_sampler_s(spec: ModelSpec, shop: ServeTiming) -> dict[str, float]:
     """The logits of each sequence's last token, and the choice of the next."""
     if spec.head.kind == "none":
         return {"logits": 0.0, "sampler": 0.0}

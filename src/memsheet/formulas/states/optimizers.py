@@ -282,7 +282,7 @@ def _at_work(parameters: Parameters, plan: Plan, work: Work | None) -> Count:
     sizes = [(FP32 if work.wide else moments_dtype(h, plan)).nbytes(n) for h, n in parameters]
     if work.together:
         return work.together * sum(h.times * size for (h, _), size in zip(parameters, sizes, strict=True))
-    raised = [_raised(h, n, plan) if work.wide else 0 for h, n in parameters]
+    raised = [fp32_copy_bytes(h, n, plan) if work.wide else 0 for h, n in parameters]
     before = _before([h.times > 1 for h, _ in parameters])
     held = [work.alone * size + extra for size, extra in zip(sizes, raised, strict=True)]
     return _most(size + work.left * _most(iter([sizes[i] for i in earlier])) for size, earlier in zip(held, before, strict=True))
@@ -301,7 +301,7 @@ def _before(repeated: Sequence[bool]) -> list[list[int]]:
 
 
 @formula(cites=ADAFACTOR, at="transformers optimization.py:1195-1222: gradient and parameter as fp32 copies where they are lower")
-def _raised(held: Held, elements: Count, plan: Plan) -> Count:
+def fp32_copy_bytes(held: Held, elements: Count, plan: Plan) -> Count:
     kept = held.dtype if plan.adapter else plan.precision.master_weights or plan.precision.parameters
     low = plan.precision.gradients if plan.precision.master_weights is None and not plan.adapter else kept
     return sum(FP32.nbytes(elements) for dtype in (kept, low) if dtype is not FP32)

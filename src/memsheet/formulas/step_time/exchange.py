@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memsheet.formulas.step_time.collectives import across_s, collective_s, send_s
 from memsheet.formulas.step_time.numbers import Real, exposed, larger
-from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, Shop
+from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, TrainTiming
 from memsheet.formulas.step_time.rates import SLOWED, Rates
 from memsheet.plan.engine import Sharding
 from memsheet.plan.model import Attention, Block, LatentAttention, Moe
@@ -31,7 +31,7 @@ class Exchange:
         return self.tp[1] + self.cp[1] + self.ep[1]
 
 
-def exchanges(shop: Shop, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> Exchange:
+def exchanges(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> Exchange:
     return Exchange(tp=_tensor(shop, block, operators, sharding), cp=_context(shop, block, operators), ep=_routed(shop, block, operators))
 
 
@@ -46,7 +46,7 @@ def _regions(block: Block) -> int:
 
 
 @formula(cites=MEGATRON_TP, at="section 3: an all-reduce a region each way; its backward one runs beside the weights' gradient")
-def _tensor(shop: Shop, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
+def _tensor(shop: TrainTiming, block: Block, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
     payload, ranks = shop.tokens * BF16_BYTES * 1.0 * block.hidden, shop.tp
     count = _regions(block)
     if shop.plan.sequence_parallel:
@@ -60,7 +60,7 @@ def _tensor(shop: Shop, block: Block, operators: tuple[Operator, ...], sharding:
     cites=MEGATRON_SP,
     at="section 4.2.2: all-gather before, reduce-scatter after a region; backward the reverse, and the input gathered again",
 )
-def _sequence(shop: Shop, payload: Real, count: int, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
+def _sequence(shop: TrainTiming, payload: Real, count: int, operators: tuple[Operator, ...], sharding: Sharding) -> tuple[Real, Real]:
     gather = count * collective_s("all_gather", payload, shop.tp, 1, shop.rates)
     scatter = count * collective_s("reduce_scatter", payload, shop.tp, 1, shop.rates)
     forward = gather + scatter
@@ -78,7 +78,7 @@ def _sequence(shop: Shop, payload: Real, count: int, operators: tuple[Operator, 
     cites=TORCH_SYMMETRIC,
     at="_fused_all_gather_matmul, _fused_matmul_reduce_scatter: a chunk a rank; each travels beside the product of another",
 )
-def _beside_products(shop: Shop, payload: Real, operators: tuple[Operator, ...], which: str) -> Real:
+def _beside_products(shop: TrainTiming, payload: Real, operators: tuple[Operator, ...], which: str) -> Real:
     """Every gather beside the products that read it, every scatter beside the one that makes it: what sticks out of the chunks but one,
     that one, and what the products lose. Backward's gradient of the input is half of it.
     """
@@ -93,7 +93,7 @@ def _beside_products(shop: Shop, payload: Real, operators: tuple[Operator, ...],
     return told
 
 
-def _context(shop: Shop, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+def _context(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
     mixer = next((m for m in block.mixers if isinstance(m, Attention | LatentAttention)), None)
     if mixer is None:
         return 0.0, 0.0
@@ -116,7 +116,7 @@ def _context(shop: Shop, block: Block, operators: tuple[Operator, ...]) -> tuple
     return (cp - 1) * exposed(one, forward), (cp - 1) * exposed(2 * one, backward)
 
 
-def _routed(shop: Shop, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
+def _routed(shop: TrainTiming, block: Block, operators: tuple[Operator, ...]) -> tuple[Real, Real]:
     """Nothing runs beside it, unless the passes of two micro-batches are interleaved (DualPipe; Megatron-Core's
     ``--overlap-moe-expert-parallel-comm``): the low end.
     """
@@ -126,7 +126,7 @@ def _routed(shop: Shop, block: Block, operators: tuple[Operator, ...]) -> tuple[
     return exposed(forward, sum((op.forward_s for op in operators), 0.0)), exposed(backward, sum((op.backward_s for op in operators), 0.0))
 
 
-def _experts(shop: Shop, block: Block) -> tuple[Real, Real]:
+def _experts(shop: TrainTiming, block: Block) -> tuple[Real, Real]:
     """Tokens to their experts and back, each way."""
     moe, mesh = block.feed_forward, shop.plan.mesh
     if not isinstance(moe, Moe):
@@ -139,7 +139,7 @@ def _experts(shop: Shop, block: Block) -> tuple[Real, Real]:
         return one, one
     sent = tokens * moe.experts_per_token
     if shop.plan.routing is not None and shop.plan.routing.dispatch in ONCE_A_NODE:
-        there = once_a_node_s(tokens, moe, mesh.ep, stride, shop.rates)
+        there = hierarchical_all_to_all_s(tokens, moe, mesh.ep, stride, shop.rates)
     else:
         there = collective_s("all_to_all", sent, mesh.ep, stride, shop.rates)
     spread = collective_s("all_gather", sent * mesh.etp, mesh.etp, 1, shop.rates)
@@ -151,7 +151,7 @@ ONCE_A_NODE = ("deepep", "hybridep", "flex")
 
 
 @formula(cites=DEEPEP, at="README: a token crosses to each node that has experts of it once, and spreads there over the fast link")
-def once_a_node_s(tokens: Real, moe: Moe, ranks: Real, stride: Real, rates: Rates) -> Real:
+def hierarchical_all_to_all_s(tokens: Real, moe: Moe, ranks: Real, stride: Real, rates: Rates) -> Real:
     """Of ``nodes`` equally likely ones, experts of a token lie on nodes (1 - (1 - 1/nodes)^k)."""
     nodes = larger(ranks / larger(rates.near // stride, 1), 1.0)
     reached = nodes * (1 - (1 - 1 / nodes) ** moe.experts_per_token)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memsheet.formulas.step_time.numbers import larger
-from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, Shop, attention_of, memory_pass, product, scan_of
+from memsheet.formulas.step_time.operators import BF16_BYTES, Operator, TrainTiming, attention_of, memory_pass, product, scan_of
 from memsheet.plan.model import Arrangement, Block, Dense, Head, LinearAttention, Mixer, Moe, Norm, Recurrent, Role, StateSpace, Weight
 from memsheet.plan.plan import Plan
 
 
-def layer(shop: Shop, block: Block) -> tuple[Operator, ...]:
+def layer(shop: TrainTiming, block: Block) -> tuple[Operator, ...]:
     found: list[Operator] = []
     for mixer in block.mixers:
         found += _mixer(shop, mixer)
@@ -30,12 +30,12 @@ def layer(shop: Shop, block: Block) -> tuple[Operator, ...]:
     return tuple(found)
 
 
-def norm(shop: Shop, one: Norm) -> Operator:
+def norm(shop: TrainTiming, one: Norm) -> Operator:
     forward, backward = shop.kernels.norm
     return memory_pass(shop, "layernorm", shop.tokens / shop.between * one.size, forward, backward)
 
 
-def _mixer(shop: Shop, mixer: Mixer) -> Iterator[Operator]:
+def _mixer(shop: TrainTiming, mixer: Mixer) -> Iterator[Operator]:
     for weight in mixer.weights:
         yield from _besides(shop, weight)
     for weight in _fused(shop, mixer.weights):
@@ -58,7 +58,7 @@ def adapted(plan: Plan, weight: Weight) -> bool:
     )
 
 
-def _besides(shop: Shop, weight: Weight) -> Iterator[Operator]:
+def _besides(shop: TrainTiming, weight: Weight) -> Iterator[Operator]:
     """What an adapter and a quantized matrix add to a product: the adapter's two thin ones, which read the input and write and add the
     output, and the matrix unpacked to 16 bits, forward and backward.
     """
@@ -75,7 +75,7 @@ def _besides(shop: Shop, weight: Weight) -> Iterator[Operator]:
         )
 
 
-def _fused(shop: Shop, weights: tuple[Weight, ...]) -> list[Weight]:
+def _fused(shop: TrainTiming, weights: tuple[Weight, ...]) -> list[Weight]:
     """The matrices; those of one input that are cut by rows are one product where the code keeps them in one matrix."""
     linear = [w for w in weights if w.role is Role.LINEAR]
     if not shop.kernels.fuses_inputs:
@@ -89,7 +89,7 @@ def _fused(shop: Shop, weights: tuple[Weight, ...]) -> list[Weight]:
     return list(found.values())
 
 
-def _linear(shop: Shop, weight: Weight, part: str) -> Operator:
+def _linear(shop: TrainTiming, weight: Weight, part: str) -> Operator:
     out, inner = weight.shape[0], weight.elements // weight.shape[0]
     divided = shop.tp if weight.cut is not None else 1
     rows = shop.tokens if weight.cut is not None else shop.tokens / shop.between
@@ -97,7 +97,7 @@ def _linear(shop: Shop, weight: Weight, part: str) -> Operator:
     return replace(made, gathers=weight.cut == 0, scatters=weight.cut not in (None, 0))
 
 
-def _feed_forward(shop: Shop, ff: Dense | Moe, hidden: int) -> Iterator[Operator]:
+def _feed_forward(shop: TrainTiming, ff: Dense | Moe, hidden: int) -> Iterator[Operator]:
     if isinstance(ff, Moe):
         yield from _experts(shop, ff, hidden)
         return
@@ -107,7 +107,7 @@ def _feed_forward(shop: Shop, ff: Dense | Moe, hidden: int) -> Iterator[Operator
     yield memory_pass(shop, "mlp", shop.tokens / shop.tp * ff.intermediate, *passes)
 
 
-def _experts(shop: Shop, moe: Moe, hidden: int) -> Iterator[Operator]:
+def _experts(shop: TrainTiming, moe: Moe, hidden: int) -> Iterator[Operator]:
     """Routed experts under an even routing: each rank computes as many copies as it has tokens to send."""
     mesh, routing = shop.plan.mesh, shop.plan.routing
     share = routing.capacity_factor if routing is not None and routing.padded and routing.capacity_factor else 1.0
@@ -125,7 +125,7 @@ def _experts(shop: Shop, moe: Moe, hidden: int) -> Iterator[Operator]:
         yield from (replace(one, part="moe") for one in _feed_forward(shop, moe.shared, hidden))
 
 
-def ends(shop: Shop, head: Head, hidden: int, vocab: int) -> tuple[Operator, ...]:
+def ends(shop: TrainTiming, head: Head, hidden: int, vocab: int) -> tuple[Operator, ...]:
     """The output product and the loss. A tied head multiplies by the embedding table."""
     width = head.width or vocab
     kept = shop.tokens / shop.tp * width

@@ -40,7 +40,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shop:
+class TrainTiming:
     """What an operator's time depends on besides its own shape. ``tokens``: a rank's of one micro-batch, before tensor parallelism."""
 
     plan: Plan
@@ -77,7 +77,9 @@ SCAN_ROWS = 128
 
 
 @formula(cites=TRANSFORMER, at="a product of m rows with an n by k matrix: 2 m n k; each gradient as much")
-def product(shop: Shop, part: str, rows: Real, out: Real, inner: Real, *, eight: bool = True, groups: Real | None = None) -> Operator:
+def product(
+    shop: TrainTiming, part: str, rows: Real, out: Real, inner: Real, *, eight: bool = True, groups: Real | None = None
+) -> Operator:
     """``eight``: whether it is among those that an 8-bit recipe runs in 8 bits. ``groups``: of so many that run together, one."""
     rates, kind = shop.rates, shop.kernels.arithmetic if eight else shop.kernels.plain
     element = 1 if eight and shop.kernels.low else shop.kernels.element_bytes
@@ -99,7 +101,7 @@ def product(shop: Shop, part: str, rows: Real, out: Real, inner: Real, *, eight:
     )
 
 
-def memory_pass(shop: Shop, part: str, elements: Real, forward: float, backward: float) -> Operator:
+def memory_pass(shop: TrainTiming, part: str, elements: Real, forward: float, backward: float) -> Operator:
     """Bytes an element through the device's memory, and the start of a kernel each way."""
     start = shop.rates.start_s("bf16")
     at = shop.rates.memory_bytes
@@ -107,7 +109,7 @@ def memory_pass(shop: Shop, part: str, elements: Real, forward: float, backward:
 
 
 @formula(cites=FLASH, at="section 3: 4 s² d a head forward, half of it under a causal mask; backward 2.5 times (five products for two)")
-def attention_of(shop: Shop, mixer: Attention | LatentAttention | CrossAttention) -> Iterator[Operator]:
+def attention_of(shop: TrainTiming, mixer: Attention | LatentAttention | CrossAttention) -> Iterator[Operator]:
     plan, kernels = shop.plan, shop.kernels
     length, cp = plan.seq_len * 1.0, plan.mesh.cp
     wide = mixer.head_dim * 2 if not isinstance(mixer, LatentAttention) else (
@@ -138,7 +140,7 @@ def _in_blocks(plan: Plan, kernels: Kernels) -> bool:
     return plan.context_parallel is ContextParallel.RING or (gathers and kernels.code is not Code.MEGATRON)
 
 
-def _merged(shop: Shop, elements: Real) -> Operator:
+def _merged(shop: TrainTiming, elements: Real) -> Operator:
     """What each step of a ring but the first adds to the sums of the ones before, forward outputs and backward gradients of queries."""
     forward, backward = shop.kernels.merged
     each, at = shop.plan.mesh.cp - 1, shop.rates.memory_bytes
@@ -160,7 +162,7 @@ def _span(mixer: Attention | LatentAttention | CrossAttention, length: Real) -> 
     return seen - seen * seen / (2 * length) if getattr(mixer, "window", None) else seen / 2
 
 
-def _unfused(shop: Shop, scores: Real, wide: Real, flops: Real) -> Iterator[Operator]:
+def _unfused(shop: TrainTiming, scores: Real, wide: Real, flops: Real) -> Iterator[Operator]:
     """Two products over all scores, masked ones too, and the passes of a softmax between them."""
     speed = shop.rates.product_flops(shop.kernels.plain, shop.plan.seq_len, wide / 2)
     whole = 2.0 * scores * wide
@@ -173,7 +175,7 @@ def _unfused(shop: Shop, scores: Real, wide: Real, flops: Real) -> Iterator[Oper
 @formula(
     cites=MAMBA, at="csrc/selective_scan: a multiply-add of the state for each of in, decay and out; the state-space dual form by chunks"
 )
-def scan_of(shop: Shop, mixer: StateSpace | LinearAttention | Recurrent) -> Operator:
+def scan_of(shop: TrainTiming, mixer: StateSpace | LinearAttention | Recurrent) -> Operator:
     """The state's update: on the vector units where it is elementwise, on the matrix units where it goes by chunks."""
     chunk = getattr(mixer, "chunk", 0)
     flops = shop.tokens / shop.tp * (6.0 * mixer.state_elements + 2.0 * chunk * getattr(mixer, "inner", 0))

@@ -12,7 +12,7 @@ from memsheet.formulas.step_time.exchange import Exchange, exchanges
 from memsheet.formulas.step_time.kernels import ROUTING_CALLS
 from memsheet.formulas.step_time.layers import adapted, ends, layer
 from memsheet.formulas.step_time.numbers import Real, larger
-from memsheet.formulas.step_time.operators import Operator, Shop
+from memsheet.formulas.step_time.operators import Operator, TrainTiming
 from memsheet.formulas.step_time.pictures import layers_of_towers
 from memsheet.plan.engine import Code, Sharding
 from memsheet.plan.model import Block, ModelSpec, Role, Weight
@@ -51,7 +51,7 @@ class Part:
         return sum((n * getattr(unit, field) for n, unit in self.units), 0.0)
 
 
-def parts_of(shop: Shop, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int, int], Part]:
+def parts_of(shop: TrainTiming, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int, int], Part]:
     """By (stage, chunk); equal ones are one. Equal layers are timed once."""
     plan, blocks = shop.plan, [b for stack in spec.stacks for run in stack.runs for _ in range(run.count) for b in run.pattern]
     timed: dict[int, Unit] = {}
@@ -76,7 +76,7 @@ def parts_of(shop: Shop, spec: ModelSpec, sharding: Sharding) -> dict[tuple[int,
     return found
 
 
-def _towers(shop: Shop, spec: ModelSpec, sharding: Sharding, share: float) -> tuple[tuple[int, Unit], ...]:
+def _towers(shop: TrainTiming, spec: ModelSpec, sharding: Sharding, share: float) -> tuple[tuple[int, Unit], ...]:
     """What pictures pass. Without them the towers' parameters are gathered with the model's all the same, and have no gradients."""
     timed = tuple(layers_of_towers(spec, shop, lambda own, block: _unit(own, block, sharding, share)))
     if timed or not spec.towers:
@@ -85,7 +85,7 @@ def _towers(shop: Shop, spec: ModelSpec, sharding: Sharding, share: float) -> tu
     return ((1, replace(_end(0.0, 0.0, 0.0, elements, shop.plan), trained=0.0)),)
 
 
-def _unit(shop: Shop, block: Block, sharding: Sharding, share: float) -> Unit:
+def _unit(shop: TrainTiming, block: Block, sharding: Sharding, share: float) -> Unit:
     operators = layer(shop, block)
     told = exchanges(shop, block, operators, sharding)
     forward = sum((op.forward_s for op in operators), 0.0)
@@ -145,7 +145,7 @@ result leaves the layer (torch/utils/checkpoint.py, _StopRecomputationError).
 ByAxis = tuple[Real, Real, Real]
 
 
-def _again(shop: Shop, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, ByAxis]:
+def _again(shop: TrainTiming, operators: tuple[Operator, ...], told: Exchange, share: float) -> tuple[Real, ByAxis]:
     """Seconds of what runs a second time, and of them those spent in exchanges: of tensor, context and expert parallelism."""
     how = shop.plan.recompute
     if share:
@@ -168,12 +168,12 @@ LAST_SCATTER = 0.25
 """Of a layer's four gathers and scatters, the one after its last product."""
 
 
-def _first(shop: Shop, spec: ModelSpec) -> Unit:
+def _first(shop: TrainTiming, spec: ModelSpec) -> Unit:
     rows = shop.tokens * 4.0 * spec.hidden / shop.between / shop.rates.memory_bytes
     return _end(rows, 3 * rows, 0.0, sum((_mine(w, shop.tp) for w in spec.embeddings.weights), 0.0), shop.plan)
 
 
-def _last(shop: Shop, spec: ModelSpec) -> Unit:
+def _last(shop: TrainTiming, spec: ModelSpec) -> Unit:
     operators = ends(shop, spec.head, spec.hidden, spec.vocab) if spec.head.kind != "none" else ()
     forward, backward = (sum((getattr(op, f) for op in operators), 0.0) for f in ("forward_s", "backward_s"))
     return _end(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from memsheet.errors import refuse
-from memsheet.formulas.step_time.operators import Shop
+from memsheet.formulas.step_time.operators import TrainTiming
 from memsheet.plan.model import Block, ModelSpec
 
 Timed = TypeVar("Timed")
@@ -31,7 +31,7 @@ def timed_pictures(spec: ModelSpec, image_tokens: int) -> None:
         )
 
 
-def patches_of(shop: Shop) -> Shop:
+def patches_of(shop: TrainTiming) -> TrainTiming:
     """The same work on the patches of a micro-batch, which ranks do not share."""
     plan = shop.plan
     length = plan.image_tokens * PATCHES
@@ -40,7 +40,7 @@ def patches_of(shop: Shop) -> Shop:
     return replace(shop, plan=own, tokens=plan.microbatch * 1.0 * length)
 
 
-def layers_of_towers(spec: ModelSpec, shop: Shop, time: Callable[[Shop, Block], Timed]) -> Iterator[tuple[int, Timed]]:
+def layers_of_towers(spec: ModelSpec, shop: TrainTiming, time: Callable[[TrainTiming, Block], Timed]) -> Iterator[tuple[int, Timed]]:
     """Each layer of the towers, timed on patches, with how often it comes; nothing without pictures."""
     if not spec.towers or not shop.plan.image_tokens:
         return

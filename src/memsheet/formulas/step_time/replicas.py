@@ -67,7 +67,7 @@ class Passes:
 def passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     if gathers_units(plan, sharding):
         return _sharded(part, plan, sharding, overlap, rates)
-    return _whole(part, plan, sharding, overlap, rates)
+    return unsharded_passes(part, plan, sharding, overlap, rates)
 
 
 def gathers_units(plan: Plan, sharding: Sharding) -> bool:
@@ -88,8 +88,8 @@ def _sharded(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates
         if overlap is Overlap.NONE:
             gathered_f, gathered_b, reduced = gathered_f + count * gather, gathered_b + count * again, reduced + count * scatter
             continue
-        both, share = beside(again + scatter, unit.backward_s, overlap), again / larger(again + scatter, TINY_S)
-        gathered_f = gathered_f + count * beside(gather, unit.forward_s, overlap)
+        both, share = exposed_communication_s(again + scatter, unit.backward_s, overlap), again / larger(again + scatter, TINY_S)
+        gathered_f = gathered_f + count * exposed_communication_s(gather, unit.forward_s, overlap)
         gathered_b, reduced = gathered_b + count * both * share, reduced + count * both * (1 - share)
         edge_f, edge_b, edge_r = larger(edge_f, gather), larger(edge_b, again), larger(edge_r, scatter)
     if overlap is Overlap.ENGINE:  # the first gather and the last scatter have nothing beside them
@@ -103,7 +103,7 @@ TINY_S = 1e-12
 """Nothing, where it divides nothing."""
 
 
-def beside(work: Real, cover: Real, overlap: Overlap) -> Real:
+def exposed_communication_s(work: Real, cover: Real, overlap: Overlap) -> Real:
     """What a collective costs that runs beside ``cover``: what sticks out, and what it slows."""
     out = exposed(work, cover)
     return out if overlap is Overlap.ALL else out + SLOWED * (work - out)
@@ -164,7 +164,7 @@ BESIDE_BACKWARD = {Sharding.REPLICATED: 1.0, Sharding.INTERNEVO: 1.0, Sharding.M
 @formula(
     cites=ZERO, at="section 7: gradients reduced once a step (at stage 2 every micro-batch), parameters gathered after the optimizer's step"
 )
-def _whole(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
+def unsharded_passes(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: Rates) -> Passes:
     dense, experts = groups_of(plan)
     gradient = plan.precision.reduce.bits / 8
     own, theirs = part.total("trained"), part.total("routed_trained")
@@ -179,7 +179,7 @@ def _whole(part: Part, plan: Plan, sharding: Sharding, overlap: Overlap, rates: 
         gather = _told if sharding is Sharding.INTERNEVO else Group.gather_s
         gathered = gather(dense, own, 2.0, rates) + _any(theirs, gather(experts, theirs, 2.0, rates))
     hides = {Overlap.ALL: 1.0, Overlap.ENGINE: BESIDE_BACKWARD.get(sharding, 1.0), Overlap.NONE: 0.0}[overlap]
-    seen = beside(sums, hides * backward, overlap)
+    seen = exposed_communication_s(sums, hides * backward, overlap)
     each = plan.zero == 2 and sharding is Sharding.DEEPSPEED
     gathered = exposed(gathered, forward) if overlap is Overlap.ALL else gathered
     if each:

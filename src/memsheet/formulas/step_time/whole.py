@@ -11,7 +11,7 @@ from memsheet.errors import refuse
 from memsheet.formulas.step_time.collectives import send_s
 from memsheet.formulas.step_time.kernels import kernels_of
 from memsheet.formulas.step_time.numbers import Real, larger, smaller
-from memsheet.formulas.step_time.operators import BF16_BYTES, Shop
+from memsheet.formulas.step_time.operators import BF16_BYTES, TrainTiming
 from memsheet.formulas.step_time.parts import Part, parts_of
 from memsheet.formulas.step_time.pictures import timed_pictures
 from memsheet.formulas.step_time.rates import Efficiency, Rates, rates_of
@@ -111,8 +111,8 @@ CALL_S = {Overlap.ALL: 5e-6, Overlap.ENGINE: 11e-6, Overlap.NONE: 25e-6}
 """
 
 
-def shop_of(plan: Plan, engine: Engine, rates: Rates, overlap: Overlap) -> Shop:
-    return Shop(
+def shop_of(plan: Plan, engine: Engine, rates: Rates, overlap: Overlap) -> TrainTiming:
+    return TrainTiming(
         plan=plan, rates=rates, kernels=kernels_of(plan, engine), tokens=plan.microbatch * 1.0 * plan.seq_len / plan.mesh.cp,
         trains=plan.adapter is None, hides=overlap is Overlap.ALL, call_s=CALL_S[overlap], uneven=overlap is Overlap.NONE,
     )  # fmt: skip

@@ -20,14 +20,14 @@ Axes = Mapping[str, Count]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Bag:
+class BytesByPath:
     """Bytes by component and path, with their sum."""
 
     held: dict[Key, Count]
     total: Count
 
     @classmethod
-    def of(cls, pairs: Iterable[tuple[Key, Count]]) -> Bag:
+    def of(cls, pairs: Iterable[tuple[Key, Count]]) -> BytesByPath:
         every = list(pairs)
         held = dict(every)
         if len(held) < len(every):  # several under one name
@@ -42,7 +42,7 @@ class Bag:
         return self.held.get(key, 0), key in self.held
 
 
-class Later(Bag):
+class Later(BytesByPath):
     """A bag whose parts are worked out when they are asked for: of many moments one is the largest, and a search mostly reads no part.
 
     ``make`` gives all parts; ``pick`` one of them, and which plans have it, where that is less work.
@@ -70,8 +70,8 @@ class Later(Bag):
         return self._pick(key) if self._pick is not None else (self.held.get(key, 0), key in self.held)
 
 
-EMPTY = Bag({}, 0)
-Moment = Sequence[tuple[Count, Bag]]
+EMPTY = BytesByPath({}, 0)
+Moment = Sequence[tuple[Count, BytesByPath]]
 """What is resident at one moment: bags, each taken some number of times."""
 
 
@@ -96,12 +96,12 @@ def _added(sizes: list[Count]) -> Count:
 WHOLE = {int}
 
 
-def merge(moment: Moment) -> Bag:
+def merge(moment: Moment) -> BytesByPath:
     """A moment as one bag."""
     total = weigh(moment)
     if type(total) is not int and is_array(total):
         return _later(moment, total)
-    return Bag.of(_pairs(moment))
+    return BytesByPath.of(_pairs(moment))
 
 
 def _pairs(moment: Moment) -> list[tuple[Key, Count]]:
@@ -136,7 +136,7 @@ def _merged_part(moment: Moment, key: Key) -> tuple[Count, Any]:
     return sum(times * size for times, size, there in parts if there is not False), reduce(or_, (there for _, _, there in parts), False)
 
 
-def largest(moments: Sequence[Moment]) -> Bag:
+def largest(moments: Sequence[Moment]) -> BytesByPath:
     """The moment with the most bytes, as one bag; element by element where counts are arrays."""
     totals = [weigh(m) for m in moments]
     if {*map(type, totals)} <= WHOLE:
@@ -227,9 +227,9 @@ class Beside:
     the words on, ``features`` (those tokens) and ``states`` (of its last layer, unless what comes after has saved them).
     """
 
-    inside: Bag
-    features: Bag
-    states: Bag
+    inside: BytesByPath
+    features: BytesByPath
+    states: BytesByPath
 
 
 NOTHING = Beside(inside=EMPTY, features=EMPTY, states=EMPTY)
@@ -239,27 +239,27 @@ NOTHING = Beside(inside=EMPTY, features=EMPTY, states=EMPTY)
 class Part:
     """One recorded part of the model with its sizes."""
 
-    retained: Bag  # held from its forward to its backward
-    cached: Bag  # besides, until the model's forward ends: the autocast cache's copies, the last hidden states
-    forward: Bag  # at its forward's high-water mark, its input included
-    backward: Bag  # at its backward's, with what it retained and the arriving gradient
-    gradients: Bag  # parameters' gradients it makes
-    arriving: Bag  # what the part before hands over
+    retained: BytesByPath  # held from its forward to its backward
+    cached: BytesByPath  # besides, until the model's forward ends: the autocast cache's copies, the last hidden states
+    forward: BytesByPath  # at its forward's high-water mark, its input included
+    backward: BytesByPath  # at its backward's, with what it retained and the arriving gradient
+    gradients: BytesByPath  # parameters' gradients it makes
+    arriving: BytesByPath  # what the part before hands over
     output: Count  # bytes handed to the part after
     keeps_input: bool = False  # whether it saves what it was handed
-    again: Bag = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
-    behind: Bag = EMPTY  # and at its backward's high-water mark when that is done
+    again: BytesByPath = EMPTY  # recomputed: while its forward runs again, with the gradient that arrived
+    behind: BytesByPath = EMPTY  # and at its backward's high-water mark when that is done
     hosted: tuple[Count, ...] = ()  # bytes of what waits on the host, one by one
-    lingers: Bag = EMPTY  # of what it retained, what stays until the whole backward is over
+    lingers: BytesByPath = EMPTY  # of what it retained, what stays until the whole backward is over
     played: tuple[Tape, Tape | None, Axes] | None = None  # its tape, that of a forward that ran before, and the values of their axes
 
 
 def choose(condition: Any, a: Part, b: Part) -> Part:
     """``a`` where the condition holds, else ``b``; element by element for arrays."""
 
-    def bag(x: Bag, y: Bag) -> Bag:
+    def bag(x: BytesByPath, y: BytesByPath) -> BytesByPath:
         held = {key: where(condition, x.held.get(key, 0), y.held.get(key, 0)) for key in {**x.held, **y.held}}
-        return Bag(held, where(condition, x.total, y.total))
+        return BytesByPath(held, where(condition, x.total, y.total))
 
     return Part(
         retained=bag(a.retained, b.retained), cached=bag(a.cached, b.cached), forward=bag(a.forward, b.forward),
@@ -286,7 +286,7 @@ def _stepping(tape: Tape, axes: Axes, sizes: list[Count], keys: list[Key], how: 
     moments: list[Moment] = []
     for index, alive in arrivals(tape.backward, (tape.saved - tape.outputs) | tape.idle):
         scratch = how.copies * entry_bytes(replace(tape.entries[index], dtype=how.dtype), axes)
-        moments.append([(1, Bag.of([*((keys[i], sizes[i]) for i in alive), ((Component.TEMPORARIES, keys[index][1]), scratch)]))])
+        moments.append([(1, BytesByPath.of([*((keys[i], sizes[i]) for i in alive), ((Component.TEMPORARIES, keys[index][1]), scratch)]))])
     return moments
 
 
@@ -310,12 +310,12 @@ def _changes(tape: Tape, kind: str, *, release: bool = False) -> tuple[tuple[tup
     return tuple(tuple((n, now[n] - was[n]) for n in {**was, **now} if now[n] != was[n]) for was, now in zip(before, counts, strict=False))
 
 
-def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> Bag:
+def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, release: bool = False) -> BytesByPath:
     points = _points(tape, kind, release=release)
     if {*map(type, sizes)} <= WHOLE:
         totals = [sum(map(sizes.__getitem__, point)) for point in points]
         best = points[totals.index(max(totals))]
-        return Bag.of([(keys[i], sizes[i]) for i in best])
+        return BytesByPath.of([(keys[i], sizes[i]) for i in best])
     _, like = _distinct(tape)
     distinct, total, moments = dict(zip(like, sizes, strict=True)), 0, list[Moment]()
     for point, changes in zip(points, _changes(tape, kind, release=release), strict=True):
@@ -325,7 +325,7 @@ def _high_water(tape: Tape, kind: str, sizes: list[Count], keys: list[Key], *, r
 
 
 def _named(sizes: list[Count], keys: list[Key], point: tuple[int, ...]) -> dict[Key, Count]:
-    return Bag.of([(keys[i], sizes[i]) for i in point]).held
+    return BytesByPath.of([(keys[i], sizes[i]) for i in point]).held
 
 
 @lru_cache(maxsize=1024)
@@ -364,27 +364,27 @@ def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Ta
     sizes = _sizes(tape, axes)
     keys = _keys(tape, prefix)
     saved = tape.saved - tape.outputs
-    retained = Bag.of([(keys[i], sizes[i]) for i in sorted(saved)])
+    retained = BytesByPath.of([(keys[i], sizes[i]) for i in sorted(saved)])
     backward = _high_water(tape, "backward", sizes, keys, release=bool(release))
     if isinstance(release, Stepped) and release.copies:
         backward = largest([[(1, backward)], *_stepping(tape, axes, sizes, keys, release)])
-    gradients = Bag.of((keys[i], sizes[i]) for i in tape.gradients)
+    gradients = BytesByPath.of((keys[i], sizes[i]) for i in tape.gradients)
     output = sum(sizes[i] for i in tape.outputs)
-    arriving = Bag.of(((Component.TEMPORARIES, keys[i][1]), sizes[i]) for i in tape.handed)
+    arriving = BytesByPath.of(((Component.TEMPORARIES, keys[i][1]), sizes[i]) for i in tape.handed)
     if forward is None:
-        cached = Bag.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
+        cached = BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.cached - tape.saved))
         hosted = tuple(sizes[i] for i in tape.hosted)
         return Part(
             retained, cached, _high_water(tape, "forward", sizes, keys), backward, gradients, arriving, output, bool(tape.inputs), hosted=hosted,
-            lingers=Bag.of((keys[i], sizes[i]) for i in sorted(tape.lingering)), played=(tape, None, axes),
+            lingers=BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.lingering)), played=(tape, None, axes),
         )  # fmt: skip
     light = _sizes(forward, axes)
     light_keys = [(Component.SAVED_ACTIVATIONS, key[1]) if i in forward.handed else key for i, key in enumerate(_keys(forward, prefix))]
     again = _high_water(tape, "recomputed", sizes, keys)
-    handed_back = Bag.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
-    kept = Bag.of((light_keys[i], light[i]) for i in forward.handed)
-    chosen = Bag.of((light_keys[i], light[i]) for i in sorted(forward.saved))
-    cached = Bag.of((light_keys[i], light[i]) for i in sorted(forward.cached))
+    handed_back = BytesByPath.of((keys[i], sizes[i]) for i in sorted(tape.waiting))
+    kept = BytesByPath.of((light_keys[i], light[i]) for i in forward.handed)
+    chosen = BytesByPath.of((light_keys[i], light[i]) for i in sorted(forward.saved))
+    cached = BytesByPath.of((light_keys[i], light[i]) for i in sorted(forward.cached))
     if forward.hosted:
         kept = EMPTY
     still = [] if tape.inputs else [(1, kept)]  # the checkpoint's input stays until its node has run
@@ -393,5 +393,5 @@ def _evaluate(tape: Tape, axes: Axes, prefix: str, release: Release, forward: Ta
     return Part(
         merge([(1, kept), (1, chosen)]) if chosen.held else kept, cached, _high_water(forward, "forward", light, light_keys), step_back, gradients, arriving, output, keeps_input=not forward.hosted, again=again,
         behind=backward, hosted=tuple(light[i] for i in forward.hosted), played=(tape, forward, axes),
-        lingers=Bag.of((light_keys[i], light[i]) for i in sorted(forward.lingering)),
+        lingers=BytesByPath.of((light_keys[i], light[i]) for i in sorted(forward.lingering)),
     )  # fmt: skip

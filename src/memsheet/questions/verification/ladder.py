@@ -29,7 +29,7 @@ from memsheet.readers.hf_config import read_hf_config
 from memsheet.readers.model import Config, find_config
 from memsheet.readers.sheet_json import sheets_within
 from memsheet.report.json.record import record_document
-from memsheet.report.shared.verification import Rung, Seen, Verification
+from memsheet.report.shared.verification import Seen, Verification, VerificationRun
 from memsheet.resolve import reread, resolve
 from memsheet.sheet import Sheet
 from memsheet.trace.launch import launched
@@ -82,7 +82,7 @@ def verify(plan: Any, how: Options, *, model: str | None = None) -> Verification
     return Verification(model=found.name, plan=whole, rungs=tuple(_climbed(found, whole, how)))
 
 
-def _climbed(found: Config, whole: Plan, how: Options) -> Iterator[Rung]:
+def _climbed(found: Config, whole: Plan, how: Options) -> Iterator[VerificationRun]:
     if started := _started(whole):
         yield _rung(found, whole, f"torchrun, {started} processes", "the whole plan", how, run=_measured)
         return
@@ -111,7 +111,7 @@ def _started(whole: Plan) -> int | None:
 # ---- what a machine can afford -----------------------------------------------------------------------------------------------
 
 
-def _affordable(found: Config, plan: Plan, name: str, what: str, how: Options) -> Rung:
+def _affordable(found: Config, plan: Plan, name: str, what: str, how: Options) -> VerificationRun:
     """The rung with as many of the model's layers as memory and time allow."""
     if how.device != "cpu":
         return _rung(found, plan, name, what, how, run=_measured)
@@ -120,7 +120,7 @@ def _affordable(found: Config, plan: Plan, name: str, what: str, how: Options) -
     while reason := _too_much(cut, plan, how):
         if left is None or left // 2 < max(2, stages(plan)):
             of = f"with {left} of {layers} layers " if left != layers else ""
-            return Rung(name=name, what=what, device=how.device, plan=plan, refused={"measured": of + reason})
+            return VerificationRun(name=name, what=what, device=how.device, plan=plan, refused={"measured": of + reason})
         left //= 2
         cut = replace(found, values=shallower(found.values, left))
     fewer = f"layers {layers} → {left}" if left != layers else ""
@@ -157,7 +157,7 @@ Run = Callable[[Plan, Given, Options], tuple[tuple[Sheet, ...], Mapping[str, Any
 """A way to run a plan: its ranks' sheets, and the record."""
 
 
-def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run: Run | None) -> Rung:
+def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run: Run | None) -> VerificationRun:
     """What the witnesses say of one plan. ``run``: how it is really run; None where it is traced alone."""
     start, refused = time.perf_counter(), dict[str, str]()
     given = {"model": {**found.values, "_name_or_path": found.name}, "plan": plan_document(plan)}
@@ -176,7 +176,7 @@ def _rung(found: Config, plan: Plan, name: str, what: str, how: Options, *, run:
     world, one_a_stage = int(plan.mesh.gpus), tuple(int(s * plan.mesh.gpus // plan.mesh.pp) for s in range(plan.mesh.pp))
     ranks = tuple(range(world)) if run else one_a_stage
     traced = heard("traced", lambda: _traced(given, ranks if world <= MOST_TRACED else one_a_stage, how)) or ()
-    return Rung(
+    return VerificationRun(
         name=name, what=what, device=how.device, plan=plan, refused=refused, seconds=time.perf_counter() - start,
         ranks=tuple(_seen(plan, ranks, predicted, traced, sheets)), record=record,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memsheet.errors import printable
 from memsheet.report.screen.layout import one_line, printed, row
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.verification import BAR, Rung, Seen, Term, Verification, instants
+from memsheet.report.shared.verification import BAR, Seen, Term, Verification, VerificationRun, instants
 from memsheet.report.shared.words import INSTANTS, spoken
 from memsheet.sheet import Witness
 
@@ -51,7 +51,7 @@ def _term(term: Term | None, look: Look) -> Iterator[str]:
         yield f"worst term {spoken(term.component)} {printable(term.path)} {_signed(size, look)} ({percent(term.share)} of the peak)"
 
 
-def _rung(rung: Rung, look: Look) -> RenderableType:
+def _rung(rung: VerificationRun, look: Look) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -61,7 +61,7 @@ def _rung(rung: Rung, look: Look) -> RenderableType:
     return Group(title, *([_table(rung, look)] if any(seen.truth or seen.predicted for seen in rung.ranks) else []), *lines)
 
 
-def _table(rung: Rung, look: Look) -> RenderableType:
+def _table(rung: VerificationRun, look: Look) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -78,7 +78,7 @@ def _table(rung: Rung, look: Look) -> RenderableType:
     return table
 
 
-def _ranks(seen: Seen, rung: Rung) -> str:
+def _ranks(seen: Seen, rung: VerificationRun) -> str:
     stage = f" (stage {seen.stage})" if rung.plan.mesh.pp > 1 else ""
     return f"{seen.rank}{f' to {seen.same_as[-1]}' if seen.same_as else ''}{stage}"
 

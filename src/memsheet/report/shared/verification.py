@@ -91,7 +91,7 @@ def _term(key: tuple[Component, str], guess: Bytes, real: Bytes, whole: int) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rung:
+class VerificationRun:
     """One thing that was run. ``what``: how it differs from the plan asked for; ``refused``: why a witness is silent, or why nothing was
     run; ``record``: of the real run (``memsheet/record/1``).
     """
@@ -127,10 +127,10 @@ class Verification:
 
     model: str
     plan: Plan
-    rungs: tuple[Rung, ...]
+    rungs: tuple[VerificationRun, ...]
 
     @property
-    def worst(self) -> tuple[Rung, Seen] | None:
+    def worst(self) -> tuple[VerificationRun, Seen] | None:
         """The rung and rank whose prediction is farthest off."""
         found = [(rung, seen) for rung in self.rungs if (seen := rung.worst) is not None]
         return max(found, key=lambda pair: abs(pair[1].error or 0.0), default=None)

@@ -22,7 +22,7 @@ REPLICAS = "transformers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class TrialPlan:
     """How a job is run, as far as levers change it; ``request`` makes a question of it. ``precision`` None is the engine's own; ``layers`` and
     ``experts`` are the model's (0 experts where a layer has none).
     """
@@ -78,26 +78,26 @@ class Way:
         return asked
 
 
-def default_precision(way: Way) -> str:
+def default_precision(way: TrialPlan) -> str:
     """What the engine computes in unless it is told otherwise, by name."""
     engine = find_engine(way.named)
     return engine.default_precision if engine else ""
 
 
-def naive(engine: Engine, cluster: Cluster, model: ModelSpec, fixed: Mapping[str, Any], microbatch: int) -> Way:
+def naive(engine: Engine, cluster: Cluster, model: ModelSpec, fixed: Mapping[str, Any], microbatch: int) -> TrialPlan:
     """A whole copy in fp32 on every device, everything kept for backward. What the question says itself stays."""
     losses = [loss.value for loss in engine.losses]
     whole = 0 if 0 in engine.zero or engine.name == "fsdp2" else engine.zero[0]
     blocks = [block for stack in model.stacks for run in stack.runs for block in run.pattern]
     dtypes = any(key.startswith("precision.") for key in fixed)
-    return Way(
+    return TrialPlan(
         engine=engine, cluster=cluster, fixed=fixed, zero=whole, loss=Loss.PLAIN.value if Loss.PLAIN.value in losses else losses[0],
         microbatch=microbatch, precision=None if dtypes else "fp32", layers=sum(stack.layers for stack in model.stacks),
         experts=max((b.feed_forward.experts for b in blocks if isinstance(b.feed_forward, Moe)), default=0),
     )  # fmt: skip
 
 
-Options = Callable[[Way], Iterator[tuple[str, str, Way]]]
+Options = Callable[[TrialPlan], Iterator[tuple[str, str, TrialPlan]]]
 """What a lever can do: in words, as flags, and the way after it; the gentlest first."""
 
 
@@ -115,49 +115,49 @@ class Lever:
     keeps: bool = False
 
 
-def _precision(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _precision(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if way.precision is not None:
         yield default_precision(way), "", replace(way, precision=None)
 
 
-def _recompute(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _recompute(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     modes = [mode for mode in way.engine.recompute if mode is not RecomputeMode.SELECTIVE or way.engine.selective]
     for mode in (RecomputeMode.SELECTIVE, RecomputeMode.FULL):
         if way.recompute == "none" and mode in modes:
             yield f"recompute {mode.value}", f"--recompute {mode.value}", replace(way, recompute=mode.value)
 
 
-def _loss(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _loss(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     for loss in (Loss.FUSED, Loss.CHUNKED):
         if way.loss == "plain" and loss in way.engine.losses:
             yield f"{loss.value} loss", f"--loss {loss.value}", replace(way, loss=loss.value)
 
 
 def _stage(stage: int) -> Options:
-    def options(way: Way) -> Iterator[tuple[str, str, Way]]:
+    def options(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
         if way.zero < stage and stage in way.engine.zero and way.ranks > 1:
             yield f"ZeRO-{stage} over {way.ranks}", f"--zero {stage}", replace(way, zero=stage)
 
     return options
 
 
-def _eight_bit(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _eight_bit(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if way.optimizer == "adamw" and OptimizerName.ADAMW_8BIT in way.engine.optimizers:
         yield "8-bit AdamW", "--optimizer adamw_8bit", replace(way, optimizer="adamw_8bit")
 
 
-def _experts(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _experts(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "ep" in way.engine.axes and way.experts:
         shared = (n for n in divisors(way.experts) if way.ep < n and way.ranks % n == 0)
         yield from ((f"ep {n}", f"--ep {n}", replace(way, ep=n)) for n in shared)
 
 
-def _tensor(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _tensor(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "tp" in way.engine.axes:
         yield from ((f"tp {n}", f"--tp {n}", replace(way, tp=n)) for n in divisors(way.cluster.per_node) if n > way.tp)
 
 
-def _stages(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _stages(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     if "pp" in way.engine.axes:
         most = way.cluster.count // way.tp
         yield from ((f"pp {n}", f"--pp {n}", replace(way, pp=n)) for n in divisors(most) if way.pp < n <= MOST_STAGES)
@@ -167,14 +167,14 @@ MOST_STAGES = 64
 """More than any published run has."""
 
 
-def _microbatch(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _microbatch(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     size = way.microbatch
     while size > 1 and size % 2 == 0:
         size //= 2
         yield f"micro-batch {size}", f"--microbatch {size}", replace(way, microbatch=size)
 
 
-def _offload(way: Way) -> Iterator[tuple[str, str, Way]]:
+def _offload(way: TrialPlan) -> Iterator[tuple[str, str, TrialPlan]]:
     """Of the optimizer's states, then of all; DeepSpeed's sharding does it, on one rank too."""
     if way.offload:
         return

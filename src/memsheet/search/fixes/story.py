@@ -15,7 +15,7 @@ from memsheet.errors import InputError
 from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import Cluster
 from memsheet.plan.model import ModelSpec
-from memsheet.search.fixes.levers import LEVERS, Lever, Way, default_precision, naive
+from memsheet.search.fixes.levers import LEVERS, Lever, TrialPlan, default_precision, naive
 from memsheet.search.train.timed import Planned, Scaled
 from memsheet.search.trials import Question, Tried, attempt
 from memsheet.sheet import Bytes, Component, Instant
@@ -54,7 +54,7 @@ class Step:
 class _At:
     """Where the way has come to."""
 
-    way: Way
+    way: TrialPlan
     tried: Tried
     seconds: float | None
 
@@ -124,7 +124,7 @@ def _walk(model: ModelSpec, at: _At, scaled: Scaled) -> Iterator[Step]:
         at = to if taken else at
 
 
-def _start(way: Way) -> str:
+def _start(way: TrialPlan) -> str:
     whole = "everything kept" if way.cluster.count == 1 else "a copy on every GPU" if way.zero == 0 else f"ZeRO-{way.zero}"
     return f"{way.precision or default_precision(way)}, {whole}"
 
@@ -147,7 +147,7 @@ def _pulled(model: ModelSpec, at: _At, lever: Lever, scaled: Scaled) -> tuple[st
     return found[needs.index(least)] if least <= before - WORTH * at.room_bytes else None
 
 
-def _at(model: ModelSpec, way: Way, scaled: Scaled) -> _At | None:
+def _at(model: ModelSpec, way: TrialPlan, scaled: Scaled) -> _At | None:
     """What a way comes to; None where it is not legal."""
     if not way.ranks:
         return None
@@ -160,7 +160,7 @@ def _at(model: ModelSpec, way: Way, scaled: Scaled) -> _At | None:
     return _At(way=way, tried=tried, seconds=_seconds(model, way, tried, scaled))
 
 
-def _seconds(model: ModelSpec, way: Way, tried: Tried, scaled: Scaled) -> float | None:
+def _seconds(model: ModelSpec, way: TrialPlan, tried: Tried, scaled: Scaled) -> float | None:
     """A step of the global batch that was asked for; another one's time says nothing."""
     if tried.plan.global_batch is None:
         return None

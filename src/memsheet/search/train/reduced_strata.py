@@ -21,7 +21,7 @@ from memsheet.sheet import Instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Told:
+class ReducedStratum:
     """A stratum, a smaller one that stands for it, and which of its plans stands for each."""
 
     few: Stratum
@@ -35,9 +35,9 @@ class Fewer:
     """
 
     stratum: Stratum
-    steps: Told
-    states: Told
-    undivided: Told
+    steps: ReducedStratum
+    states: ReducedStratum
+    undivided: ReducedStratum
 
     def __len__(self) -> int:
         return len(self.steps.few)
@@ -53,11 +53,11 @@ def fewer(stratum: Stratum) -> Fewer:
     undivided = {**own, "dp_replicate": np.ones_like(own["tp"]), "dp_shard": own["dp_replicate"] * own["dp_shard"]}
     return Fewer(
         stratum=stratum, steps=_told(stratum, whole), states=states,
-        undivided=Told(few=replace(stratum, rows=undivided, plan=with_counts(stratum.space, stratum.plan, undivided)), which=states.which),
+        undivided=ReducedStratum(few=replace(stratum, rows=undivided, plan=with_counts(stratum.space, stratum.plan, undivided)), which=states.which),
     )  # fmt: skip
 
 
-def _told(stratum: Stratum, rows: Rows) -> Told:
+def _told(stratum: Stratum, rows: Rows) -> ReducedStratum:
     """The distinct rows."""
     code = np.zeros(len(stratum), dtype=np.int64)
     for column in rows.values():
@@ -65,7 +65,7 @@ def _told(stratum: Stratum, rows: Rows) -> Told:
         code = code * len(values) + place
     _, first, which = np.unique(code, return_index=True, return_inverse=True)
     few = {name: column[first] for name, column in rows.items()}
-    return Told(few=replace(stratum, rows=few, plan=with_counts(stratum.space, stratum.plan, few)), which=which)
+    return ReducedStratum(few=replace(stratum, rows=few, plan=with_counts(stratum.space, stratum.plan, few)), which=which)
 
 
 def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:
@@ -82,7 +82,7 @@ def sums_by_fewer(members: Sequence[Fewer], ranks: Sequence[Placed]) -> Sums:
     )  # fmt: skip
 
 
-def _joined(told: Iterator[Told]) -> Array:
+def _joined(told: Iterator[ReducedStratum]) -> Array:
     """Places in strata that are laid one after another."""
     start, found = 0, []
     for one in told:

@@ -17,8 +17,8 @@ from memsheet.formulas.model_code.litgpt.block import forward
 from memsheet.formulas.model_code.litgpt.built import built, is_built, reasons
 from memsheet.formulas.model_code.litgpt.loss import LM_HEAD_CHUNK, SCALED, chunked_loss, loss_input, named_logits, states
 from memsheet.formulas.model_code.transformers.ends import embed
-from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tapes.evaluate import Bag, with_products
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Attention, Block, Dense, ModelSpec
 from memsheet.plan.plan import AdapterKind, Loss, Plan
@@ -46,13 +46,13 @@ def problems(spec: ModelSpec, plan: Plan) -> list[Problem]:
     return found
 
 
-def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """Switches of the output layer."""
     scaled = plan.adapter is not None and plan.adapter.kind is AdapterKind.LLAMA_ADAPTER_V2
     return replace(how, options=how.options | {SCALED}) if scaled else how
 
 
-def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     return replace(how, several=agreed(plan.microbatch > 1))
 
 
@@ -80,15 +80,17 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
 
 
 @formula(cites=LITGPT, at="model.py:47-64: cosines and sines of as many positions as the longest sample has, made again in fp32 for it")
-def shared(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+def shared(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """The rotary tables, which are buffers of the model."""
     at = spec.stacks[0].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
-    return Bag.of(((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.seq_len * at.rotary_dim)) for name in ("cos", "sin"))
+    return BytesByPath.of(
+        ((Component.BUFFERS, f"transformer.{name}"), FP32.nbytes(plan.seq_len * at.rotary_dim)) for name in ("cos", "sin")
+    )
 
 
-def logits(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
-    return Bag.of([((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))])
+def logits(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
+    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "lm_head/logits"), named_logits(end_axes(spec, plan)))])
 
 
 CODE = ModelCode(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from memsheet.formulas.model_code.litgpt.built import BEFORE, FIRST
 from memsheet.formulas.model_code.transformers.attention import HEADS, MERGED
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import Numerics, parameter
+from memsheet.formulas.numerics import RunConfig, parameter
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -22,7 +22,7 @@ BIAS_ALIGNMENT = 8
 """Elements that a mask's last dimension is padded to for the efficient kernel (torch transformers/attention.cpp, preprocess_mask)."""
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """A block (model.py:146-167). Nothing of those ahead of the first prompts trains, so that nothing is kept of what they hand on."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
@@ -41,7 +41,7 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 # ---- linear layers -------------------------------------------------------------------------------------------------------------
 
 
-def linear(r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+def linear(r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     """A linear layer with what its adapter adds: a bias and a scale of its own (adapter_v2.py:58), or a branch of two matrices (lora.py:176).
 
     The second is added for queries, keys and values together elsewhere (``_queries_keys_values``).
@@ -62,13 +62,13 @@ def linear(r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width
 JOINED = "attn.attn"
 
 
-def own(r: Recorder, weight: Weight, shape: Shape, how: Numerics) -> Tensor:
+def own(r: Recorder, weight: Weight, shape: Shape, how: RunConfig) -> Tensor:
     """A parameter of its module's own, by the axes of what it meets."""
     x = parameter(r, weight, how, weight.path.rpartition(".")[0])
     return Tensor(None, shape, x.dtype, x.node, stays=True)
 
 
-def base(r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+def base(r: Recorder, x: Tensor, weights: Weights, name: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     """The layer itself."""
     weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")
     low = own(r, bias, (out,), how) if bias else None
@@ -106,7 +106,7 @@ def dequantized(r: Recorder, shape: Shape, dtype: DType, name: str) -> Tensor:
 # ---- attention -----------------------------------------------------------------------------------------------------------------
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """CausalSelfAttention.forward (model.py:183-230)."""
     weights = {w.path: w for w in at.weights}
     qkv = _queries_keys_values(r, x, at, weights, how)
@@ -125,7 +125,7 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     return linear(r, y, weights, "attn.proj", "h", "a·d", how)
 
 
-def _queries_keys_values(r: Recorder, x: Tensor, at: Attention, weights: Weights, how: Numerics) -> Tensor:
+def _queries_keys_values(r: Recorder, x: Tensor, at: Attention, weights: Weights, how: RunConfig) -> Tensor:
     """LoRAQKVLinear.forward (lora.py:379-415): one product with A, a convolution of one element with B, zeros for what has no matrices."""
     pretrained = linear(r, x, weights, JOINED, "(a+2k)·d", "h", how)
     if f"{JOINED}.lora_A" not in weights:
@@ -149,7 +149,7 @@ def _convolved(r: Recorder, x: Tensor, up: Tensor, outputs: int, at: Attention) 
     return r.custom(f"{JOINED}.lora_B", (x, up), made, (x, up))
 
 
-def _padded(r: Recorder, x: Tensor, outputs: int, at: Attention, how: Numerics) -> Tensor:
+def _padded(r: Recorder, x: Tensor, outputs: int, at: Attention, how: RunConfig) -> Tensor:
     """zero_pad (lora.py:283-323): columns are copied into zeros. index_copy keeps its source, for its gradient is expanded as that."""
     whole: Shape = ("b", "s", "(a+2k)·d")
     if outputs == (at.heads + 2 * at.kv_heads) * at.head_dim:
@@ -200,7 +200,7 @@ def flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return r.custom("attn", (q, k, v), out, (q, k, v, out, lse, seed))
 
 
-def _with_prompts(r: Recorder, q: Tensor, y: Tensor, at: Attention, weights: Weights, how: Numerics) -> Tensor:
+def _with_prompts(r: Recorder, q: Tensor, y: Tensor, at: Attention, weights: Weights, how: RunConfig) -> Tensor:
     """Attention over the prompts, weighed by a gate (adapter.py:119-150)."""
     length = weights["attn.adapter_wte.weight"].shape[0]
     ones = r.tensor("attn/amask", ("s", length), BOOL)
@@ -210,7 +210,7 @@ def _with_prompts(r: Recorder, q: Tensor, y: Tensor, at: Attention, weights: Wei
     return r.add(y, r.mul(ay, gate, "attn/gated"), "attn/with_prompts")
 
 
-def _over_prompts(r: Recorder, q: Tensor, length: int, how: Numerics) -> Tensor:
+def _over_prompts(r: Recorder, q: Tensor, length: int, how: RunConfig) -> Tensor:
     """A mask keeps flash out. The efficient kernel wants as many sequences of keys as of queries and there is one, so that several are
     attended to by plain operations (torch transformers/sdp_utils_cpp.h, check_batch_size_and_num_heads_dense).
     """
@@ -227,7 +227,7 @@ def _over_prompts(r: Recorder, q: Tensor, length: int, how: Numerics) -> Tensor:
 # ---- feed-forward --------------------------------------------------------------------------------------------------------------
 
 
-def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """GptNeoxMLP and LLaMAMLP (model.py:265-290)."""
     weights = {w.path: w for w in ff.weights}
     if not ff.gated:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.litgpt.block import dequantized
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -35,16 +35,16 @@ def named_logits(axes: dict[str, Count]) -> Count:
     return FP32.nbytes(axes["b"] * axes["s"] * axes["V"])
 
 
-def states(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
+def states(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """What the output layer takes: the loss has it inside."""
     return x
 
 
-def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "h"), how.stream, "loss/input"
 
 
-def chunked_loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
+def chunked_loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """Logits in the model's dtype, the log-softmax of those in fp32 (``named_logits``)."""
     weight = r.parameter("lm_head", WEIGHT, how.parameters, trains=how.trains)
     scale, bias = (r.parameter("lm_head", ("V",), how.parameters) if SCALED in how.options else None for _ in range(2))
@@ -79,7 +79,7 @@ def _logits_gradient(r: Recorder, kept: list[Tensor], low: DType) -> Grad:
     return r.grad(LOGITS, low, "loss/gradient")
 
 
-def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: Shape, how: Numerics) -> list[Grad | None]:
+def _through_head(r: Recorder, arrived: list[Grad], inner: list[Tensor], shape: Shape, how: RunConfig) -> list[Grad | None]:
     """Gradients of the hidden states, chunk by chunk until they are joined, and of what trains in the output layer."""
     low = arrived[0].dtype
     own: list[Grad | None] = []

@@ -19,8 +19,8 @@ from memsheet.formulas.model_code.megatron.attention import GATHERED, RING, atte
 from memsheet.formulas.model_code.megatron.experts import expert_axes, experts_layer
 from memsheet.formulas.model_code.megatron.loss import logits, loss_input, vocabulary_loss
 from memsheet.formulas.model_code.megatron.modules import FP8_PRODUCTS, STREAM, norm, normed_column, row, swiglu
-from memsheet.formulas.numerics import Numerics
-from memsheet.formulas.tapes.evaluate import Bag, with_products
+from memsheet.formulas.numerics import RunConfig
+from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
 from memsheet.formulas.tapes.graph import Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT64, DType
@@ -38,7 +38,7 @@ RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")
 """Of --fp8-recipe and --fp4-recipe (training/arguments.py), whose numbers TransformerEngine scales by itself."""
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer (transformer_layer.py:430-560): attention and feed-forward, each added to the stream."""
     at, ff = block.mixers[0], block.feed_forward
     mixed = latent_attention(r, x, at, how) if isinstance(at, LatentAttention) else attention(r, x, at, how)  # type: ignore[arg-type]
@@ -51,7 +51,7 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     return r.add(r.dropout(fed, "/mlp_dropout", active=how.dropout), x, "/residual")
 
 
-def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """Norm and first product in one module, activation, second product (mlp.py:150-245)."""
     inner = normed_column(r, x, "2·f" if ff.gated else "f", f"{ff.path}.linear_fc1", how)
     return row(r, activation(r, inner, ff), f"{ff.path}.linear_fc2", how)
@@ -64,7 +64,7 @@ def activation(r: Recorder, x: Tensor, ff: Dense) -> Tensor:
     return r.unary(x, f"{ff.path}/activation", saves="input")
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, _: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, _: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Rows of a rank's part of the vocabulary, summed over ranks (tensor_parallel/layers.py:240-300, language_model_embedding.py:95-145).
 
     The table's gradient is a tensor of its own, which is added to the buffer and let go.
@@ -188,7 +188,7 @@ def _unmodelled(block: Block) -> str | None:
     return None if ff.activation in (GATED if ff.gated else PLAIN) else f"its activation {ff.activation} has no fused kernel there"
 
 
-def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     """What depends on a block: whether queries of a rank belong to one group of keys, whose reshape is a view."""
     at = block.mixers[0]
     groups = ceil_div(at.kv_heads, plan.mesh.tp) if isinstance(at, Attention) else 2
@@ -207,7 +207,7 @@ def _wide(dtype: DType) -> DType:
     return BF16 if dtype.bits < BF16.bits else dtype
 
 
-def _plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+def _plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     routing = plan.routing
     return replace(
         how, scattered=plan.sequence_parallel, several=bool(agreed(plan.microbatch > 1)), transposes=plan.attention is AttentionKind.FLASH,
@@ -259,7 +259,7 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     return {**_positions(plan), "h": spec.hidden, "V": ceil_div(padded, plan.mesh.tp), "V0": spec.vocab}
 
 
-def shared(spec: ModelSpec, plan: Plan, _: Numerics) -> Bag:
+def shared(spec: ModelSpec, plan: Plan, _: RunConfig) -> BytesByPath:
     """Rotary angles, made once for a micro-batch in fp32 (rotary_pos_embedding.py:100-150)."""
     blocks = [block for stack in spec.stacks for run in stack.runs for block in run.pattern]
     mixers = [m for block in blocks for m in block.mixers]
@@ -267,7 +267,7 @@ def shared(spec: ModelSpec, plan: Plan, _: Numerics) -> Bag:
         m.qk_rope_head_dim if isinstance(m, LatentAttention) else m.rotary_dim for m in mixers if isinstance(m, Attention | LatentAttention)
     }
     size = sum(FP32.nbytes(_positions(plan)["s"] * width) for width in sorted(widths) if width)
-    return Bag.of([((Component.SAVED_ACTIVATIONS, "rotary_pos_emb"), size)])
+    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "rotary_pos_emb"), size)])
 
 
 CODE = ModelCode(

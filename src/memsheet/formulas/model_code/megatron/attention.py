@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memsheet.formulas.model_code.megatron.modules import column, norm, normed_column, remade, row
-from memsheet.formulas.numerics import AttentionKernel, Numerics
+from memsheet.formulas.numerics import AttentionKernel, RunConfig
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -14,7 +14,7 @@ HEADS: Shape = ("b", "s", "a", "d")
 GROUPS: Shape = ("b", "s", "k", "d")
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """Queries, keys and values from one product; angles fused; kernel; projection (attention.py:590-830, 1010-1070)."""
     mixed = normed_column(r, x, "(a+2k)·d", f"{at.path}.linear_qkv", how)
     q, k, v = r.split(mixed, (HEADS, GROUPS, GROUPS))
@@ -32,7 +32,7 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     return out
 
 
-def core(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics, width: Axis = "d") -> Tensor:
+def core(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig, width: Axis = "d") -> Tensor:
     """softmax(q k) v. Values, a slice of the joint product, are copied; flash-attn works on sequences in front, so with several of them all
     three are copied, and its result back (dot_product_attention/backends.py:712-735, 950-990); cuDNN takes them as they are.
 
@@ -52,7 +52,7 @@ RING, GATHERED = "ring", "all_gather"
 """How context-parallel ranks see each other's keys and values, among a plan's options."""
 
 
-def _kernel(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics, width: Axis) -> Tensor:
+def _kernel(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig, width: Axis) -> Tensor:
     """Over context-parallel ranks by all-to-all, what is computed with has all positions of some heads, and the result is exchanged again
     (dot_product_attention/context_parallel.py, AttnFuncWithCPAndQKVOA2A).
     """
@@ -152,7 +152,7 @@ def _exchanged(r: Recorder, x: Tensor, path: str) -> Tensor:
 SCORES: Shape = ("b", "a", "s", "s")
 
 
-def _in_full(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+def _in_full(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
     """Scores, softmax fused with scale and mask, dropout, times the values, whose order is then that of the sequence
     (dot_product_attention.py:130-240). Keys and values are repeated for the queries of a group.
     """
@@ -164,7 +164,7 @@ def _in_full(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numer
     return r.copy(r.product(shares, v, HEADS, f"{path}/context"), HEADS, f"{path}/context")
 
 
-def _again(r: Recorder, given: tuple[Tensor, ...], path: str, how: Numerics, width: Axis) -> Tensor:
+def _again(r: Recorder, given: tuple[Tensor, ...], path: str, how: RunConfig, width: Axis) -> Tensor:
     """The kernel under a checkpoint of its own, which keeps queries, keys and values as they come; its result is the projection's input."""
     shape, dtype = ("b", "s", "a", width), given[0].dtype
     metas = [(one.shape, one.dtype) for one in given]
@@ -184,7 +184,7 @@ def _again(r: Recorder, given: tuple[Tensor, ...], path: str, how: Numerics, wid
 # ---- latent attention --------------------------------------------------------------------------------------------------------
 
 
-def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: Numerics) -> Tensor:
+def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig) -> Tensor:
     """Expanded (multi_latent_attention.py:100-560): latents from products that every tensor-parallel rank makes whole, norms fused with
     the products that raise them; angles turned in the queries' own place, keys and values written anew.
 
@@ -211,7 +211,7 @@ QUERY: Shape = ("b", "s", "a", "dq")
 VALUE: Shape = ("b", "s", "a", "dv")
 
 
-def _raised(r: Recorder, low: Tensor, latent: Tensor, shared: Tensor, at: LatentAttention, how: Numerics) -> list[Tensor]:
+def _raised(r: Recorder, low: Tensor, latent: Tensor, shared: Tensor, at: LatentAttention, how: RunConfig) -> list[Tensor]:
     """Queries, keys and values of every head."""
     path = at.path
     if at.q_lora_rank:
@@ -244,7 +244,7 @@ def _raised_again(r: Recorder, given: tuple[Tensor, ...], at: LatentAttention, a
     return [q, k, v]
 
 
-def _kernel_of_latent(r: Recorder, raised: list[Tensor], path: str, how: Numerics, again: list[Storage]) -> Tensor:
+def _kernel_of_latent(r: Recorder, raised: list[Tensor], path: str, how: RunConfig, again: list[Storage]) -> Tensor:
     """Heads of two sizes, which cuDNN takes as they are. ``again``: not None but empty where its operands are thrown away."""
     q, k, v = ([_exchanged(r, one, f"{path}/{n}") for n, one in zip("qkv", raised, strict=True)] if how.exchanges else raised)  # fmt: skip
     dtype, thrown = q.dtype, "mla_up_proj" in how.again

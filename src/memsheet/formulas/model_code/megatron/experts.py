@@ -10,7 +10,7 @@ from math import log, sqrt
 
 from memsheet.arith import Count, Term, ceil_div, each, maximum, minimum
 from memsheet.formulas.model_code.megatron.modules import STREAM, column, lowered, norm, remade, row, swiglu
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -24,7 +24,7 @@ GIVEN: Shape = ("x", "h")
 SCORES: Shape = ("b", "n", "e")
 
 
-def experts_layer(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
+def experts_layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """A norm of its own, then the layer; all of it under a checkpoint with recompute of ``moe`` (moe_layer.py:230-330)."""
     normed = norm(r, x, "pre_mlp_layernorm")
     if "moe" in how.again:
@@ -32,7 +32,7 @@ def experts_layer(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     return _layer(r, normed, ff, how)
 
 
-def _layer(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
+def _layer(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """What one function names lives until it returns: the copies as they were sent and as they came."""
     shares, rows = _route(r, x, ff, how)
     permuted = _permuted(r, x, rows, f"{ff.path}/permuted")
@@ -52,7 +52,7 @@ def _layer(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     return result
 
 
-def _route(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> tuple[Tensor, Tensor]:
+def _route(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Scores of all experts, the chosen ones as a mask, auxiliary loss, dropping (router.py:380-480, moe_utils.py:560-760); and the table that
     the fused permutation finds rows by (TransformerEngine pytorch/triton/permutation.py:52).
     """
@@ -74,7 +74,7 @@ def _permuted(r: Recorder, x: Tensor, rows: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, COPIES, dtype), (x,), (rows,), lambda _: [r.grad(back, dtype)])
 
 
-def _shared(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
+def _shared(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """Experts of every token: a feed-forward layer without a norm (shared_experts.py)."""
     assert ff.shared is not None
 
@@ -86,7 +86,7 @@ def _shared(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     return r.again(run, x) if "shared_experts" in how.again else run(x)
 
 
-def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
+def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """TEGroupedMLP (experts.py:740-900): the products save what they are given, the activation both halves and the tokens' shares.
 
     Under recompute of moe_act its result goes when the second product has read it and is made again before that one's backward.
@@ -113,7 +113,7 @@ def _grouped_mlp(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     return r.apply(out, (act,), (), again)
 
 
-def _grouped(r: Recorder, x: Tensor, shape: Shape, path: str, how: Numerics) -> Tensor:
+def _grouped(r: Recorder, x: Tensor, shape: Shape, path: str, how: RunConfig) -> Tensor:
     back, dtype, kept = x.shape, x.dtype, lowered(r, x, path, how)
     return r.apply(r.tensor(f"{path}/output", shape, dtype), (x,), (kept,), lambda _: [r.grad(back, dtype)])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -14,7 +14,7 @@ LOGITS: Shape = ("b", "s", "V")
 WHOLE: Shape = ("b", "s", "h")
 
 
-def logits(r: Recorder, x: Tensor, head: Head, how: Numerics, *_: object) -> Tensor:
+def logits(r: Recorder, x: Tensor, head: Head, how: RunConfig, *_: object) -> Tensor:
     """A rank's part of the vocabulary for all positions. Rows of a sequence are gathered into a buffer that stays (get_global_memory_buffer,
     "mpu"), which is counted with the states; their gradient is scattered (layers.py:430-640).
     """
@@ -30,12 +30,12 @@ def logits(r: Recorder, x: Tensor, head: Head, how: Numerics, *_: object) -> Ten
     return r.scale(out, "lm_head/scaled") if head.scaled else out
 
 
-def loss_input(how: Numerics, _: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
     """Shape, dtype and name of what the loss takes."""
     return LOGITS, how.parameters, "lm_head/output"
 
 
-def vocabulary_loss(r: Recorder, x: Tensor, _: Numerics, loss: Loss, __: str) -> Tensor:
+def vocabulary_loss(r: Recorder, x: Tensor, _: RunConfig, loss: Loss, __: str) -> Tensor:
     """Fused: TransformerEngine's kernel writes the gradient over the logits themselves (pytorch/triton/cross_entropy.py of c188b533:80-150).
     Else in fp32 over the ranks' parts, the softmax kept and made a gradient in place (cross_entropy.py:20-140).
     """

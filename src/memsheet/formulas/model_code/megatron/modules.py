@@ -6,7 +6,7 @@ Products add weights' gradients to Megatron's buffer; what autograd is given in 
 
 from __future__ import annotations
 
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -28,7 +28,7 @@ def norm(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.apply(out, (x,), (x, rows), lambda _: [r.grad(shape, dtype)])
 
 
-def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics) -> Tensor:
+def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig) -> Tensor:
     """LayerNormLinear (module/layernorm_linear.py:230-520, 640-900): saves its input and the normed rows of this rank, which are gathered
     over the ranks of a sequence for the product and again in backward.
     """
@@ -54,7 +54,7 @@ def normed_column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics) -
     return _with_adapter(r, r.apply(result, (x,), kept, backward), normed, path, how)
 
 
-def column(r: Recorder, x: Tensor, out: Axis, path: str, how: Numerics, *, parallel: bool = True) -> Tensor:
+def column(r: Recorder, x: Tensor, out: Axis, path: str, how: RunConfig, *, parallel: bool = True) -> Tensor:
     """Linear over columns (module/linear.py:75-420): saves its input as this rank has it. ``parallel``: cut over ranks, not duplicated."""
     shape, dtype, gathers = x.shape, x.dtype, parallel and how.scattered
     whole = gathered_shape(shape, how) if gathers else shape
@@ -82,13 +82,13 @@ ADAPTED = {
 """Which fused module a LoRA target of a model's own names belongs to (Megatron-Bridge 600d069 peft/lora.py, canonical and fused targets)."""
 
 
-def adapted(path: str, how: Numerics) -> bool:
+def adapted(path: str, how: RunConfig) -> bool:
     """Whether a module carries LoRA matrices."""
     name = path.rpartition(".")[2]
     return any(ADAPTED.get(target, target) == name for target in how.adapter_targets)
 
 
-def _with_adapter(r: Recorder, base: Tensor, x: Tensor, path: str, how: Numerics) -> Tensor:
+def _with_adapter(r: Recorder, base: Tensor, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """The module's result and its adapter's, added into a third tensor (Megatron-Bridge peft/lora_layers.py:65-88). ``x``: what both read."""
     if not adapted(path, how):
         return base
@@ -107,16 +107,16 @@ def _with_adapter(r: Recorder, base: Tensor, x: Tensor, path: str, how: Numerics
     return total
 
 
-def lowered(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
+def lowered(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """What a product saves of its operand: the operand, or its cast."""
     return r.tensor(f"{path}/cast", x.shape, FP8) if FP8_PRODUCTS in how.options else x
 
 
-def _casts(r: Recorder, g: Grad, how: Numerics) -> list[Grad]:
+def _casts(r: Recorder, g: Grad, how: RunConfig) -> list[Grad]:
     return [r.grad(g.shape, FP8), r.grad(g.shape, FP8)] if FP8_PRODUCTS in how.options else []
 
 
-def row(r: Recorder, x: Tensor, path: str, how: Numerics, *, out: Axis = "h") -> Tensor:
+def row(r: Recorder, x: Tensor, path: str, how: RunConfig, *, out: Axis = "h") -> Tensor:
     """Linear over rows: its partial sums are scattered over the sequence, or summed in place; backward gathers the gradient."""
     shape, dtype = x.shape, x.dtype
     whole = (*shape[:-1], out) if len(shape) == 3 else ("b", "s", out)
@@ -136,7 +136,7 @@ def row(r: Recorder, x: Tensor, path: str, how: Numerics, *, out: Axis = "h") ->
     return _with_adapter(r, r.apply(result, (x,), saved, backward), x, path, how)
 
 
-def gathered_shape(shape: Shape, how: Numerics) -> Shape:
+def gathered_shape(shape: Shape, how: RunConfig) -> Shape:
     """A rank's rows of a sequence, all ranks' together."""
     return tuple("s" if axis == "n" else axis for axis in shape) if how.scattered else shape
 

@@ -11,8 +11,8 @@ from memsheet.errors import Problem
 from memsheet.formulas.model_code import ModelCode
 from memsheet.formulas.model_code.torchtitan import layers
 from memsheet.formulas.model_code.torchtitan.loss import CHUNKS, loss_of
-from memsheet.formulas.numerics import AttentionKernel, Numerics
-from memsheet.formulas.tapes.evaluate import Bag, with_products
+from memsheet.formulas.numerics import AttentionKernel, RunConfig
+from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
 from memsheet.formulas.tapes.graph import Chosen
 from memsheet.formulas.tapes.tape import Shape
 from memsheet.plan.dtypes import BF16, FP8, DType
@@ -37,7 +37,7 @@ MODULES = ("op", "layer")
 RECIPES = ("tensorwise", "rowwise")
 
 
-def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """What of a plan decides how its operations run. Eight bits are for products alone: everything else is bf16."""
     version = version_of(plan.engine_version)
     fp8, shared = plan.precision.compute is FP8, agreed(plan.mesh.cp > 1)
@@ -53,7 +53,7 @@ def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
     )  # fmt: skip
 
 
-def at_ends(how: Numerics) -> Numerics:
+def at_ends(how: RunConfig) -> RunConfig:
     """Embeddings, final norm and head are neither compiled nor swapped (parallelize_llama.py:297-306, float8.py:99)."""
     return replace(how, options=how.options - {layers.COMPILED, layers.FP8_PRODUCTS, layers.ASYNC})
 
@@ -158,7 +158,7 @@ def _of_mesh(spec: ModelSpec, plan: Plan) -> Iterator[_Rule]:
 # ---- numbers ---------------------------------------------------------------------------------------------------------------------
 
 
-def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     return replace(how, attention=AttentionKernel.FUSED)
 
 
@@ -194,19 +194,19 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     return {**shared, "h": spec.hidden, "V": ceil_div(spec.vocab, plan.mesh.tp), "V0": spec.vocab, "c": chunk}
 
 
-def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
     if loss is Loss.CHUNKED:
         return layers.WHOLE, how.stream, "loss/input"
     return ("b", "s", "V" if loss is Loss.VOCAB_PARALLEL else "V0"), how.parameters, "output/output"
 
 
-def tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+def tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """The table of rotations, complex numbers of fp32 for the whole sequence; ranks that share one keep a copy to put back
     (utils.py:171-192 and torch's context_parallel).
     """
     dims = {m.head_dim for s in spec.stacks for run in s.runs for b in run.pattern for m in b.mixers if isinstance(m, Attention)}
     copies = 1 + (1 if agreed(plan.mesh.cp > 1) else 0)
-    return Bag.of(((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.seq_len * dim) for dim in dims)
+    return BytesByPath.of(((Component.BUFFERS, "freqs_cis"), copies * 4 * plan.seq_len * dim) for dim in dims)
 
 
 CODE = ModelCode(

@@ -7,7 +7,7 @@ layers are what torch.compile makes of the same: elementwise operations are one 
 from __future__ import annotations
 
 from memsheet.formulas.model_code.transformers.norms import rms_norm
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Chosen, Grad, Joined, Leaf, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -24,7 +24,7 @@ COMPILED, FUSED_NORM, REPEATS, FP8_PRODUCTS, FP8_GATHERED, RING, ALL_GATHER, ASY
 )  # fmt: skip
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer."""
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)
@@ -33,7 +33,7 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     return r.add(h, feed_forward(r, normalise(r, h, block.norms[1], how), ff, how), "/residual")
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """Written out in fp32, or one kernel that keeps a statistic for each position (inductor's, or torch's own)."""
     if not how.options & {COMPILED, FUSED_NORM}:
         return rms_norm(r, x, norm, norm.path, how)
@@ -42,35 +42,35 @@ def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
     return r.custom(norm.path, (x, weight), out, (x, weight, rstd))
 
 
-def _made(r: Recorder, path: str, shape: Shape, how: Numerics, like: Tensor) -> Tensor:
+def _made(r: Recorder, path: str, shape: Shape, how: RunConfig, like: Tensor) -> Tensor:
     """What an elementwise kernel makes. One that is only read to be cast to eight bits is computed where it is read: inductor copies a
     short expression of few reads into each of its users (torch/_inductor/ir.py, StorageBox.should_realize_on_reuse).
     """
     return Tensor(None, shape, like.dtype) if _inlines(how) else r.tensor(path, shape, like.dtype)
 
 
-def _inlines(how: Numerics) -> bool:
+def _inlines(how: RunConfig) -> bool:
     return {COMPILED, FP8_PRODUCTS} <= how.options
 
 
 # ---- products ----------------------------------------------------------------------------------------------------------------
 
 
-def linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+def linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     """``x @ weight.T``, in eight bits where the layer was swapped."""
     if FP8_PRODUCTS not in how.options:
         return r.linear(x, r.parameter(path, (out, width), how.parameters), out, path)
     return _fp8_linears(r, x, ((path, out),), width, how)[0]
 
 
-def linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: Numerics) -> list[Tensor]:
+def linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig) -> list[Tensor]:
     """Several layers of one input. In a compiled layer its cast to eight bits is made once."""
     if FP8_PRODUCTS in how.options and COMPILED in how.options:
         return _fp8_linears(r, x, layers, width, how)
     return [linear(r, x, path, out, width, how) for path, out in layers]
 
 
-def _fp8_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: Numerics) -> list[Tensor]:
+def _fp8_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], width: Axis, how: RunConfig) -> list[Tensor]:
     """Float8Linear of torchao (0.7, float8_linear.py:50-170): input and weight are saved as they are and cast for each product. An input
     that is in eight bits already is saved so, a weight that was gathered so needs no cast.
     """
@@ -80,7 +80,7 @@ def _fp8_linears(r: Recorder, x: Tensor, layers: tuple[tuple[str, Axis], ...], w
     return made
 
 
-def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: Numerics) -> Tensor:
+def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: RunConfig) -> Tensor:
     casts, dtype = FP8_GATHERED not in how.options, how.stream
     weight = r.parameter(path, (out, width), how.parameters)
     shape, given, matrix = (*x.shape[:-1], out), x.shape, weight.shape
@@ -101,7 +101,7 @@ def _fp8_linear(r: Recorder, x: Tensor, path: str, out: Axis, width: Axis, how: 
 # ---- tensor-parallel ranks ---------------------------------------------------------------------------------------------------
 
 
-def gather(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
+def gather(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """The whole sequence: gathered rank after rank, then joined along the sequence (torch distributed/_functional_collectives.py:183-226);
     backward adds the ranks' gradients and cuts them. Eight bits are cast to before (torchao 0.7 float8_tensor_parallel.py). In products
     that torch pipelines with it, what arrives lies in symmetric memory, outside the allocator.
@@ -125,7 +125,7 @@ def gather(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
     return r.apply(out, (x,), (), backward)
 
 
-def scatter(r: Recorder, y: Tensor, path: str, how: Numerics) -> Tensor:
+def scatter(r: Recorder, y: Tensor, path: str, how: RunConfig) -> Tensor:
     """The ranks' parts added and cut along the sequence, for which they are put in order first; backward gathers."""
     if not how.tensor_parallel:
         return r.view(y, STREAM)
@@ -150,7 +150,7 @@ def scatter(r: Recorder, y: Tensor, path: str, how: Numerics) -> Tensor:
 # ---- attention ---------------------------------------------------------------------------------------------------------------
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     whole = gather(r, x, at.path, how)
     del x
     names = [w.path.removesuffix(".weight") for w in at.weights]
@@ -166,19 +166,19 @@ def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
     return scatter(r, linear(r, context, names[-1], "h", "a·d", how), at.path, how)
 
 
-def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: Numerics) -> list[Tensor]:
+def _one_by_one(r: Recorder, x: Tensor, names: list[str], how: RunConfig) -> list[Tensor]:
     made = linears(r, x, tuple((name, f"{heads}·d") for name, heads in zip(names, "akk", strict=True)), "h", how)
     return [r.view(made.pop(0), ("b", "s", heads, "d")) for heads in "akk"]
 
 
-def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: Numerics) -> list[Tensor]:
+def _in_one(r: Recorder, x: Tensor, name: str, path: str, how: RunConfig) -> list[Tensor]:
     """One product, of whose parts each is made contiguous (b5bcd76, models/common/attention.py:722-800)."""
     shapes: tuple[Shape, ...] = tuple(("b", "s", heads, "d") for heads in "akk")
     parts = r.split(linear(r, x, name, "(a+2k)·d", "h", how), shapes)
     return [r.copy(parts.pop(0), shape, f"{path}/{part}") for shape, part in zip(shapes, "qkv", strict=True)]
 
 
-def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: Numerics) -> tuple[Tensor, Tensor]:
+def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Pairs of elements as complex numbers in fp32, times a table that does not train, and lowered again (model.py:87-113)."""
     if COMPILED in how.options:
         return r.scale(q, path + "/q_rotary"), r.scale(k, path + "/k_rotary")
@@ -188,7 +188,7 @@ def rotary(r: Recorder, q: Tensor, k: Tensor, path: str, how: Numerics) -> tuple
     return r.cast(turned[0], dtype, path + "/q_rotary"), r.cast(turned[1], dtype, path + "/k_rotary")
 
 
-def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: Numerics) -> Tensor:
+def _for_every_head(r: Recorder, x: Tensor, at: Attention, name: str, how: RunConfig) -> Tensor:
     """Keys or values repeated (model.py:116-125): one head is only expanded, which is a view."""
     if REPEATS not in how.options or at.heads == at.kv_heads:
         return x
@@ -204,7 +204,7 @@ def _kept(r: Recorder, q: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:
     return out, r.result(path + "/logsumexp", ("b", "a", "s"), FP32, made), r.result(path + "/rng", (2,), INT64, made)
 
 
-def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
     """Flash attention: q, k, v are laid out by position, and so is the result. Its backward adds into an fp32 gradient of the queries and
     has a sum for each row (aten native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd).
     """
@@ -212,7 +212,7 @@ def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numeric
     return r.custom(path, (q, k, v), out, (q, k, v, out, *rest), scratch=((HEADS, FP32), (("b", "a", "s"), FP32)))
 
 
-def _ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: Numerics) -> Tensor:
+def _ring(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str, how: RunConfig) -> Tensor:
     """Attention over the ranks that share a sequence (torch distributed/tensor/experimental/_attention.py, _templated_ring_attention): keys
     and values are made contiguous, joined, and gathered from all ranks or handed round; partial results are merged in fp32. It is written as
     it stands in a compiled layer too: how much of it a compiler fuses is part of the range.
@@ -274,7 +274,7 @@ def _ring_backward(r: Recorder, metas: list[tuple[Shape, DType]], moved: Shape, 
 # ---- feed-forward ------------------------------------------------------------------------------------------------------------
 
 
-def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """``w2(silu(w1(x)) * w3(x))`` (model.py:253)."""
     gate_of, up_of, down_of = (w.path.removesuffix(".weight") for w in ff.weights)
     whole = gather(r, x, ff.path, how)
@@ -293,7 +293,7 @@ def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
     return scatter(r, linear(r, inner, down_of, "h", "f", how), ff.path, how)
 
 
-def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str, how: Numerics) -> Tensor:
+def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str, how: RunConfig) -> Tensor:
     """Activation and product in one kernel, both gradients in another, or in what casts them."""
     shape, dtype = gate.shape, gate.dtype
 
@@ -306,7 +306,7 @@ def _gated(r: Recorder, gate: Tensor, up: Tensor, path: str, how: Numerics) -> T
 # ---- the two ends ------------------------------------------------------------------------------------------------------------
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Rows of the table; over tensor-parallel ranks each looks up its own, and the sum is cut along the sequence."""
     path, dtype = embeddings.weights[0].path, how.parameters
     name = path.removesuffix(".weight")
@@ -320,7 +320,7 @@ def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joi
     return scatter(r, found, name, how), ()
 
 
-def head(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
+def head(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """Logits: of the rank's share of the vocabulary where the loss takes them so, else of all of it."""
     name = head.weights[0].path.removesuffix(".weight")
     weight = r.parameter(name, ("V", "h"), how.parameters)

@@ -6,7 +6,7 @@ Axes besides those of the layers: ``c`` tokens of a chunk.
 from __future__ import annotations
 
 from memsheet.formulas.model_code.transformers.ends import cross_entropy
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -19,7 +19,7 @@ STATES: Shape = ("b", "s", "h")
 TABLE: Shape = ("V", "h")
 
 
-def loss_of(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
+def loss_of(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """``cross_entropy(pred.flatten(0, 1).float(), labels.flatten(0, 1))`` (9dec370, train.py:131-134), or what stands in its place."""
     if loss is Loss.CHUNKED:
         return chunked_cross_entropy(r, x, how)
@@ -55,7 +55,7 @@ def _parallel_gradient(r: Recorder, shape: Shape) -> Grad:
     return product
 
 
-def chunked_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
+def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig) -> Tensor:
     """Head, loss and both their backwards for one chunk of positions after another (b5bcd76, components/loss.py:520-660): gradients of the
     states are collected in fp32, those of the head whole in the dtype they are reduced in, and reduced with the last chunk. What is left for
     backward is the gradient of the states.
@@ -75,7 +75,7 @@ def chunked_cross_entropy(r: Recorder, x: Tensor, how: Numerics) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), FP32), (x,), (left,), lambda _: [kept])
 
 
-def _chunk(r: Recorder, how: Numerics) -> Tensor:
+def _chunk(r: Recorder, how: RunConfig) -> Tensor:
     """A chunk's logits and loss and back; the gradient that it leaves of the head."""
     logits_of: Shape = ("c", "V")
     low = how.parameters

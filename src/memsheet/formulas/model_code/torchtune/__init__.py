@@ -16,7 +16,7 @@ from memsheet.formulas.model_code.torchtune import layers as torchtune_layers
 from memsheet.formulas.model_code.torchtune.layers import COMPILED
 from memsheet.formulas.model_code.torchtune.loss import PIECES, head, loss, loss_input
 from memsheet.formulas.model_code.transformers import ends
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, Embeddings, ModelSpec, Norm, NormKind, Role, Weight
@@ -30,22 +30,22 @@ POSITIONS = 131_072
 OTHER_RECIPES = "has other recipes (FullyShardedDataParallel, logits of all positions copied in fp32), which are not modelled"
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     if COMPILED in how.options:
         return torchtune_compiled.forward(r, x, block, how)
     return torchtune_layers.forward(r, x, block, how)
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     return torchtune_layers.rms_norm(r, x, norm, how)
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined) -> tuple[Tensor, tuple[Tensor, ...]]:
     """One look-up, by a name that the first layer's result takes over."""
     return ends.embed(r, embeddings, how, tied)
 
 
-def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """Layers are compiled one by one, and the loss of a piece (training/_compile.py); embeddings, final norm and head are not."""
     several = plan.microbatch > 1 if isinstance(plan.microbatch, int) else True
     return replace(how, options=frozenset({COMPILED}) if plan.compile else frozenset(), several=several)
@@ -85,7 +85,7 @@ def _plain(block: Block) -> bool:
     return not odd and norms and ff.gated and not ff.fused and ff.activation == "silu" and block.arrangement is Arrangement.PRE
 
 
-def block_numerics(_: Block, __: Plan, how: Numerics) -> Numerics:
+def block_numerics(_: Block, __: Plan, how: RunConfig) -> RunConfig:
     return how
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Leaf, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -29,7 +29,7 @@ class Function:
     """One compiled layer while it is recorded: what it saves by name, its parameters, their gradients."""
 
     r: Recorder
-    how: Numerics
+    how: RunConfig
     dtype: DType
     weights: dict[str, Weight]
     saved: dict[str, Storage | None] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Function:
         self.gradients[path] = self.r.grad(leaf.shape, leaf.dtype)
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One layer, whose backward is one node."""
     (at,), ff = block.mixers, block.feed_forward
     assert isinstance(at, Attention)

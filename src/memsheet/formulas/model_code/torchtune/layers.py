@@ -5,7 +5,7 @@ Local variables stand for those of its own functions: what one of them still nam
 
 from __future__ import annotations
 
-from memsheet.formulas.numerics import Numerics, parameter
+from memsheet.formulas.numerics import RunConfig, parameter
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -16,7 +16,7 @@ HEADS: Shape = ("b", "s", "a", "d")
 COMPILED = "compiled"
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """TransformerSelfAttentionLayer.forward (transformer.py:75-127)."""
     (at,), ff, norms = block.mixers, block.feed_forward, block.norms
     assert isinstance(at, Attention)
@@ -28,7 +28,7 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     return r.add(h, fed, "/residual")
 
 
-def rms_norm(r: Recorder, x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+def rms_norm(r: Recorder, x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """RMSNorm.forward (rms_norm.py:28-44): in fp32 by a name that stays, normalised, lowered, times the weight."""
     path, dtype = norm.path, x.dtype
     weight = parameter(r, norm.weights[0], how, path)
@@ -49,7 +49,7 @@ def _normalised(r: Recorder, x: Tensor, path: str) -> Tensor:
 # ---- linear layers -----------------------------------------------------------------------------------------------------------
 
 
-def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, shape: tuple[Axis, Axis], how: Numerics) -> Tensor:
+def project(r: Recorder, x: Tensor, weights: dict[str, Weight], name: str, shape: tuple[Axis, Axis], how: RunConfig) -> Tensor:
     """nn.Linear, FrozenNF4Linear or LoRALinear (peft/lora.py:121-141): ``shape`` is that of the weight."""
     weight, bias = weights[name + ".weight"], weights.get(name + ".bias")
     low = parameter(r, bias, how, f"{name}.bias") if bias else None
@@ -106,7 +106,7 @@ def _dequantized(r: Recorder, shape: tuple[Axis, Axis], dtype: DType, path: str)
 # ---- attention ---------------------------------------------------------------------------------------------------------------
 
 
-def attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+def attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """MultiHeadAttention.forward (attention.py:190-300): queries turned, then keys, then keys and values repeated for every query head."""
     weights = {w.path: w for w in at.weights}
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")]
@@ -170,7 +170,7 @@ def _combined(r: Recorder, a: Tensor, b: Tensor, path: str, *, negated: bool) ->
 # ---- feed-forward ------------------------------------------------------------------------------------------------------------
 
 
-def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+def feed_forward(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     """FeedForward.forward (feed_forward.py:40-52)."""
     weights = {w.path: w for w in ff.weights}
     gate, up, down = (w.path.removesuffix(".weight") for w in ff.weights if w.path.endswith(".weight"))

@@ -7,7 +7,7 @@ torchtune 0.4, modules/transformer.py:400-420 (chunked_output), modules/loss/ce_
 from __future__ import annotations
 
 from memsheet.formulas.model_code.torchtune.layers import COMPILED
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Storage, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -23,11 +23,11 @@ def head(_: Recorder, x: Tensor, *__: object) -> Tensor:
     return x
 
 
-def loss_input(how: Numerics, _: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: RunConfig, _: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "h"), how.stream, "loss/input"
 
 
-def loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
+def loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
     return _chunked(r, x, weight, how) if loss is Loss.CHUNKED else _whole(r, x, weight)
 
@@ -41,7 +41,7 @@ def _whole(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(shape, FP32)])
 
 
-def _chunked(r: Recorder, x: Tensor, weight: Tensor, how: Numerics) -> Tensor:
+def _chunked(r: Recorder, x: Tensor, weight: Tensor, how: RunConfig) -> Tensor:
     """All pieces' logits, then the loss of each; backward goes through all losses before it comes to the first product.
 
     A piece of several sequences is no view of one matrix: the product copies it, and saves the copy for the weight's gradient.

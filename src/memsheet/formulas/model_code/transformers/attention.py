@@ -10,16 +10,18 @@ from dataclasses import replace
 
 from memsheet.formulas.model_code.transformers.bloom import bloom_attention
 from memsheet.formulas.model_code.transformers.falcon import picked
-from memsheet.formulas.model_code.transformers.families import Habits, Joint, Rest
+from memsheet.formulas.model_code.transformers.families import FamilyTraits, FusedQkvLayout, PartialRotary
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
 from memsheet.plan.dtypes import BOOL, FP16, FP32, INT64, DType
 from memsheet.plan.model import Attention, Norm, Weight
 
-Core = Callable[[Recorder, Tensor, Tensor, Tensor, Attention, Numerics, Habits], tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]]]
+Core = Callable[
+    [Recorder, Tensor, Tensor, Tensor, Attention, RunConfig, FamilyTraits], tuple[Tensor, Tensor | None, *tuple[Tensor | None, ...]]
+]
 """The context, the probabilities if there are any, and what else goes by a name until attention is done."""
 HEADS: Shape = ("b", "a", "s", "d")
 MERGED: Shape = ("b", "s", "a", "d")
@@ -27,7 +29,7 @@ SCORES: Shape = ("b", "a", "s", "s")
 
 
 def attention(
-    r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits, inside: list[Tensor | None]
+    r: Recorder, x: Tensor, at: Attention, how: RunConfig, own: FamilyTraits, inside: list[Tensor | None]
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Projections, norms of queries and keys, rotary positions, attention, output projection; and the probabilities if eager.
 
@@ -35,7 +37,7 @@ def attention(
     """
     weights = {w.path: w for w in at.weights}
     q, k, v, *_whole = _joint(r, x, at, weights, how, own) if at.fused_qkv else _separate(r, x, at, weights, how, own)
-    if own.joint is Joint.PICKED and at.kv_heads > 1:
+    if own.joint is FusedQkvLayout.PICKED and at.kv_heads > 1:
         at = replace(at, kv_heads=at.heads)
     if at.rotary_dim:
         q, k, _named = rotary(r, q, k, at, how, own)
@@ -52,22 +54,22 @@ def attention(
 # ---- queries, keys and values ----------------------------------------------------------------------------------------------
 
 
-def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
+def _joint(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits) -> list[Tensor]:
     name = at.weights[0].path.removesuffix(".weight")
     whole = project(r, x, weights, name, "(a+2k)·d", "h", how)
     shapes: tuple[Shape, ...] = tuple(("b", heads, "s", "d") for heads in ("a", "k", "k"))
     match own.joint:
-        case Joint.SPLIT:
+        case FusedQkvLayout.SPLIT:
             return r.split(whole, shapes)
-        case Joint.SELECTED:
+        case FusedQkvLayout.SELECTED:
             return [*(r.slice(whole, shape) for shape in shapes), whole]
-        case Joint.SLICES:
+        case FusedQkvLayout.SLICES:
             return [r.slice(whole, shape) for shape in shapes]
-        case Joint.PICKED:
+        case FusedQkvLayout.PICKED:
             return [*picked(r, whole, at), whole]
 
 
-def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: Numerics, own: Habits) -> list[Tensor]:
+def _separate(r: Recorder, x: Tensor, at: Attention, weights: dict[str, Weight], how: RunConfig, own: FamilyTraits) -> list[Tensor]:
     names = [w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight")][:3]
     norms = (*qk_norms(at), None)
     made: list[Tensor] = []
@@ -91,7 +93,7 @@ def qk_norms(at: Attention) -> tuple[Norm | None, Norm | None]:
     )
 
 
-def into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: Numerics) -> Tensor:
+def into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Attention, how: RunConfig) -> Tensor:
     """``(b, s, heads·d)`` → ``(b, heads, s, d)``, normalised before or after it is cut into heads."""
     if norm is not None and norm.size != at.head_dim:
         y = normalise(r, y, norm, how)
@@ -104,29 +106,31 @@ def into_heads(r: Recorder, y: Tensor, heads: Axis, norm: Norm | None, at: Atten
 # ---- rotary positions --------------------------------------------------------------------------------------------------------
 
 
-def rotary(r: Recorder, q: Tensor, k: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+def rotary(
+    r: Recorder, q: Tensor, k: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
     """Positions turned into all of each head, or into its first ``rotary_dim`` elements, which then join the rest.
 
     Besides queries and keys, what the caller still names while attention runs.
     """
     tables = _tables(r, q, at, how, own)
     paths = (at.path + "/q", at.path + "/k")
-    if own.rest is Rest.NONE:
+    if own.rest is PartialRotary.NONE:
         return _turn(r, q, tables, paths[0], own), _turn(r, k, tables, paths[1], own), ()
     (q_turned, q_rest), (k_turned, k_rest) = _cut(r, q, at), _cut(r, k, at)
-    if own.rest is Rest.AT_ONCE:
+    if own.rest is PartialRotary.AT_ONCE:
         q = _join(r, _turn(r, q_turned, tables, paths[0], own), q_rest, paths[0])
         return q, _join(r, _turn(r, k_turned, tables, paths[1], own), k_rest, paths[1]), ()
     q_turned = _turn(r, q_turned, tables, paths[0], own)
     k_turned = _turn(r, k_turned, _tables(r, q, at, how, own) if own.table_buffer else tables, paths[1], own)
-    named = (q_turned, q_rest, k_turned, k_rest) if own.rest is Rest.TO_THE_END else ()
+    named = (q_turned, q_rest, k_turned, k_rest) if own.rest is PartialRotary.TO_THE_END else ()
     q = _join(r, q_turned, q_rest, paths[0])
-    if own.rest is Rest.IN_TURN:
+    if own.rest is PartialRotary.IN_TURN:
         del q_turned
     return q, _join(r, k_turned, k_rest, paths[1]), named
 
 
-def _tables(r: Recorder, q: Tensor, at: Attention, how: Numerics, own: Habits) -> list[Tensor]:
+def _tables(r: Recorder, q: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> list[Tensor]:
     """Cosines and sines: the model's, or copies of this layer's own."""
     shape: Shape = ("s", at.rotary_dim)
     dtype = q.dtype if own.table_buffer else table_dtype(how, own)
@@ -134,7 +138,7 @@ def _tables(r: Recorder, q: Tensor, at: Attention, how: Numerics, own: Habits) -
     return [r.tensor(path, shape, dtype) if own.own_tables else Tensor(None, shape, dtype) for _ in range(2)]
 
 
-def table_dtype(how: Numerics, own: Habits) -> DType:
+def table_dtype(how: RunConfig, own: FamilyTraits) -> DType:
     return FP32 if own.wide_tables else how.stream
 
 
@@ -147,7 +151,7 @@ def _join(r: Recorder, turned: Tensor, rest: Tensor, path: str) -> Tensor:
     return r.cat((turned, rest), (*turned.shape[:-1], "d"), path + "/rotary")
 
 
-def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: Habits) -> Tensor:
+def _turn(r: Recorder, x: Tensor, tables: list[Tensor], path: str, own: FamilyTraits) -> Tensor:
     """The sum of x * cos and rotated x * sin; what fp32 tables or an fp32 head widened is lowered again."""
     dtype = x.dtype
     if own.wide_rotary:
@@ -183,13 +187,13 @@ def repeat_kv(r: Recorder, x: Tensor, path: str, at: Attention) -> Tensor:
 
 
 def eager_attention(
-    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The score matrix in full: scaled, masked, softmax, cast to the queries' or values' dtype, dropout, times the values."""
     path = at.path
-    inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
+    inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
     views = at.kv_heads in (at.heads, 1)
-    late = own.joint is Joint.PICKED  # one head of keys is broadcast by each product
+    late = own.joint is FusedQkvLayout.PICKED  # one head of keys is broadcast by each product
     if not late:
         k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
     if own.wide_scores:
@@ -221,24 +225,24 @@ def eager_attention(
     return r.copy(out, MERGED, path + "/context"), weights, named
 
 
-def scores_dtype(how: Numerics, own: Habits) -> DType:
+def scores_dtype(how: RunConfig, own: FamilyTraits) -> DType:
     """Of the probabilities that eager attention returns."""
     return (how.autocast or how.parameters) if own.lowered_softmax else how.stream
 
 
-def _probabilities(r: Recorder, x: Tensor, dtype: DType, path: str, own: Habits, how: Numerics) -> Tensor:
+def _probabilities(r: Recorder, x: Tensor, dtype: DType, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
     made = _softmax(r, x, path, own, how)
     return r.cast(made, dtype, path + "/probabilities") if own.lowered_softmax else made
 
 
-def _scaled(r: Recorder, x: Tensor, path: str, own: Habits) -> Tensor:
+def _scaled(r: Recorder, x: Tensor, path: str, own: FamilyTraits) -> Tensor:
     if not own.scaled_in_place:
         return r.scale(x, path + "/scores")
     shape, dtype = x.shape, x.dtype
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
 
 
-def _softmax(r: Recorder, x: Tensor, path: str, own: Habits, how: Numerics) -> Tensor:
+def _softmax(r: Recorder, x: Tensor, path: str, own: FamilyTraits, how: RunConfig) -> Tensor:
     """Softmax in fp32 where the code or autocast asks for it; fp16 is read as it is, anything else is cast first."""
     wide = own.wide_softmax or r.widens
     if wide and x.dtype is not FP16:
@@ -251,7 +255,7 @@ def _softmax(r: Recorder, x: Tensor, path: str, own: Habits, how: Numerics) -> T
     return r.unary(x, path + "/softmax", saves="output", dtype=FP32)
 
 
-def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> tuple[Tensor, None]:
     """A flash kernel: keeps q, k, v, its output and one fp32 log-sum-exp a head and position, no score matrix.
 
     Its output is laid out as the queries are: where they are contiguous by head, it is copied before heads are merged.
@@ -266,23 +270,25 @@ def fused_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention,
     r.custom(path, (q, k, v), out, (q, k, v, out, lse, seed))
     if how.padded_head:
         return r.copy(r.slice(out, HEADS), MERGED, path + "/context"), None
-    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not Rest.NONE else r.view(out, MERGED)), None
+    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not PartialRotary.NONE else r.view(out, MERGED)), None
 
 
-def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+def math_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> tuple[Tensor, None]:
     """Plain operations in one call, whose locals go when it returns; in fp32, and the result lowered again."""
-    inside = not at.rotary_dim or own.rest is Rest.NONE  # heads lie inside positions
+    inside = not at.rotary_dim or own.rest is PartialRotary.NONE  # heads lie inside positions
     low = _lowered(r, q, k, v, at.path)
     dtype = low[0].dtype
     q, k, v = (r.cast(t, FP32, f"{at.path}/{name}_fp32") for t, name in zip(low, "qkv", strict=True))
     del low
     with r.without_autocast():  # which has cast the one call's operands
-        out = (_broadcast if own.joint is Joint.PICKED else _in_plain_operations)(r, q, k, v, at, how, several=how.several and inside)
+        out = (_broadcast if own.joint is FusedQkvLayout.PICKED else _in_plain_operations)(
+            r, q, k, v, at, how, several=how.several and inside
+        )
         out = r.cast(out, dtype, at.path + "/context")
     return r.copy(out, MERGED, at.path + "/context"), None
 
 
-def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
+def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool) -> Tensor:
     """The library's attention.cpp (aten native/transformers), _scaled_dot_product_attention_math: half of the scale on either side, keys and values
     repeated, a bias in place of a mask.
     """
@@ -297,7 +303,7 @@ def _in_plain_operations(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Atten
     return r.product(weights, v, HEADS, path + "/context")
 
 
-def _broadcast(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, *, several: bool) -> Tensor:
+def _broadcast(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, *, several: bool) -> Tensor:
     """The same where one head of keys and values meets many of queries unasked: each product repeats it, and the mask is in the dtype that
     the call was given.
     """
@@ -311,7 +317,7 @@ def _broadcast(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how:
     return r.product(weights, repeat_kv(r, v, path + "/v", at), HEADS, path + "/context", copies=(False, several))
 
 
-def _bias(r: Recorder, q: Tensor, path: str, how: Numerics) -> Tensor:
+def _bias(r: Recorder, q: Tensor, path: str, how: RunConfig) -> Tensor:
     """What is added to the scores: of the mask that is given, or of a causal one made here."""
     if how.mask:
         return r.tensor(path + "/mask_bias", ("b", "s", "s"), q.dtype)
@@ -329,7 +335,9 @@ def _repeated(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, HEADS, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+def efficient_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
+) -> tuple[Tensor, None]:
     """The memory-efficient kernel: as flash, with keys and values repeated, statistics padded to 32 and a bias for a mask."""
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
@@ -342,7 +350,9 @@ def efficient_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attent
     return r.view(out, MERGED), None
 
 
-def processor_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, None]:
+def processor_attention(
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, own: FamilyTraits
+) -> tuple[Tensor, None]:
     """A CPU's flash kernel (aten native/transformers/attention.cpp, _scaled_dot_product_flash_attention_cpu): as a GPU's without the
     generator's state, and with the bias that a mask is turned into.
     """
@@ -354,7 +364,7 @@ def processor_attention(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attent
     out = r.tensor(path + "/context", q.shape, q.dtype)
     lse = r.tensor(path + "/logsumexp", ("b", "a", "s"), FP32)
     r.custom(path, (q, k, v), out, (q, k, v, out, lse, *bias))
-    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not Rest.NONE else r.view(out, MERGED)), None
+    return (r.copy(out, MERGED, path + "/context") if at.rotary_dim and own.rest is not PartialRotary.NONE else r.view(out, MERGED)), None
 
 
 def _lowered(r: Recorder, q: Tensor, k: Tensor, v: Tensor, path: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,19 +12,19 @@ from collections.abc import Callable
 from memsheet.formulas.model_code.transformers.attention import attention, scores_dtype
 from memsheet.formulas.model_code.transformers.cross_attention import is_t5, t5_block
 from memsheet.formulas.model_code.transformers.experts import ROUTED, moe
-from memsheet.formulas.model_code.transformers.families import Habits, habits
+from memsheet.formulas.model_code.transformers.families import FamilyTraits, habits
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.model_code.transformers.mixers import mix as mix_otherwise
 from memsheet.formulas.model_code.transformers.mixers import mixed_alone, mixer_problem, plain
 from memsheet.formulas.model_code.transformers.norms import normalise
 from memsheet.formulas.model_code.transformers.picture_towers import of_tower, tower_block
-from memsheet.formulas.numerics import AttentionKernel, Numerics, checkpointed
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, checkpointed
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, Moe, Norm
 
 
-def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """One dense decoder block. Eager attention's probabilities stay to its end."""
     if is_t5(block.kind):
         return t5_block(r, x, block, how)
@@ -38,7 +38,7 @@ def forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     return out
 
 
-def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Tensor | None]) -> Tensor:
+def _arranged(r: Recorder, x: Tensor, block: Block, how: RunConfig, kept: list[Tensor | None]) -> Tensor:
     """The parts of a block by its arrangement of norms and residuals."""
     if block.arrangement is Arrangement.MIXER_ONLY:
         return mixed_alone(r, x, block, how)
@@ -102,20 +102,20 @@ def _arranged(r: Recorder, x: Tensor, block: Block, how: Numerics, kept: list[Te
             raise NotImplementedError(block.arrangement)
 
 
-def _sum(r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor, how: Numerics, own: Habits) -> Tensor:
+def _sum(r: Recorder, mixed: Tensor, fed: Tensor, x: Tensor, how: RunConfig, own: FamilyTraits) -> Tensor:
     if own.summed_in_place:
         both = r.apply(Tensor(fed.storage, fed.shape, fed.dtype), (fed, mixed), (), lambda g: [Grad(g.storage, g.shape, g.dtype)] * 2)
         return r.add(r.dropout(both, "/residual_dropout", active=how.dropout), x, "/residual")
     return r.add(r.add(mixed, fed, "/residual"), x, "/residual")
 
 
-def _normalised_sum(r: Recorder, part: Callable[[Tensor], Tensor], x: Tensor, norm: Norm, how: Numerics) -> Tensor:
+def _normalised_sum(r: Recorder, part: Callable[[Tensor], Tensor], x: Tensor, norm: Norm, how: RunConfig) -> Tensor:
     """A branch added to its input, normalised: both go by a name until their module returns."""
     branch = part(x)
     return normalise(r, r.add(branch, x, "/residual"), norm, how)
 
 
-def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: Numerics) -> Tensor:
+def _branch(r: Recorder, y: Tensor, block: Block, path: str, how: RunConfig) -> Tensor:
     """What happens to a branch before it joins the stream: dropout, a constant factor."""
     y = r.dropout(y, path + "/residual_dropout", active=how.dropout and habits(block.kind).branch_dropout)
     return r.scale(y, path + "/scaled") if block.residual_scale else y

@@ -4,8 +4,8 @@ with a backward of its own. Written over shape-only tensors.
 
 from __future__ import annotations
 
-from memsheet.formulas.model_code.transformers.families import Habits
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.model_code.transformers.families import FamilyTraits
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -17,7 +17,7 @@ SCORES: Shape = ("b", "a", "s", "s")
 
 
 def bloom_attention(
-    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics, _: Habits
+    r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig, _: FamilyTraits
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Scores, their sum with the mask and the probabilities all go by names until the end (modeling_bloom.py:237-300)."""
     path = at.path

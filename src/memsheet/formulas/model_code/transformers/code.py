@@ -26,7 +26,7 @@ from memsheet.formulas.model_code.transformers.cross_attention import (
 from memsheet.formulas.model_code.transformers.delta_chunks import chunk_options
 from memsheet.formulas.model_code.transformers.encoders import pooled, unmodelled_head
 from memsheet.formulas.model_code.transformers.ends import HEADS, embed, logits_or_states, loss, loss_input
-from memsheet.formulas.model_code.transformers.families import Joint, habits
+from memsheet.formulas.model_code.transformers.families import FusedQkvLayout, habits
 from memsheet.formulas.model_code.transformers.first_qwen import joined
 from memsheet.formulas.model_code.transformers.losses import chunk_of
 from memsheet.formulas.model_code.transformers.mixers import entered, kernel_notes, mixer_axes, other_masks, other_tables, sparse_problems
@@ -42,8 +42,8 @@ from memsheet.formulas.model_code.transformers.picture_towers import (
     with_pictures,
 )  # fmt: skip
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, of_pictures, patch_values
-from memsheet.formulas.numerics import AttentionKernel, Numerics
-from memsheet.formulas.tapes.evaluate import Bag, with_products
+from memsheet.formulas.numerics import AttentionKernel, RunConfig
+from memsheet.formulas.tapes.evaluate import BytesByPath, with_products
 from memsheet.plan.dtypes import BF16, BOOL, FP32, INT8
 from memsheet.plan.model import Arrangement, Attention, Block, Dense, LatentAttention, LinearAttention, ModelSpec, Moe, Stack
 from memsheet.plan.plan import AttentionKind, Loss, Plan, RecomputeMode
@@ -61,7 +61,7 @@ TABLES_BY_KIND = frozenset({"gemma3_text", "gemma3"})
 """Families whose model makes rotary tables for windowed layers and for full ones (modeling_gemma3.py:549)."""
 
 
-def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+def block_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     """What depends on the block: the attention kernel its shapes and masks allow, padding of its heads."""
     if of_tower(block.kind):
         return tower_numerics(block, plan, how)
@@ -104,7 +104,7 @@ def block_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
 
 def _grouped(at: Attention, kind: str) -> bool:
     """Whether queries come with fewer heads of keys, which falcon repeats by itself where there are several."""
-    return at.heads != at.kv_heads and (habits(kind).joint is not Joint.PICKED or at.kv_heads == 1)
+    return at.heads != at.kv_heads and (habits(kind).joint is not FusedQkvLayout.PICKED or at.kv_heads == 1)
 
 
 def _needs_mask(at: Attention, plan: Plan, kind: str) -> bool:
@@ -306,19 +306,19 @@ def end_axes(spec: ModelSpec, plan: Plan) -> dict[str, Count]:
     }  # fmt: skip
 
 
-def shared_tables(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+def shared_tables(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """What all layers share and keep for backward: rotary tables, which bucket a distance is in."""
     tables = [("model.rotary_emb", size) for size in _table_sizes(spec, plan, how, copied=False)]
     tables += kept_beside(spec, plan, how)
     saved = saved_biases(spec, plan, how) if _two_stacks(spec) and not keeps_masks(spec, plan) else []
-    return Bag.of(((Component.SAVED_ACTIVATIONS, path), size) for path, size in (*tables, *saved))
+    return BytesByPath.of(((Component.SAVED_ACTIVATIONS, path), size) for path, size in (*tables, *saved))
 
 
 def _two_stacks(spec: ModelSpec) -> bool:
     return any(is_t5(block.kind) for block in _blocks(spec))
 
 
-def _table_sizes(spec: ModelSpec, plan: Plan, how: Numerics, *, copied: bool) -> list[Count]:
+def _table_sizes(spec: ModelSpec, plan: Plan, how: RunConfig, *, copied: bool) -> list[Count]:
     """Bytes of the model's rotary tables that layers compute with themselves, or of those that each layer copies."""
     kinds = {
         (at.rotary_dim // (2 if at.sinks else 1), kind in TABLES_BY_KIND and at.window is not None, table_dtype(how, habits(kind)), habits(kind).tables_each)
@@ -373,7 +373,7 @@ def _fills(spec: ModelSpec) -> bool:
     return any(habits(kind).summed_bias for kind, _ in _attentions(spec))
 
 
-def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+def masks(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """What lives through the model's forward: a mask for each kind of attention, rotary tables that layers copy.
 
     A mask is of the compute dtype and for each sequence when eager, boolean and for all of them in sdpa.
@@ -394,7 +394,7 @@ def masks(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
     biases = [((component, "position_bias"), size) for size in named]
     chunked = any(at.chunk and _needs_mask(at, plan, kind) for kind, at in _attentions(spec))  # one for each sequence
     tables += [((component, "model/chunked_mask"), BOOL.nbytes(plan.microbatch * plan.seq_len * plan.seq_len))] if chunked else []
-    return Bag.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
+    return BytesByPath.of([*(((component, "model/causal_mask"), mask) for _ in kinds), *tables, *biases])
 
 
 def positions_each(spec: ModelSpec) -> bool:
@@ -402,7 +402,7 @@ def positions_each(spec: ModelSpec) -> bool:
     return any(habits(kind).positions_each for kind, _ in _attentions(spec))
 
 
-def plan_numerics(plan: Plan, how: Numerics) -> Numerics:
+def plan_numerics(plan: Plan, how: RunConfig) -> RunConfig:
     """What an older torch kept besides, and whether peft asks embeddings for a gradient (enable_input_require_grads)."""
     asks = plan.adapter is not None and plan.recompute.mode is RecomputeMode.FULL
     return replace(how, keeps_scores=softmax_keeps_input(plan.engine_version), asks_grad=asks)

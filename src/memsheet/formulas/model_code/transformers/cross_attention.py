@@ -12,8 +12,8 @@ from memsheet.arith import Count
 from memsheet.formulas.model_code.let_go import LetGo
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, Numerics, project
-from memsheet.formulas.tapes.evaluate import EMPTY, Bag
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
+from memsheet.formulas.tapes.evaluate import EMPTY, BytesByPath
 from memsheet.formulas.tapes.graph import Grad, Leaf, Node, Pass, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -60,7 +60,7 @@ def _marked(stack: Stack) -> tuple[Run, ...]:
     return (*before, *((replace(run, count=run.count - 1),) if run.count > 1 else ()), end)
 
 
-def t5_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def t5_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """Two or three sublayers. The probabilities of one go by a name until the next attention is done, biases until the block is
     (modeling_t5.py:450-509).
     """
@@ -82,7 +82,7 @@ def t5_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
 
 
 def _self_sublayer(
-    r: Recorder, x: Tensor, block: Block, at: Attention, bias: Tensor, how: Numerics
+    r: Recorder, x: Tensor, block: Block, at: Attention, bias: Tensor, how: RunConfig
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     normed = normalise(r, x, block.norms[0], how)
     out, probabilities = _attend(r, normed, normed, at, bias, how)
@@ -90,7 +90,7 @@ def _self_sublayer(
 
 
 def _cross_sublayer(
-    r: Recorder, x: Tensor, block: Block, cross: CrossAttention, zeros: Tensor, how: Numerics, *, last: bool
+    r: Recorder, x: Tensor, block: Block, cross: CrossAttention, zeros: Tensor, how: RunConfig, *, last: bool
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Keys and values of what the encoder made."""
     normed = normalise(r, x, block.norms[1], how)
@@ -99,7 +99,7 @@ def _cross_sublayer(
     return r.add(x, r.dropout(out, cross.path + "/residual_dropout", active=how.dropout), "/residual"), probabilities
 
 
-def _feed_forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def _feed_forward(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """Dropout before the last layer, which gets its input in its own dtype, whatever autocast makes of it (:85-90)."""
     ff = block.feed_forward
     assert isinstance(ff, Dense)
@@ -108,7 +108,7 @@ def _feed_forward(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor
     return r.add(x, r.dropout(out, ff.path + "/residual_dropout", active=how.dropout), "/residual")
 
 
-def _inner(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
+def _inner(r: Recorder, x: Tensor, ff: Dense, how: RunConfig) -> Tensor:
     weights = {w.path: w for w in ff.weights}
     first, *second, last = (w.path.removesuffix(".weight") for w in ff.weights)
     inner = ACTIVATIONS[ff.activation](r, project(r, x, weights, first, "f", "h", how), ff.path + "/activation")
@@ -123,7 +123,7 @@ def _inner(r: Recorder, x: Tensor, ff: Dense, how: Numerics) -> Tensor:
 
 
 def _attend(
-    r: Recorder, x: Tensor, memory: Tensor, at: Attention | CrossAttention, bias: Tensor, how: Numerics
+    r: Recorder, x: Tensor, memory: Tensor, at: Attention | CrossAttention, bias: Tensor, how: RunConfig
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Scores that are not scaled but multiplied by one, their sum with the bias, then with a mask (:145-175)."""
     path, weights = at.path, {w.path: w for w in at.weights}
@@ -164,7 +164,7 @@ def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, path:
     return r.view(out, ("b", "s", "a", "d"))
 
 
-def _heads(r: Recorder, x: Tensor, name: str, weights: dict[str, Weight], path: str, how: Numerics) -> Tensor:
+def _heads(r: Recorder, x: Tensor, name: str, weights: dict[str, Weight], path: str, how: RunConfig) -> Tensor:
     y = project(r, x, weights, f"{path}.{name}", "a·d", "h", how)
     return r.transposed_view(r.view(y, ("b", "s", "a", "d")), HEADS)
 
@@ -179,7 +179,7 @@ def _table(at: Attention) -> Weight | None:
     return next((w for w in at.weights if "relative_attention_bias" in w.path), None)
 
 
-def _position_bias(r: Recorder, at: Attention, how: Numerics, *, last: bool) -> Tensor:
+def _position_bias(r: Recorder, at: Attention, how: RunConfig, *, last: bool) -> Tensor:
     """The first layer looks its bias up, the others get that (:335-348). Run again, it gets none and looks up another."""
     table, again = _table(at), r.pass_ is Pass.RECOMPUTED
     if table is None:
@@ -193,7 +193,7 @@ def _position_bias(r: Recorder, at: Attention, how: Numerics, *, last: bool) -> 
     return r.apply(bias, (weight,), buckets, lambda _: [r.grad(shape, how.parameters)])
 
 
-def _zeros(r: Recorder, at: Attention, cross: CrossAttention, how: Numerics, *, last: bool) -> Tensor:
+def _zeros(r: Recorder, at: Attention, cross: CrossAttention, how: RunConfig, *, last: bool) -> Tensor:
     """The bias beside the encoder's tokens, which checkpoints ask for a gradient all the same (:338-344). The first layer makes it, and again
     where it runs again; the gradient is still that of the first.
     """
@@ -213,7 +213,7 @@ def _shared(shape: Shape, dtype: DType, path: str, *, last: bool, needs: bool) -
 # ---- between the stacks ----------------------------------------------------------------------------------------------------------
 
 
-def _between(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def _between(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """The encoder's last norm and dropout, what they make, which all layers of the decoder take, and the decoder's look-ups."""
     memory = r.dropout(normalise(r, x, block.norms[0], how), "/memory_dropout", active=how.dropout)
     table: Shape = ("f", "h")
@@ -232,7 +232,7 @@ def _beside(r: Recorder, y: Tensor, memory: Tensor) -> Tensor:
     return r.apply(Tensor(y.storage, y.shape, y.dtype), (y, memory), (memory,), lambda g: [g, Grad(None, STREAM, dtype)])
 
 
-def named_biases(spec: ModelSpec, plan: Plan, how: Numerics, *, kept: bool) -> list[Count]:
+def named_biases(spec: ModelSpec, plan: Plan, how: RunConfig, *, kept: bool) -> list[Count]:
     """What every layer of a decoder adds to its scores: the first one's look-ups, and zeros beside the encoder's tokens; with dropout the
     states from before it. Checkpoints hold on to the biases, and to those that the encoder's layers add.
     """
@@ -243,14 +243,14 @@ def named_biases(spec: ModelSpec, plan: Plan, how: Numerics, *, kept: bool) -> l
     return [own, *([] if plan.attention is AttentionKind.SDPA else [zeros]), *([looked_up] if plan.dropout else [])]
 
 
-def saved_biases(spec: ModelSpec, plan: Plan, how: Numerics) -> list[tuple[str, Count]]:
+def saved_biases(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, Count]]:
     """Which bucket each distance is in, for both stacks' tables; the zeros, which kernels save."""
     tables = sum(stack.role in ("encoder", "decoder") for stack in spec.stacks) if how.trains else 0
     buckets = ("relative_attention_bias", tables * INT64.nbytes(plan.seq_len * plan.seq_len))
     return [buckets, *([("position_bias", _bias_sizes(spec, plan, how)[1])] if plan.attention is AttentionKind.SDPA else [])]
 
 
-def _bias_sizes(spec: ModelSpec, plan: Plan, how: Numerics) -> tuple[Count, Count]:
+def _bias_sizes(spec: ModelSpec, plan: Plan, how: RunConfig) -> tuple[Count, Count]:
     """Of the looked-up bias and of the zeros, which come in the dtype of queries."""
     at = spec.stacks[-1].runs[0].pattern[0].mixers[0]
     assert isinstance(at, Attention)
@@ -258,7 +258,7 @@ def _bias_sizes(spec: ModelSpec, plan: Plan, how: Numerics) -> tuple[Count, Coun
     return how.parameters.nbytes(elements), (how.autocast or how.parameters).nbytes(elements)
 
 
-def let_go(spec: ModelSpec, plan: Plan, how: Numerics) -> LetGo:
+def let_go(spec: ModelSpec, plan: Plan, how: RunConfig) -> LetGo:
     """What a decoder's layers have shared: gradients, and what checkpoints held on to. Zeros that were asked for a gradient, and that gradient,
     stay as long as the graph whose leaf they are.
     """
@@ -278,16 +278,16 @@ def let_go(spec: ModelSpec, plan: Plan, how: Numerics) -> LetGo:
     memory = ((shared, f"{place}.encoder/memory"), how.stream.nbytes(tokens * spec.hidden))
     looked_up = [((shared, f"{spec.stacks[0].path}.*.{at.path}/position_bias"), -own)] if how.trains else []  # by the encoder's first layer
     end = [*held, *([((kept, "position_bias"), zeros)] if again and how.trains else []), *looked_up]
-    return LetGo(masks=Bag.of(held), gradients=Bag.of(biases), after=Bag.of([memory]), end=Bag.of(end))
+    return LetGo(masks=BytesByPath.of(held), gradients=BytesByPath.of(biases), after=BytesByPath.of([memory]), end=BytesByPath.of(end))
 
 
-def looked_up_again(spec: ModelSpec, plan: Plan, how: Numerics) -> Bag:
+def looked_up_again(spec: ModelSpec, plan: Plan, how: RunConfig) -> BytesByPath:
     """What checkpoints of the later layers of a stack held on to, and is gone when backward comes to its first, which makes its own."""
     if len(spec.stacks) < TWO or not is_t5(spec.stacks[-1].runs[0].pattern[0].kind):
         return EMPTY  # stacks of another kind, a tower and a decoder say, look nothing up
     if plan.recompute.mode is not RecomputeMode.FULL or plan.recompute.stretched or plan.recompute.by_layers:
         return EMPTY
-    return Bag.of([((Component.SAVED_ACTIVATIONS, "position_bias"), _bias_sizes(spec, plan, how)[0])])
+    return BytesByPath.of([((Component.SAVED_ACTIVATIONS, "position_bias"), _bias_sizes(spec, plan, how)[0])])
 
 
 def t5_norm(spec: ModelSpec) -> ModelSpec:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.delta_chunks import chunk_axes, chunk_rule
 from memsheet.formulas.model_code.transformers.norms import reciprocal_root, row_mean
-from memsheet.formulas.numerics import Numerics, project
+from memsheet.formulas.numerics import RunConfig, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -45,7 +45,7 @@ def _kernel(mixer: LinearAttention) -> int:
     return next(w.shape[-1] for w in mixer.weights if w.path.endswith("conv1d.weight"))
 
 
-def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: Numerics) -> Tensor:
+def delta_net(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) -> Tensor:
     """Qwen3NextGatedDeltaNet.forward (:675-760), without a cache."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     several, grouped = mixer.key_heads > 1, mixer.key_heads != mixer.value_heads
@@ -74,7 +74,7 @@ def _flat(r: Recorder, x: Tensor, shape: Shape, path: str, *, copied: bool) -> T
     return r.copy(x, shape, path) if copied else r.view(x, shape)
 
 
-def _decay(r: Recorder, a: Tensor, path: str, how: Numerics) -> Tensor:
+def _decay(r: Recorder, a: Tensor, path: str, how: RunConfig) -> Tensor:
     """-exp(A_log) · softplus(a + dt_bias) in fp32 (:723)."""
     matrix = r.cast(r.parameter(f"{path}.A_log", ("H",), how.parameters, trains=how.trains), FP32, path + "/A_log")
     rate = r.scale(r.unary(matrix, path + "/A_exp", saves="output"), path + "/A")
@@ -82,7 +82,7 @@ def _decay(r: Recorder, a: Tensor, path: str, how: Numerics) -> Tensor:
     return r.mul(r.unary(r.add(r.cast(a, FP32, path + "/a"), bias, path + "/a"), path + "/softplus", saves="input"), rate, path + "/decay")
 
 
-def _convolved(r: Recorder, x: Tensor, mixer: LinearAttention, how: Numerics) -> Tensor:
+def _convolved(r: Recorder, x: Tensor, mixer: LinearAttention, how: RunConfig) -> Tensor:
     """Torch's convolution of each channel with positions besides, which a view leaves out, and its activation (:339-361). Its weight is a
     view, whose cast autocast does not keep.
     """
@@ -103,7 +103,7 @@ def _convolved(r: Recorder, x: Tensor, mixer: LinearAttention, how: Numerics) ->
     return r.cast(r.unary(r.slice(out, CHANNELS), mixer.path + "/convolved", saves="input"), dtype, mixer.path + "/convolved")
 
 
-def _gated_norm(r: Recorder, x: Tensor, z: Tensor, path: str, how: Numerics) -> Tensor:
+def _gated_norm(r: Recorder, x: Tensor, z: Tensor, path: str, how: RunConfig) -> Tensor:
     """A norm of each head, times an activated gate in fp32 (:61-70)."""
     weight, dtype = r.parameter(path, ("w",), how.parameters, trains=how.trains), x.dtype
     x = r.cast(x, FP32, path + "/fp32")

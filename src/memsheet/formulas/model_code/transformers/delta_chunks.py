@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, agreed, ceil_div, maximum
 from memsheet.formulas.model_code.transformers.norms import reciprocal_root
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -44,7 +44,7 @@ def chunk_options(seq_len: Count) -> frozenset[str]:
     return frozenset(name for name, holds in few.items() if agreed(holds))
 
 
-def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor, path: str, how: Numerics) -> Tensor:
+def chunk_rule(r: Recorder, heads: tuple[Tensor, Tensor, Tensor], decay: Tensor, beta: Tensor, path: str, how: RunConfig) -> Tensor:
     """torch_chunk_gated_delta_rule. ``heads``: queries, keys and values by position."""
     q, k, v = heads
     dtype, repeated = q.dtype, ("b", "s", "H", "p")
@@ -149,7 +149,7 @@ Operands = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """New values, decayed keys that read the state, queries, what is inside chunks, keys that write it, decay of chunks."""
 
 
-def _through(r: Recorder, operands: Operands, out: Tensor, path: str, how: Numerics) -> tuple[Tensor, ...]:
+def _through(r: Recorder, operands: Operands, out: Tensor, path: str, how: RunConfig) -> tuple[Tensor, ...]:
     """The loop; and what it still names when it is through."""
     if {ONE, TWO} & how.options:
         state = r.tensor(path + "/state", STATE, FP32)

@@ -6,14 +6,14 @@ Axes besides those of ``ends.py``: ``n`` classes.
 from __future__ import annotations
 
 from memsheet.formulas.model_code.transformers.norms import fused_layer_norm
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Joined, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Head, Weight
 
 
-def masked_words(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
+def masked_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str) -> Tensor:
     """A dense layer, gelu, a norm, the output matrix with its bias (transformers 5.23, modeling_bert.py:466-496, modeling_roberta.py:872)."""
     bias, weight, low, *norm = (w.path for w in head.weights[:5])
     x = _linear(r, x, weight, low, "h", "h", how)
@@ -26,7 +26,7 @@ def masked_words(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) 
     return r.linear(x, decoder, "V", "lm_head", bias=r.parameter(bias, ("V",), how.parameters, trains=how.trains))
 
 
-def classes(r: Recorder, x: Tensor, head: Head, how: Numerics, _: str) -> Tensor:
+def classes(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: str) -> Tensor:
     """Logits of the first token's state through a dense layer and tanh (modeling_bert.py:451-463, modeling_roberta.py:1142-1161), or of
     every token's (modeling_bert.py:1234).
     """
@@ -52,7 +52,7 @@ def class_loss(r: Recorder, logits: Tensor) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), dtype), (logged,), (logged,), lambda _: [r.grad(shape, dtype)])
 
 
-def _linear(r: Recorder, x: Tensor, weight: str, bias: str, out: str, width: str, how: Numerics) -> Tensor:
+def _linear(r: Recorder, x: Tensor, weight: str, bias: str, out: str, width: str, how: RunConfig) -> Tensor:
     name = weight.removesuffix(".weight")
     low = r.parameter(bias, (out,), how.parameters, trains=how.trains)
     return r.linear(x, r.parameter(name, (out, width), how.parameters, trains=how.trains), out, name, bias=low)

@@ -13,7 +13,7 @@ from memsheet.formulas.model_code.transformers.first_qwen import SHIFTED, SHIFTE
 from memsheet.formulas.model_code.transformers.losses import chunked_cross_entropy, fused_linear_cross_entropy
 from memsheet.formulas.model_code.transformers.norms import normalise
 from memsheet.formulas.model_code.transformers.pictures import CLASSES, embed_pictures, of_pictures, picture_classes
-from memsheet.formulas.numerics import Numerics, vocabulary_table
+from memsheet.formulas.numerics import RunConfig, vocabulary_table
 from memsheet.formulas.tapes.graph import Joined, Leaf, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -24,7 +24,7 @@ from memsheet.plan.plan import Loss
 KINDS = "token_type"
 
 
-def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
+def embed(r: Recorder, embeddings: Embeddings, how: RunConfig, tied: Joined = Joined.NO) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Token and position look-ups, their sum, scaling, norms and dropout; and the look-ups, which the model's forward still names where
     they are no module of their own.
 
@@ -48,7 +48,7 @@ def embed(r: Recorder, embeddings: Embeddings, how: Numerics, tied: Joined = Joi
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout), named
 
 
-def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis, *, tied: Joined = Joined.NO) -> Tensor:
+def _look_up(r: Recorder, path: str, rows: Axis, how: RunConfig, sequences: Axis, *, tied: Joined = Joined.NO) -> Tensor:
     """Rows of a table. ``tied``: how its gradient joins the head's, which waits."""
     dtype = how.parameters
     name = path.removesuffix(".weight")
@@ -58,7 +58,7 @@ def _look_up(r: Recorder, path: str, rows: Axis, how: Numerics, sequences: Axis,
     return r.apply(r.tensor(f"{name}/output", (sequences, "s", "h"), dtype), (table,), (), lambda _: [r.grad((rows, "h"), dtype)])
 
 
-def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
+def _look_up_cut(r: Recorder, name: str, how: RunConfig) -> Tensor:
     """Rows that a tensor-parallel rank has, zeros for others, summed over ranks. The table's gradient is made for all of its rows
     (torch distributed/tensor/_ops/_embedding_ops.py, embedding_dense_backward) and then cut.
     """
@@ -72,7 +72,7 @@ def _look_up_cut(r: Recorder, name: str, how: Numerics) -> Tensor:
     return r.reduced(found, f"{name}/output")
 
 
-def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
+def project_to_vocabulary(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str) -> Tensor:
     joined = Joined.WAITS if head.tied and r.compute is None else Joined.NO
     weight = vocabulary_table(r, table, ("V", "h"), how, joined=joined)
     x = r.cast(x, how.parameters, "lm_head/input") if head.wide else x
@@ -96,30 +96,30 @@ def cross_entropy(r: Recorder, logits: Tensor) -> Tensor:
     return r.apply(r.tensor("loss/value", (1,), FP32), (logged,), (logged,), lambda _: [r.grad(shape, FP32)])
 
 
-WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, Numerics, str], Tensor]] = {
+WITHOUT_LOGITS: dict[Loss, Callable[[Recorder, Tensor, RunConfig, str], Tensor]] = {
     Loss.FUSED: fused_linear_cross_entropy, Loss.CHUNKED: chunked_cross_entropy,
 }  # fmt: skip
 
 
-def scaled_words(r: Recorder, x: Tensor, head: Head, how: Numerics, table: str) -> Tensor:
+def scaled_words(r: Recorder, x: Tensor, head: Head, how: RunConfig, table: str) -> Tensor:
     """Dropout of the last states, which are scaled where the head is tied, and the output matrix (modeling_t5.py)."""
     x = r.dropout(x, "lm_head/dropout", active=how.dropout)
     x = r.scale(x, "lm_head/scaled") if head.scaled else x
     return project_to_vocabulary(r, x, replace(head, scaled=False), how, table)
 
 
-HEADS: dict[str, Callable[[Recorder, Tensor, Head, Numerics, str], Tensor]] = {
+HEADS: dict[str, Callable[[Recorder, Tensor, Head, RunConfig, str], Tensor]] = {
     "causal_lm": project_to_vocabulary, **dict.fromkeys((SHIFTED, SHIFTED_LOW, SHIFTED_SAME), project_to_vocabulary), "masked_lm": masked_words, "classification": classes, "sequence_to_sequence": scaled_words,
     CLASSES: picture_classes,
 }  # fmt: skip
 
 
-def logits_or_states(r: Recorder, x: Tensor, head: Head, how: Numerics, loss: Loss, table: str) -> Tensor:
+def logits_or_states(r: Recorder, x: Tensor, head: Head, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """Logits; a fused or chunked loss takes the hidden states themselves. ``table``: the parameter that makes logits of them."""
     return x if loss in WITHOUT_LOGITS else HEADS[head.kind](r, x, head, how, table)
 
 
-def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
+def loss_input(how: RunConfig, loss: Loss) -> tuple[Shape, DType, str]:
     """Shape, dtype and name of what the loss takes."""
     if loss in WITHOUT_LOGITS:
         return ("b", "s", "h"), how.stream, "loss/input"
@@ -128,7 +128,7 @@ def loss_input(how: Numerics, loss: Loss) -> tuple[Shape, DType, str]:
     return ("b", "s", "V0"), how.autocast or how.parameters, "lm_head/output"
 
 
-def loss(r: Recorder, x: Tensor, how: Numerics, loss: Loss, table: str) -> Tensor:
+def loss(r: Recorder, x: Tensor, how: RunConfig, loss: Loss, table: str) -> Tensor:
     """From logits (or hidden states) to the loss."""
     if loss in WITHOUT_LOGITS:
         return WITHOUT_LOGITS[loss](r, x, how, table)

@@ -11,7 +11,7 @@ from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, 
 from memsheet.formulas.model_code.transformers.llama4 import KIND as LLAMA4
 from memsheet.formulas.model_code.transformers.llama4 import every_expert
 from memsheet.formulas.model_code.transformers.routers import PAIRS, ROUTERS, SHARED_LAST
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -26,7 +26,7 @@ ROUTED = frozenset({*ROUTERS, LLAMA4})
 """Families whose experts are recorded here."""
 
 
-def moe(r: Recorder, x: Tensor, ff: Moe, how: Numerics, kind: str) -> Tensor:
+def moe(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, kind: str) -> Tensor:
     """The router, the experts, a shared expert before or after them, and the sum of what they say. What the router hands over besides
     stays to the end: names hold it.
     """
@@ -42,7 +42,7 @@ def moe(r: Recorder, x: Tensor, ff: Moe, how: Numerics, kind: str) -> Tensor:
     return result
 
 
-def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: Numerics) -> Tensor:
+def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """The shared expert's say, times a number for each token (modeling_qwen2_moe.py:346)."""
     gate = next((w for w in ff.weights if w.path.endswith("shared_expert_gate.weight")), None)
     if gate is None:
@@ -52,7 +52,7 @@ def _gated(r: Recorder, x: Tensor, shared: Tensor, ff: Moe, how: Numerics) -> Te
     return r.mul(shared, r.unary(share, path + "/sigmoid", saves="output"), ff.path + "/weighted")
 
 
-def _experts(r: Recorder, x: Tensor, ff: Moe, how: Numerics, scores: Tensor) -> Tensor:
+def _experts(r: Recorder, x: Tensor, ff: Moe, how: RunConfig, scores: Tensor) -> Tensor:
     """All experts at once (integrations/moe.py:424-539). Names stand for those of the library's function."""
     module = ff.path + ".experts"
     weights = {w.path.rpartition(".")[2]: w for w in ff.routed}
@@ -105,7 +105,7 @@ def _clamped(r: Recorder, x: Tensor, path: str, *, bounds: int) -> Tensor:
     return r.apply(r.tensor(path, shape, dtype), (x,), (x,), backward)
 
 
-def _biases(r: Recorder, weights: dict[str, Weight], name: str, shape: Shape, by: Tensor, how: Numerics, module: str) -> Tensor | None:
+def _biases(r: Recorder, weights: dict[str, Weight], name: str, shape: Shape, by: Tensor, how: RunConfig, module: str) -> Tensor | None:
     """The bias of every row's expert."""
     weight = weights.get(name + "_bias")
     if weight is None:
@@ -126,7 +126,7 @@ def _indexed(r: Recorder, x: Tensor, shape: Shape, by: Tensor, path: str) -> Ten
 
 
 def _grouped(
-    r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, biases: Tensor | None, how: Numerics, module: str
+    r: Recorder, x: Tensor, weight: Weight, offsets: Tensor, out: Shape, biases: Tensor | None, how: RunConfig, module: str
 ) -> Tensor:
     """Each row times its expert's matrix and, in place, its bias, in the matrices' dtype, which autocast leaves alone (integrations/moe.py:374-381)."""
     name = f"{module}/{weight.path.rpartition('.')[2]}"

@@ -7,7 +7,7 @@ from enum import Enum
 from memsheet.frozen import dataclass
 
 
-class Joint(Enum):
+class FusedQkvLayout(Enum):
     """How queries, keys and values come out of one projection."""
 
     SPLIT = "split"  # views of one split: their gradients are joined once
@@ -16,7 +16,7 @@ class Joint(Enum):
     SLICES = "slices"  # a slice each: every gradient is a full-size tensor of zeros around its part
 
 
-class Rest(Enum):
+class PartialRotary(Enum):
     """What becomes of the part of a head that rotary positions leave alone."""
 
     NONE = "none"  # the whole head is turned
@@ -27,11 +27,11 @@ class Rest(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
+class FamilyTraits:
     """What a family's layer does in its own way."""
 
-    joint: Joint = Joint.SPLIT
-    rest: Rest = Rest.NONE
+    joint: FusedQkvLayout = FusedQkvLayout.SPLIT
+    rest: PartialRotary = PartialRotary.NONE
     own_tables: bool = False  # each layer repeats the rotary tables for itself
     table_buffer: bool = False  # from a buffer of the layer, for queries and keys each, in their dtype
     tables_each: bool = False  # rotary tables are made for each sequence, whose positions may differ
@@ -57,49 +57,49 @@ class Habits:
     branch_dropout: bool = False  # dropout where a branch joins the stream
 
 
-_GPT = Habits(branch_dropout=True)
-HABITS: dict[str, Habits] = {
-    "olmo": Habits(wide_tables=True),
-    "olmo2": Habits(wide_tables=True),
-    "phi": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
-    "phi3": Habits(joint=Joint.SLICES, rest=Rest.AT_ONCE, branch_dropout=True),
-    "qwen": Habits(wide_tables=True, wide_rotary=True, rotary_kernel=True),
-    "stablelm": Habits(rest=Rest.TO_THE_END, branch_dropout=True),
-    "nemotron": Habits(rest=Rest.TOGETHER),
-    "glm": Habits(own_tables=True, rest=Rest.IN_TURN),
-    "glm4": Habits(own_tables=True, rest=Rest.IN_TURN),
-    "glm4_moe": Habits(rest=Rest.IN_TURN),
-    "qwen3_next": Habits(rest=Rest.IN_TURN),
-    "bamba": Habits(rest=Rest.IN_TURN),
-    "llama4_text": Habits(table_buffer=True, wide_softmax=False, named_mix=True),
-    "ernie4_5_moe": Habits(own_tables=True, wide_tables=True, wide_rotary=True),
-    "ernie4_5": Habits(own_tables=True, wide_tables=True, wide_rotary=True),
-    "cohere": Habits(wide_rotary=True),
-    "cohere2": Habits(wide_rotary=True),
-    "starcoder2": Habits(branch_dropout=True),
-    "gpt2": Habits(wide_softmax=False, branch_dropout=True),
+_GPT = FamilyTraits(branch_dropout=True)
+HABITS: dict[str, FamilyTraits] = {
+    "olmo": FamilyTraits(wide_tables=True),
+    "olmo2": FamilyTraits(wide_tables=True),
+    "phi": FamilyTraits(rest=PartialRotary.TO_THE_END, branch_dropout=True),
+    "phi3": FamilyTraits(joint=FusedQkvLayout.SLICES, rest=PartialRotary.AT_ONCE, branch_dropout=True),
+    "qwen": FamilyTraits(wide_tables=True, wide_rotary=True, rotary_kernel=True),
+    "stablelm": FamilyTraits(rest=PartialRotary.TO_THE_END, branch_dropout=True),
+    "nemotron": FamilyTraits(rest=PartialRotary.TOGETHER),
+    "glm": FamilyTraits(own_tables=True, rest=PartialRotary.IN_TURN),
+    "glm4": FamilyTraits(own_tables=True, rest=PartialRotary.IN_TURN),
+    "glm4_moe": FamilyTraits(rest=PartialRotary.IN_TURN),
+    "qwen3_next": FamilyTraits(rest=PartialRotary.IN_TURN),
+    "bamba": FamilyTraits(rest=PartialRotary.IN_TURN),
+    "llama4_text": FamilyTraits(table_buffer=True, wide_softmax=False, named_mix=True),
+    "ernie4_5_moe": FamilyTraits(own_tables=True, wide_tables=True, wide_rotary=True),
+    "ernie4_5": FamilyTraits(own_tables=True, wide_tables=True, wide_rotary=True),
+    "cohere": FamilyTraits(wide_rotary=True),
+    "cohere2": FamilyTraits(wide_rotary=True),
+    "starcoder2": FamilyTraits(branch_dropout=True),
+    "gpt2": FamilyTraits(wide_softmax=False, branch_dropout=True),
     "gpt_bigcode": _GPT,
-    "gpt_neo": Habits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True),
-    "gptj": Habits(
-        rest=Rest.TO_THE_END, own_tables=True, table_buffer=True, wide_scores=True, wide_softmax=False,
+    "gpt_neo": FamilyTraits(own_window=True, wide_scores=True, wide_softmax=False, branch_dropout=True),
+    "gptj": FamilyTraits(
+        rest=PartialRotary.TO_THE_END, own_tables=True, table_buffer=True, wide_scores=True, wide_softmax=False,
         branch_dropout=True,
     ),
-    "gpt_neox": Habits(rest=Rest.IN_TURN, branch_dropout=True),
-    "qwen2_vl": Habits(tables_each=True),
-    "qwen2_5_vl": Habits(tables_each=True),
-    "falcon": Habits(
-        joint=Joint.PICKED, transposed=True, wide_softmax=False, lowered_softmax=False, drops_scores=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
+    "gpt_neox": FamilyTraits(rest=PartialRotary.IN_TURN, branch_dropout=True),
+    "qwen2_vl": FamilyTraits(tables_each=True),
+    "qwen2_5_vl": FamilyTraits(tables_each=True),
+    "falcon": FamilyTraits(
+        joint=FusedQkvLayout.PICKED, transposed=True, wide_softmax=False, lowered_softmax=False, drops_scores=False, scaled_in_place=True, always_masked=True, summed_in_place=True,
         named_outputs=True,
     ),
-    "bloom": Habits(joint=Joint.SELECTED, batched_bias=True, branch_dropout=True, named_outputs=True),
-    "mpt": Habits(summed_bias=True, branch_dropout=True, named_outputs=True),
-    "vit": Habits(branch_dropout=True),
-    "bert": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),
-    "roberta": Habits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),
-    "opt": Habits(scaled_query=True, positions_each=True, branch_dropout=True),
+    "bloom": FamilyTraits(joint=FusedQkvLayout.SELECTED, batched_bias=True, branch_dropout=True, named_outputs=True),
+    "mpt": FamilyTraits(summed_bias=True, branch_dropout=True, named_outputs=True),
+    "vit": FamilyTraits(branch_dropout=True),
+    "bert": FamilyTraits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True),
+    "roberta": FamilyTraits(wide_softmax=False, lowered_softmax=False, named_inner=True, branch_dropout=True, positions_each=True),
+    "opt": FamilyTraits(scaled_query=True, positions_each=True, branch_dropout=True),
 }  # fmt: skip
-LLAMA = Habits()
+LLAMA = FamilyTraits()
 
 
-def habits(kind: str) -> Habits:
+def habits(kind: str) -> FamilyTraits:
     return HABITS.get(kind, LLAMA)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memsheet.formulas.model_code.transformers.bloom import bloom_gelu
-from memsheet.formulas.numerics import Numerics, project
+from memsheet.formulas.numerics import RunConfig, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
@@ -58,7 +58,7 @@ ACTIVATIONS: dict[str, Activation] = {
 }  # fmt: skip
 
 
-def dense(r: Recorder, x: Tensor, ff: Dense, how: Numerics, named: list[Tensor | None] | None = None) -> Tensor:
+def dense(r: Recorder, x: Tensor, ff: Dense, how: RunConfig, named: list[Tensor | None] | None = None) -> Tensor:
     """A feed-forward layer: gated (gate, up, product, down) or plain (up, activation, down). ``named``: takes what the caller still names
     of a plain one.
     """

@@ -7,7 +7,7 @@ are made again in backward. Names stand for those of its functions. Axes as in `
 from __future__ import annotations
 
 from memsheet.formulas.model_code.transformers.state_space import CHANNELS, MATRIX, TOKENS, decay_of, matrix, raised, transposed
-from memsheet.formulas.numerics import Numerics, project
+from memsheet.formulas.numerics import RunConfig, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -19,7 +19,7 @@ ROWS: Shape = ("b", "s", "R+2n")
 PROJECTIONS: dict[str, Shape] = {"x_proj": ("R+2n", "c"), "dt_proj": ("c", "R"), "out_proj": ("h", "c")}
 
 
-def fused(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
+def fused(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """The input projection, and everything else at once (modeling_mamba.py:376-398)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     xz = transposed(r, project(r, x, weights, f"{path}.in_proj", "2·c", "h", how), ("b", "2·c", "s"), how)
@@ -36,7 +36,7 @@ def fused(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
 class _Inner:
     """The function's forward and backward. ``normed``: time steps, B and C are normalised in it (falcon_mamba); ``biased``: so is its output."""
 
-    def __init__(self, r: Recorder, path: str, how: Numerics, *, normed: bool, biased: bool) -> None:
+    def __init__(self, r: Recorder, path: str, how: RunConfig, *, normed: bool, biased: bool) -> None:
         self.r, self.path, self.how, self.normed, self.biased = r, path, how, normed, biased
         self.low: DType = r.compute or how.parameters
         self.several = how.several

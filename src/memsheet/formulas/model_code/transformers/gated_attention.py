@@ -5,8 +5,8 @@ tensors. Axes as in ``attention.py``.
 from __future__ import annotations
 
 from memsheet.formulas.model_code.transformers.attention import CORES, into_heads, qk_norms, rotary
-from memsheet.formulas.model_code.transformers.families import Habits
-from memsheet.formulas.numerics import Numerics, project
+from memsheet.formulas.model_code.transformers.families import FamilyTraits
+from memsheet.formulas.numerics import RunConfig, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -15,7 +15,7 @@ from memsheet.plan.model import Attention
 ROWS: Shape = ("b", "s", "a·d")
 
 
-def gated_attention(r: Recorder, x: Tensor, at: Attention, how: Numerics, own: Habits) -> tuple[Tensor, Tensor | None]:
+def gated_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig, own: FamilyTraits) -> tuple[Tensor, Tensor | None]:
     """Queries and gates of every head side by side, norms, rotary positions, attention, its say times the gates' sigmoid; and the
     probabilities if eager.
     """

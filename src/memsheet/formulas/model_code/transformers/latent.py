@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from memsheet.arith import Count
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -42,7 +42,7 @@ def latent_axes(at: LatentAttention) -> dict[str, Count]:
 
 
 @formula(cites=TRANSFORMERS, at="modeling_deepseek_v3.py:95-101: cosines and sines; modeling_deepseek_v2.py:213-219: complex numbers")
-def latent_table(at: LatentAttention, kind: str, seq_len: Count, how: Numerics) -> Count:
+def latent_table(at: LatentAttention, kind: str, seq_len: Count, how: RunConfig) -> Count:
     """Bytes of the model's rotary tables."""
     width = at.qk_rope_head_dim
     return how.stream.nbytes(2 * seq_len * width) if kind in INTERLEAVED else COMPLEX64.nbytes(seq_len * (width // 2))
@@ -54,7 +54,7 @@ def latent_problem(at: LatentAttention) -> str | None:
     return f"its heads of {sizes[0]} and {sizes[1]} are no multiples of {ALIGNMENT}" if any(size % ALIGNMENT for size in sizes) else None
 
 
-def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: Numerics, kind: str) -> tuple[Tensor, Tensor | None]:
+def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: RunConfig, kind: str) -> tuple[Tensor, Tensor | None]:
     """Latents, their norms, rotary positions, keys and values for every head, attention, output projection; and eager's probabilities."""
     weights = {w.path: w for w in at.weights}
     q = r.transposed_view(r.view(_queries(r, x, at, weights, how), ("b", "s", "a", "d")), HEADS)
@@ -71,14 +71,14 @@ def latent_attention(r: Recorder, x: Tensor, at: LatentAttention, how: Numerics,
     return project(r, context, weights, f"{at.path}.o_proj", "h", "a·v", how), probabilities
 
 
-def _queries(r: Recorder, x: Tensor, at: LatentAttention, weights: dict[str, Weight], how: Numerics) -> Tensor:
+def _queries(r: Recorder, x: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig) -> Tensor:
     if at.q_lora_rank is None:
         return project(r, x, weights, f"{at.path}.q_proj", "a·d", "h", how)
     low = _normed(r, project(r, x, weights, f"{at.path}.q_a_proj", "y", "h", how), f"{at.path}.q_a_layernorm", weights, how)
     return project(r, low, weights, f"{at.path}.q_b_proj", "a·d", "y", how)
 
 
-def _normed(r: Recorder, x: Tensor, path: str, weights: dict[str, Weight], how: Numerics) -> Tensor:
+def _normed(r: Recorder, x: Tensor, path: str, weights: dict[str, Weight], how: RunConfig) -> Tensor:
     weight = weights[f"{path}.weight"]
     return normalise(r, x, Norm(path=path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,)), how)
 
@@ -86,7 +86,7 @@ def _normed(r: Recorder, x: Tensor, path: str, weights: dict[str, Weight], how: 
 # ---- rotary positions --------------------------------------------------------------------------------------------------------
 
 
-def _interleaved(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: Numerics) -> tuple[Tensor, Tensor]:
+def _interleaved(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Even and odd elements of queries and keys, each pair turned (modeling_deepseek_v3.py:310-346)."""
     table = Tensor(None, ("s", "p/2"), how.stream)
     q1, q2 = _halves(r, q)
@@ -116,7 +116,7 @@ def subtract(r: Recorder, a: Tensor, b: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path, a.shape, a.dtype), (a, b), (), backward)
 
 
-def _complex(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, _: Numerics) -> tuple[Tensor, Tensor]:
+def _complex(r: Recorder, q: Tensor, k: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, Tensor]:
     """Pairs as complex fp32 numbers times the model's table of them (modeling_deepseek_v2.py:259-272)."""
     kinds = q.dtype, k.dtype
     q = r.cast(q, FP32, at.path + "/q_fp32")
@@ -141,7 +141,7 @@ def _joined(r: Recorder, q_pass: Tensor, q_rot: Tensor, path: str) -> Tensor:
 
 
 def _expanded(
-    r: Recorder, latent: Tensor, k_rot: Tensor, at: LatentAttention, weights: dict[str, Weight], how: Numerics
+    r: Recorder, latent: Tensor, k_rot: Tensor, at: LatentAttention, weights: dict[str, Weight], how: RunConfig
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Keys and values of every head out of the latent; the rotary key is copied beside each head's own (modeling_deepseek_v3.py:407-424)."""
     both = project(r, latent, weights, f"{at.path}.kv_b_proj", "a·(n+v)", "z", how)
@@ -180,7 +180,7 @@ def _filled(r: Recorder, whole: Tensor, part: Tensor) -> Tensor:
 # ---- softmax(q k) v ------------------------------------------------------------------------------------------------------------
 
 
-def _eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: Numerics) -> tuple[Tensor, Tensor]:
+def _eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, how: RunConfig) -> tuple[Tensor, Tensor]:
     """The score matrix in full; values lie inside positions, so that several sequences' are copied for their product."""
     path = at.path
     weights = r.scale(r.product(q, k, SCORES, path + "/scores"), path + "/scores")
@@ -194,7 +194,7 @@ def _eager(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, ho
     return r.copy(out, MERGED, path + "/context"), weights
 
 
-def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: Numerics) -> tuple[Tensor, None]:
+def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
     """The memory-efficient kernel, which takes heads of two sizes: keeps q, k, v, its output and statistics padded to 32."""
     path = at.path
     v = r.autocast(v, path + "/v")
@@ -207,7 +207,7 @@ def _efficient(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention
     return r.view(out, MERGED), None
 
 
-def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: Numerics) -> tuple[Tensor, None]:
+def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _: RunConfig) -> tuple[Tensor, None]:
     """The flash-attn package, whose values transformers pads to the keys' size (integrations/flash_attention.py:72-108)."""
     path = at.path
     dtype = r.compute or q.dtype
@@ -221,7 +221,7 @@ def _flash(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: LatentAttention, _:
     return r.copy(r.slice(out, VALUES), MERGED, path + "/context"), None
 
 
-Core = Callable[[Recorder, Tensor, Tensor, Tensor, LatentAttention, Numerics], tuple[Tensor, Tensor | None]]
+Core = Callable[[Recorder, Tensor, Tensor, Tensor, LatentAttention, RunConfig], tuple[Tensor, Tensor | None]]
 CORES: dict[AttentionKernel, Core] = {
     AttentionKernel.EAGER: _eager,
     AttentionKernel.EFFICIENT: _efficient,

@@ -12,7 +12,7 @@ from memsheet.formulas.model_code.transformers.families import habits
 from memsheet.formulas.model_code.transformers.feed_forward import ACTIVATIONS, dense
 from memsheet.formulas.model_code.transformers.latent import COMPLEX64
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -32,7 +32,7 @@ def rotary_table(at: Attention, seq_len: Count) -> Count:
     return COMPLEX64.nbytes(seq_len * (at.rotary_dim // 2))
 
 
-def llama4_attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> tuple[Tensor, Tensor | None]:
+def llama4_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor | None]:
     """Complex rotary positions and norms without weights, or queries scaled by their positions; attention; output projection."""
     weights, eager = {w.path: w for w in at.weights}, how.attention is AttentionKernel.EAGER
     q, k, v = (r.view(project(r, x, weights, f"{at.path}.{n}_proj", f"{a}·d", "h", how), ("b", "s", a, "d")) for n, a in ("qa", "kk", "vk"))
@@ -76,7 +76,7 @@ def _product(r: Recorder, x: Tensor, path: str, *, copied: bool) -> Tensor:
     return r.apply(r.tensor(path + "/turned", shape, FP32), (x,), (), backward)
 
 
-def every_expert(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
+def every_expert(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """All tokens for each expert, weighted before they go in, and their sum beside the shared expert (:140-175)."""
     scores, logits = _routed(r, x, ff, how)
     copies = r.apply(r.tensor(ff.path + "/repeat", EVERY, x.dtype), (x,), (), lambda _: [r.grad(STREAM, x_dtype)])
@@ -91,7 +91,7 @@ def every_expert(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     return result
 
 
-def _routed(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> tuple[Tensor, Tensor]:
+def _routed(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, Tensor]:
     """A sigmoid in fp32 of the largest few logits, zero for the others."""
     weight = next(w for w in ff.weights if w.role is Role.ROUTER)
     path = weight.path.removesuffix(".weight")
@@ -110,7 +110,7 @@ def _routed(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> tuple[Tensor, Ten
     return r.cast(share, dtype, path + "/scores"), logits
 
 
-def _through(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
+def _through(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Tensor:
     """Two batched products around the gate."""
     module = ff.path + ".experts"
     first, second = (w for w in ff.routed)
@@ -120,7 +120,7 @@ def _through(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Tensor:
     return r.product(made, _stacked(r, second, how), EVERY, module + "/output")
 
 
-def _stacked(r: Recorder, weight: Weight, how: Numerics) -> Tensor:
+def _stacked(r: Recorder, weight: Weight, how: RunConfig) -> Tensor:
     return r.parameter(weight.path, tuple(weight.shape), how.parameters, trains=how.trains)
 
 

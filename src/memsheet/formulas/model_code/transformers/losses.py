@@ -6,7 +6,7 @@ Axes besides those of ``ends.py``: ``c`` tokens of one chunk.
 from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div, minimum, power_of_two_at_least
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32, DType
@@ -36,7 +36,7 @@ def chunk_of(loss: Loss, tokens: Count, hidden: int, vocab: int) -> Count:
     return eighth(tokens) if loss is Loss.CHUNKED else 1
 
 
-def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: Numerics, table: str) -> Tensor:
+def fused_linear_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) -> Tensor:
     """Liger's kernel: gradients of input and head made in forward, in their own dtypes, one chunk of logits at a time (LIGER, section 3.2).
 
     Products are in the compute dtype, for which the weight is cast for each of them and not kept (its transpose is no parameter, so
@@ -62,7 +62,7 @@ def _lowered(r: Recorder, shape: tuple[str, ...], dtype: DType, low: DType, path
     return r.tensor(path, shape, low) if low is not dtype else None
 
 
-def chunked_cross_entropy(r: Recorder, x: Tensor, how: Numerics, table: str) -> Tensor:
+def chunked_cross_entropy(r: Recorder, x: Tensor, how: RunConfig, table: str) -> Tensor:
     """Chunk by chunk the head and the loss under a checkpoint: each keeps its part of the input alone, and runs again in backward."""
     weight = r.parameter(table, ("V", "h"), how.parameters, trains=how.trains)
     trains = weight.needs_grad
@@ -99,7 +99,7 @@ def chunked_cross_entropy(r: Recorder, x: Tensor, how: Numerics, table: str) -> 
     return r.apply(r.tensor("loss/value", (1,), FP32), (parts, cast), () if r.hosts(x) else (x,), backward)
 
 
-def _chunk_gradient(r: Recorder, stream: DType, low: DType, how: Numerics, *, trains: bool) -> tuple[Grad, Grad | None]:
+def _chunk_gradient(r: Recorder, stream: DType, low: DType, how: RunConfig, *, trains: bool) -> tuple[Grad, Grad | None]:
     """One chunk's forward again and its backward: the gradients of its input and of the weight in the compute dtype."""
     logits_of = ("c", "V")
     back = r.grad(("c", "h"), stream, "loss/chunk_input") if r.offloads else None

@@ -20,7 +20,7 @@ from memsheet.formulas.model_code.transformers.norms import normalise
 from memsheet.formulas.model_code.transformers.sinks import sink_attention
 from memsheet.formulas.model_code.transformers.split_scan import split_axes, split_scan
 from memsheet.formulas.model_code.transformers.state_space import scanned, state_space_axes
-from memsheet.formulas.numerics import Numerics, checkpointed
+from memsheet.formulas.numerics import RunConfig, checkpointed
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.dtypes import FP32
@@ -41,7 +41,7 @@ PLAIN_DELTA = (
 )
 
 
-def mix(r: Recorder, x: Tensor, mixer: Mixer, how: Numerics, kind: str) -> tuple[Tensor, Tensor | None]:
+def mix(r: Recorder, x: Tensor, mixer: Mixer, how: RunConfig, kind: str) -> tuple[Tensor, Tensor | None]:
     """What a mixer says, and its probabilities where it has any."""
     if isinstance(mixer, StateSpace):
         return (fused if kind in FUSED else split_scan if kind in SPLIT else scanned)(r, x, mixer, how), None
@@ -55,7 +55,7 @@ def mix(r: Recorder, x: Tensor, mixer: Mixer, how: Numerics, kind: str) -> tuple
     return latent_attention(r, x, mixer, how, kind)
 
 
-def mixed_alone(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def mixed_alone(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """A norm and a mixer, added to the stream, which may be wider than they are (modeling_mamba.py:513-531)."""
     (mixer,), (norm,) = block.mixers, block.norms
     y = normalise(r, r.cast(x, how.parameters, "/narrow"), norm, how)
@@ -94,7 +94,7 @@ def mixer_axes(mixer: Mixer, seq_len: Count) -> dict[str, Count]:
     return latent_axes(mixer)
 
 
-def other_tables(blocks: list[Block], seq_len: Count, how: Numerics) -> list[Count]:
+def other_tables(blocks: list[Block], seq_len: Count, how: RunConfig) -> list[Count]:
     """Bytes of the rotary tables that layers with such mixers share."""
     every = [(block.kind, mixer) for block in blocks for mixer in block.mixers]
     latent = {(kind, mixer.qk_rope_head_dim): mixer for kind, mixer in every if isinstance(mixer, LatentAttention)}

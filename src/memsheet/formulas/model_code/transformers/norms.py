@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsheet.formulas.numerics import Numerics, checkpointed, parameter
+from memsheet.formulas.numerics import RunConfig, checkpointed, parameter
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -12,7 +12,7 @@ from memsheet.plan.dtypes import FP32
 from memsheet.plan.model import Norm, NormKind
 
 
-def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+def rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Root-mean-square norm in fp32; where the weight is applied and the result cast back depends on the family."""
     weight, dtype = parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
@@ -36,7 +36,7 @@ def reciprocal_root(r: Recorder, x: Tensor, path: str) -> Tensor:
     return r.unary(r.unary(x, path + "/eps", saves="nothing"), path + "/rsqrt", saves="output", temporaries=2)
 
 
-def l2_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+def l2_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """A root-mean-square norm without weights in fp32 (llama4)."""
     dtype = x.dtype
     x = r.cast(x, FP32, path + "/fp32")
@@ -44,7 +44,7 @@ def l2_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Ten
     return r.cast(r.mul(x, reciprocal_root(r, mean, path), path + "/normalized"), dtype, path + "/output")
 
 
-def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+def layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Torch's fused layer norm: saves its input, its weights and two fp32 statistics a position. Autocast runs it in fp32, but on a CPU as it
     is (ATen/autocast_mode.h, the lists of fp32 operations).
     """
@@ -60,13 +60,13 @@ def fused_layer_norm(r: Recorder, x: Tensor, weights: tuple[Tensor, ...], path: 
     return r.custom(path, (x, *weights), output, (x, *weights, mean, rstd))
 
 
-def wide_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+def wide_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Layer norm of the input raised to fp32, the result lowered again (olmo)."""
     weights = tuple(parameter(r, w, how, path) for w in norm.weights)
     return r.cast(fused_layer_norm(r, r.cast(x, FP32, path + "/fp32"), weights, path), x.dtype, path + "/output")
 
 
-def offset_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+def offset_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Layer norm with ``1 + weight``; under autocast everything is cast by hand and the norm runs in the low dtype (nemotron)."""
     weight, *bias = (parameter(r, w, how, path) for w in norm.weights)
     weight = r.unary(weight, path + "/weight", saves="nothing")
@@ -74,7 +74,7 @@ def offset_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numeri
     return fused_layer_norm(r, x, (weight, *bias), path)
 
 
-def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """Layer norm written out in fp32 elementwise operations (cohere)."""
     weight, dtype = parameter(r, norm.weights[0], how, path), x.dtype
     x = r.cast(x, FP32, path + "/fp32")
@@ -85,7 +85,7 @@ def unfused_layer_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numer
     return r.cast(x, dtype, path + "/output")
 
 
-def uncast_rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics) -> Tensor:
+def uncast_rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: RunConfig) -> Tensor:
     """The input as it is times the reciprocal root of its squares' mean, which is fp32; lowered where the weight is low (T5LayerNorm)."""
     weight = parameter(r, norm.weights[0], how, path)
     wide = r.cast(x, FP32, path + "/fp32")
@@ -95,7 +95,7 @@ def uncast_rms_norm(r: Recorder, x: Tensor, norm: Norm, path: str, how: Numerics
     return r.mul(x, weight, path + "/output")
 
 
-NORMS: dict[NormKind, Callable[[Recorder, Tensor, Norm, str, Numerics], Tensor]] = {
+NORMS: dict[NormKind, Callable[[Recorder, Tensor, Norm, str, RunConfig], Tensor]] = {
     NormKind.RMS: rms_norm,
     NormKind.RMS_OFFSET: rms_norm,
     NormKind.RMS_FP32_SCALE: rms_norm,
@@ -109,6 +109,6 @@ NORMS: dict[NormKind, Callable[[Recorder, Tensor, Norm, str, Numerics], Tensor]]
 }
 
 
-def normalise(r: Recorder, x: Tensor, norm: Norm, how: Numerics, path: str | None = None) -> Tensor:
+def normalise(r: Recorder, x: Tensor, norm: Norm, how: RunConfig, path: str | None = None) -> Tensor:
     own = path or norm.path
     return checkpointed(r, lambda y: NORMS[norm.kind](r, y, norm, own, how), x, own, how)

@@ -16,10 +16,10 @@ from memsheet.formulas.model_code.transformers.attention import CORES, MERGED
 from memsheet.formulas.model_code.transformers.families import LLAMA
 from memsheet.formulas.model_code.transformers.feed_forward import dense
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import AttentionKernel, Numerics, project
+from memsheet.formulas.numerics import AttentionKernel, RunConfig, project
 from memsheet.formulas.states.held import module_of
 from memsheet.formulas.states.params import JOIN, START
-from memsheet.formulas.tapes.evaluate import NOTHING, Bag, Beside, with_products
+from memsheet.formulas.tapes.evaluate import NOTHING, Beside, BytesByPath, with_products
 from memsheet.formulas.tapes.graph import Grad, Node, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Axis, Shape
@@ -132,7 +132,7 @@ def table_bytes(spec: ModelSpec, plan: Plan) -> Count:
 @formula(
     cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:1197-1245: the tower's outputs and the joined ones go by names while the layers run"
 )
-def named_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> Beside:
+def named_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> Beside:
     """What the model's forward names of the tower."""
     if not has_pictures(spec):
         return NOTHING
@@ -143,15 +143,15 @@ def named_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> Beside:
     lowered = 0 if how.trains or how.parameters is PIXELS else pixel_bytes(spec, plan) // PIXELS.nbytes(1) * how.parameters.nbytes(1)
     tables = 0 if kept_beside(spec, plan, how) else table_bytes(spec, plan)
     return Beside(
-        features=Bag.of([((kept, f"{path}.merger/features"), features)]), states=Bag.of([((kept, f"{path}.merger/states"), states)]),
-        inside=Bag.of([((kept, f"{path}/pixel_values"), lowered), ((kept, f"{path}.rotary_pos_emb"), tables)]),
+        features=BytesByPath.of([((kept, f"{path}.merger/features"), features)]), states=BytesByPath.of([((kept, f"{path}.merger/states"), states)]),
+        inside=BytesByPath.of([((kept, f"{path}/pixel_values"), lowered), ((kept, f"{path}.rotary_pos_emb"), tables)]),
     )  # fmt: skip
 
 
 @formula(
     cites=TRANSFORMERS, at="modeling_qwen2_5_vl.py:458, :1214; modeling_utils.py:2137: what is asked for a gradient stays in the graph"
 )
-def kept_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> list[tuple[str, Count]]:
+def kept_beside(spec: ModelSpec, plan: Plan, how: RunConfig) -> list[tuple[str, Count]]:
     """What the whole graph keeps: the tower's tables, and the words' embeddings where adapters under checkpoints ask for their gradient."""
     if not has_pictures(spec) or not (how.trains or how.asks_grad):
         return []
@@ -161,12 +161,12 @@ def kept_beside(spec: ModelSpec, plan: Plan, how: Numerics) -> list[tuple[str, C
     return [(f"{path}.rotary_pos_emb", table_bytes(spec, plan)), (f"{words}/output", asked)]
 
 
-def tower_stream(how: Numerics) -> DType:
+def tower_stream(how: RunConfig) -> DType:
     """A convolution and linear layers make what autocast makes of them, and nothing widens it again."""
     return how.autocast or how.parameters
 
 
-def tower_numerics(block: Block, plan: Plan, how: Numerics) -> Numerics:
+def tower_numerics(block: Block, plan: Plan, how: RunConfig) -> RunConfig:
     """Flash takes windows and whole pictures in two bytes an element; four go to the memory-efficient kernel."""
     how = replace(how, asks_grad=block.kind.endswith(_ASKED))
     how = how if _START in block.kind else replace(how, stream=tower_stream(how))
@@ -213,7 +213,7 @@ def _tower_names(spec: ModelSpec) -> set[str]:
 # ---- operations ----------------------------------------------------------------------------------------------------------------
 
 
-def tower_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def tower_block(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """A layer of the tower, or one of its ends."""
     if _START in block.kind:
         return _start(r, block, how)
@@ -226,7 +226,7 @@ def tower_block(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
     return r.add(dense(r, normalise(r, x, block.norms[1], how), ff, how), x, "/residual")
 
 
-def _start(r: Recorder, block: Block, how: Numerics) -> Tensor:
+def _start(r: Recorder, block: Block, how: RunConfig) -> Tensor:
     """A convolution whose stride is its kernel, which saves its weight as well as the patches, then those of each window next to one another."""
     kernel = block.extras[0]
     values = prod(kernel.shape[1:])
@@ -253,7 +253,7 @@ def _sorted(r: Recorder, x: Tensor, shape: Shape, path: str, *, kept: tuple[Tens
     return r.apply(r.tensor(path, shape, dtype), (x,), kept, lambda _: [r.grad(shape, dtype)])
 
 
-def _attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> Tensor:
+def _attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> Tensor:
     """Queries and keys are turned in fp32; all three are cut into pictures or windows, whose results are joined again."""
     weights = {w.path: w for w in at.weights}
     first, last = (w.path.removesuffix(".weight") for w in at.weights if w.path.endswith(".weight"))
@@ -293,7 +293,7 @@ def _cut(r: Recorder, x: Tensor) -> Tensor:
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _join(r: Recorder, x: Tensor, block: Block, how: Numerics) -> Tensor:
+def _join(r: Recorder, x: Tensor, block: Block, how: RunConfig) -> Tensor:
     """The merger, then its tokens in their places among the words'."""
     weights = {w.path: w for w in block.extras}
     first, last = (w.path.removesuffix(".weight") for w in block.extras if len(w.shape) > 1)
@@ -315,7 +315,7 @@ def _pieces(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
     return r.apply(Tensor(x.storage, shape, dtype), (x,), (), lambda _: [r.grad(shape, dtype)])
 
 
-def _scattered(r: Recorder, features: Tensor, seen: Shape, width: Axis, how: Numerics) -> Tensor:
+def _scattered(r: Recorder, features: Tensor, seen: Shape, width: Axis, how: RunConfig) -> Tensor:
     """The words' states with the pictures' in place of some: a copy. Backward makes both gradients; the words' waits for the tower's."""
     shape, dtype = ("B", "S", width), how.parameters
     needed = how.trains or how.asks_grad

@@ -6,7 +6,7 @@ Axes besides those of ``ends.py``: ``n`` classes; ``p`` values of a patch; ``s``
 from __future__ import annotations
 
 from memsheet.arith import Count
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.plan.model import Embeddings, Head, ModelSpec, Weight
@@ -21,7 +21,7 @@ def of_pictures(embeddings: Embeddings) -> bool:
     return any("patch_embeddings" in weight.path for weight in embeddings.weights)
 
 
-def embed_pictures(r: Recorder, embeddings: Embeddings, how: Numerics) -> Tensor:
+def embed_pictures(r: Recorder, embeddings: Embeddings, how: RunConfig) -> Tensor:
     """Patches by a convolution, the class token in front of them, positions, dropout (modeling_vit.py:45-160)."""
     name = next(w.path for w in embeddings.weights if "patch_embeddings" in w.path).removesuffix(".weight")
     x = _patches(r, name, how)
@@ -33,7 +33,7 @@ def embed_pictures(r: Recorder, embeddings: Embeddings, how: Numerics) -> Tensor
     return r.dropout(x, "embeddings/dropout", active=how.dropout and embeddings.dropout)
 
 
-def _patches(r: Recorder, name: str, how: Numerics) -> Tensor:
+def _patches(r: Recorder, name: str, how: RunConfig) -> Tensor:
     """A convolution whose stride is its kernel: saves the picture, which is the batch's. Its gradient is laid out anew first."""
     weight = r.autocast(r.parameter(name, ("h", "p"), how.parameters, trains=how.trains), name)
     bias = r.autocast(r.parameter(f"{name}.bias", ("h",), how.parameters, trains=how.trains), f"{name}.bias")
@@ -50,12 +50,12 @@ def _patches(r: Recorder, name: str, how: Numerics) -> Tensor:
     return r.apply(r.tensor(f"{name}/output", out, dtype), (given, weight, bias), (given, weight), backward)  # type: ignore[arg-type]
 
 
-def _parameter(r: Recorder, embeddings: Embeddings, part: str, shape: tuple[int | str, ...], how: Numerics) -> Tensor:
+def _parameter(r: Recorder, embeddings: Embeddings, part: str, shape: tuple[int | str, ...], how: RunConfig) -> Tensor:
     weight: Weight = next(w for w in embeddings.weights if part in w.path)
     return r.parameter(weight.path, shape, how.parameters, trains=how.trains)
 
 
-def picture_classes(r: Recorder, x: Tensor, head: Head, how: Numerics, _: str) -> Tensor:
+def picture_classes(r: Recorder, x: Tensor, head: Head, how: RunConfig, _: str) -> Tensor:
     """Logits of the class token's state (:545-547)."""
     weight, bias = (w.path for w in head.weights)
     name = weight.removesuffix(".weight")

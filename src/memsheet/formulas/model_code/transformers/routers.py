@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memsheet.formulas.numerics import Numerics
+from memsheet.formulas.numerics import RunConfig
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -20,7 +20,7 @@ ALL: Shape = ("b", "s", "e")
 
 Routed = tuple[Tensor, tuple[Tensor, ...]]
 """The shares of each token's experts, and what the caller names besides."""
-Route = Callable[[Recorder, Tensor, Moe, Numerics], Routed]
+Route = Callable[[Recorder, Tensor, Moe, RunConfig], Routed]
 
 
 def _weight(ff: Moe) -> tuple[Weight, str]:
@@ -28,7 +28,7 @@ def _weight(ff: Moe) -> tuple[Weight, str]:
     return weight, weight.path.removesuffix(".weight")
 
 
-def _logits(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> tuple[Tensor, str]:
+def _logits(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, str]:
     weight, path = _weight(ff)
     bias = next((w for w in ff.weights if w.path == f"{path}.bias"), None)
     added = r.parameter(f"{path}.bias", tuple(bias.shape), how.parameters, trains=how.trains) if bias else None
@@ -41,7 +41,7 @@ def _largest(r: Recorder, x: Tensor, chosen: Tensor, path: str) -> Tensor:
     return r.apply(r.tensor(path + "/largest", PAIRS, dtype), (x,), (chosen,), lambda _: [r.grad(back, dtype)])
 
 
-def _softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """Of all experts in fp32, the largest few, in the logits' dtype (modeling_qwen3_moe.py:257-266)."""
     logits, path = _logits(r, x, ff, how)
     return _softmax_of(r, logits, path, logits.dtype)
@@ -53,19 +53,19 @@ def _softmax_of(r: Recorder, logits: Tensor, path: str, dtype: DType) -> Routed:
     return r.cast(scores, dtype, path + "/scores"), (logits, chosen)
 
 
-def _softmax_as_tokens(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _softmax_as_tokens(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The same, in the tokens' dtype (modeling_jamba.py:691-695)."""
     logits, path = _logits(r, x, ff, how)
     return _softmax_of(r, logits, path, x.dtype)
 
 
-def _wide_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _wide_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The same, handed on in fp32, which widens what is multiplied with them (modeling_mixtral.py:109-117)."""
     logits, path = _logits(r, x, ff, how)
     return _softmax_of(r, r.cast(logits, FP32, path + "/fp32"), path, FP32)
 
 
-def _chosen_first(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _chosen_first(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The largest few logits in fp32, their softmax (modeling_granitemoe.py:128-132)."""
     logits, path = _logits(r, x, ff, how)
     logits = r.cast(logits, FP32, path + "/fp32")
@@ -74,7 +74,7 @@ def _chosen_first(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     return r.cast(scores, x.dtype, path + "/scores"), (logits, chosen)
 
 
-def _asked_in_fp32(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> tuple[Tensor, str]:
+def _asked_in_fp32(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> tuple[Tensor, str]:
     """Logits of tokens and matrix raised to fp32; autocast lowers both again."""
     weight, path = _weight(ff)
     x = r.cast(x, FP32, path + "/fp32")
@@ -82,7 +82,7 @@ def _asked_in_fp32(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> tuple[Tens
     return r.linear(x, matrix, "e", path), path
 
 
-def _sigmoid(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _sigmoid(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """A sigmoid of every expert; which ones, by groups and with a bias that rules and no gradient move; their shares add up to a constant
     (modeling_deepseek_v3.py:133-159, modeling_glm4_moe.py the same).
     """
@@ -125,7 +125,7 @@ def _normed_shares(r: Recorder, shares: Tensor, path: str) -> Tensor:
     return r.apply(Tensor(shares.storage, shape, dtype), (shares,), (before, total), backward)
 
 
-def _limited_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _limited_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The largest few of a softmax in fp32, of the best groups alone (modeling_deepseek_v2.py:96-116)."""
     logits, path = _asked_in_fp32(r, x, ff, how)
     scores = r.unary(logits, path + "/softmax", saves="output", dtype=FP32)
@@ -139,7 +139,7 @@ def _limited_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     return r.scale(_largest(r, scores, chosen, path), path + "/scores"), (logits, chosen)
 
 
-def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """The largest few logits, their softmax in their own dtype (modeling_gpt_oss.py:125-129); the shares leave the layer too."""
     logits, path = _logits(r, x, ff, how)
     chosen = r.tensor(path + "/experts", PAIRS, INT64)
@@ -148,7 +148,7 @@ def _few_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     return scores, (logits, chosen, scores)
 
 
-def _sampled(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _sampled(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """Two experts drawn one after the other, each from a softmax over the logits that are near the largest (modeling_phimoe.py:237-298, 339-459)."""
     logits, path = _logits(r, x, ff, how)
     wide = FP32 if r.widens else logits.dtype
@@ -159,7 +159,7 @@ def _sampled(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
     return scores, (logits, chosen)
 
 
-def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: Numerics) -> Routed:
+def _corrected_softmax(r: Recorder, x: Tensor, ff: Moe, how: RunConfig) -> Routed:
     """A softmax in fp32 that autocast leaves alone; which experts, by it and a bias; shares divided by their sum, in the tokens' dtype
     (modeling_ernie4_5_moe.py:344-356).
     """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memsheet.formulas.model_code.transformers.attention import HEADS, MERGED, SCORES, repeat_kv
 from memsheet.formulas.model_code.transformers.latent import pairs_turned, subtract
-from memsheet.formulas.numerics import Numerics, project
+from memsheet.formulas.numerics import RunConfig, project
 from memsheet.formulas.tapes.graph import Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -18,7 +18,7 @@ from memsheet.plan.model import Attention
 JOINED: Shape = ("b", "a", "s", "s+1")
 
 
-def sink_attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> tuple[Tensor, Tensor]:
+def sink_attention(r: Recorder, x: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Projections, rotary positions by halves of a head, attention, output projection; and the probabilities."""
     weights = {w.path: w for w in at.weights}
     names = [f"{at.path}.{name}_proj" for name in "qkv"]
@@ -31,14 +31,14 @@ def sink_attention(r: Recorder, x: Tensor, at: Attention, how: Numerics) -> tupl
     return project(r, r.view(context, ("b", "s", "a·d")), weights, f"{at.path}.o_proj", "h", "a·d", how), probabilities
 
 
-def _turned(r: Recorder, x: Tensor, path: str, how: Numerics) -> Tensor:
+def _turned(r: Recorder, x: Tensor, path: str, how: RunConfig) -> Tensor:
     """The model's tables have a number for each pair."""
     half: Shape = (*x.shape[:-1], "d/2")
     first, second = r.split(x, (half, half))
     return pairs_turned(r, first, second, Tensor(None, ("s", "d/2"), how.stream), path, "d")
 
 
-def _attended(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: Numerics) -> tuple[Tensor, Tensor]:
+def _attended(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: RunConfig) -> tuple[Tensor, Tensor]:
     """Scores and sinks side by side, from which the largest is taken; their softmax in their own dtype; the sinks left out."""
     path = at.path
     k, v = repeat_kv(r, k, path + "/k", at), repeat_kv(r, v, path + "/v", at)
@@ -52,7 +52,7 @@ def _attended(r: Recorder, q: Tensor, k: Tensor, v: Tensor, at: Attention, how: 
     return r.copy(out, MERGED, path + "/context"), weights
 
 
-def _sinks(r: Recorder, path: str, how: Numerics) -> Tensor:
+def _sinks(r: Recorder, path: str, how: RunConfig) -> Tensor:
     sinks = r.parameter(path, ("a",), how.parameters, trains=how.trains)
     return r.apply(Tensor(None, ("b", "a", "s", 1), sinks.dtype), (sinks,), (), lambda _: [r.grad(("a",), how.parameters)])
 

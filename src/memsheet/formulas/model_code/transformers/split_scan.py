@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
 from memsheet.formulas.model_code.transformers.state_space import TOKENS, matrix, raised
-from memsheet.formulas.numerics import Numerics, project
+from memsheet.formulas.numerics import RunConfig, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -41,7 +41,7 @@ def split_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
     }  # fmt: skip
 
 
-def split_scan(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
+def split_scan(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """The input projection, and everything else at once (modeling_mamba2.py:477-504)."""
     weights, path = {w.path: w for w in mixer.weights}, mixer.path
     joint = project(r, x, weights, f"{path}.in_proj", "P", "h", how)
@@ -55,7 +55,7 @@ def split_scan(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tens
     return _forward(r, (joint, decay, *leaves), path, how, copied=bool(narrow))
 
 
-def _forward(r: Recorder, inputs: tuple[Tensor, ...], path: str, how: Numerics, *, copied: bool) -> Tensor:
+def _forward(r: Recorder, inputs: tuple[Tensor, ...], path: str, how: RunConfig, *, copied: bool) -> Tensor:
     low = r.compute or how.parameters
     joint, decay = inputs[:2]
     convolved = _convolved(r, path, low, copied=copied)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from memsheet.arith import Count, ceil_div
 from memsheet.formulas.model_code.transformers.norms import normalise
-from memsheet.formulas.numerics import Numerics, project
+from memsheet.formulas.numerics import RunConfig, project
 from memsheet.formulas.tapes.graph import Grad, Tensor
 from memsheet.formulas.tapes.recorder import Recorder
 from memsheet.formulas.tapes.tape import Shape
@@ -32,7 +32,7 @@ Weights = dict[str, Weight]
 @formula(
     cites=MAMBA, at="csrc/selective_scan/selective_scan.cpp:294-313: two numbers for each element of a channel's state, every 2048 tokens"
 )
-def kept_states(seq_len: Count) -> Count:
+def scan_state_checkpoints(seq_len: Count) -> Count:
     """How many times a sequence's states are kept."""
     return ceil_div(seq_len, PIECE)
 
@@ -43,11 +43,11 @@ def state_space_axes(mixer: StateSpace, seq_len: Count) -> dict[str, Count]:
     rank = next((w.shape[1] for w in mixer.weights if w.path.endswith("dt_proj.weight")), 0)
     return {
         "c": mixer.inner, "2·c": 2 * mixer.inner, "n": mixer.state, "2·n": 2 * mixer.state, "w": mixer.conv_kernel, "R": rank,
-        "R+2n": rank + 2 * mixer.state, "g": kept_states(seq_len),
+        "R+2n": rank + 2 * mixer.state, "g": scan_state_checkpoints(seq_len),
     }  # fmt: skip
 
 
-def scanned(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
+def scanned(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """Projection, convolution, norms of time steps and of both state projections, scan and gate, one after another, and the output
     projection (modeling_jamba.py:505-621).
     """
@@ -68,22 +68,22 @@ def scanned(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
 # ---- pieces --------------------------------------------------------------------------------------------------------------------
 
 
-def matrix(r: Recorder, path: str, shape: Shape, how: Numerics) -> Tensor:
+def matrix(r: Recorder, path: str, shape: Shape, how: RunConfig) -> Tensor:
     return r.parameter(path, shape, how.parameters, trains=how.trains)
 
 
-def raised(r: Recorder, path: str, shape: Shape, how: Numerics) -> Tensor:
+def raised(r: Recorder, path: str, shape: Shape, how: RunConfig) -> Tensor:
     """A parameter in fp32."""
     return r.cast(matrix(r, path, shape, how), FP32, path + "/fp32")
 
 
-def decay_of(r: Recorder, mixer: StateSpace, how: Numerics) -> Tensor:
+def decay_of(r: Recorder, mixer: StateSpace, how: RunConfig) -> Tensor:
     """-exp(A_log) in fp32."""
     path = f"{mixer.path}.A_log"
     return r.scale(r.unary(raised(r, path, MATRIX, how), path + "/exp", saves="output"), path + "/neg")
 
 
-def transposed(r: Recorder, x: Tensor, shape: Shape, how: Numerics) -> Tensor:
+def transposed(r: Recorder, x: Tensor, shape: Shape, how: RunConfig) -> Tensor:
     """Tokens and channels change places: a view, whose gradient is copied unless one sequence is all there is."""
     return r.transposed_view(x, shape) if how.several else r.view(x, shape)
 
@@ -93,7 +93,7 @@ def _retransposed(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
     return r.view(x, shape)
 
 
-def _laid_out(r: Recorder, x: Tensor, shape: Shape, path: str, how: Numerics) -> Tensor:
+def _laid_out(r: Recorder, x: Tensor, shape: Shape, path: str, how: RunConfig) -> Tensor:
     """A contiguous copy of a transposed view, whose gradient is copied back unless one sequence is all there is."""
     if not how.several:
         return r.copy(x, shape, path)
@@ -101,7 +101,7 @@ def _laid_out(r: Recorder, x: Tensor, shape: Shape, path: str, how: Numerics) ->
     return r.apply(r.tensor(path, shape, dtype), (x,), (), lambda _: [r.grad(back, dtype)])
 
 
-def _steps(r: Recorder, low: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
+def _steps(r: Recorder, low: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """A matrix times each sequence's transposed time steps: one product that is copied to its place; a batch of products where the matrix
     does not train (aten native/LinearAlgebra.cpp, should_fold).
     """
@@ -110,7 +110,7 @@ def _steps(r: Recorder, low: Tensor, mixer: StateSpace, how: Numerics) -> Tensor
     return _laid_out(r, made, CHANNELS, path + "/steps", how) if how.trains else r.view(made, CHANNELS)
 
 
-def _out(r: Recorder, made: Tensor, weights: Weights, path: str, how: Numerics) -> Tensor:
+def _out(r: Recorder, made: Tensor, weights: Weights, path: str, how: RunConfig) -> Tensor:
     """The output projection of several sequences' transposed rows: they are copied for one product; a matrix that does not train is
     multiplied as they lie, and what an adapter multiplies is copied beside its cast.
     """
@@ -126,12 +126,12 @@ def _out(r: Recorder, made: Tensor, weights: Weights, path: str, how: Numerics) 
     return out
 
 
-def _normed(r: Recorder, x: Tensor, path: str, weights: Weights, how: Numerics) -> Tensor:
+def _normed(r: Recorder, x: Tensor, path: str, weights: Weights, how: RunConfig) -> Tensor:
     weight = weights[f"{path}.weight"]
     return normalise(r, x, Norm(path=path, kind=NormKind.RMS, size=weight.shape[0], weights=(weight,)), how)
 
 
-def _convolved(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tensor:
+def _convolved(r: Recorder, x: Tensor, mixer: StateSpace, how: RunConfig) -> Tensor:
     """A convolution of each channel and its activation: keeps its input; weights' gradients are summed in fp32 and cast; what arrives
     is laid out as the input is (causal_conv1d_interface.py:9-94, cpp_functions.py:94-160, csrc/causal_conv1d.cpp:297-298).
     """
@@ -151,7 +151,7 @@ def _convolved(r: Recorder, x: Tensor, mixer: StateSpace, how: Numerics) -> Tens
     return r.apply(r.tensor(f"{path}/output", shape, dtype), (x, weight, *biases), (x,), backward)
 
 
-def _scan(r: Recorder, operands: tuple[Tensor, ...], vectors: tuple[Tensor, ...], path: str, how: Numerics) -> Tensor:
+def _scan(r: Recorder, operands: tuple[Tensor, ...], vectors: tuple[Tensor, ...], path: str, how: RunConfig) -> Tensor:
     """The selective scan and its gate (mamba ops/selective_scan_interface.py:34-95): operands by channel, its own output and the states
     at every piece's end are kept; gradients of both state projections are summed in fp32 and cast.
     """
