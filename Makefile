@@ -1,4 +1,4 @@
-# make demo | test | test-slow | test-all | regold | check | format | bench | docs | clean
+# make demo | test | test-slow | test-all | regold | check | format | bench | mutants | docs | clean
 # Everything is installed into .venv; a stamp file there keeps a second run from installing again.
 
 PYTHON ?= python3
@@ -19,7 +19,7 @@ PLANNED  := memsheet plan train $(DEMO_JOB) --global-batch 32
 PYTEST := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-all regold check format bench docs clean
+.PHONY: help demo test test-slow test-all regold check format bench mutants docs clean
 
 help:
 	@echo "make demo      does Llama-3 70B train on 8 A100? If not, what does? (the core only, no torch)"
@@ -30,6 +30,7 @@ help:
 	@echo "make check     ruff, mypy, import-linter"
 	@echo "make format    let ruff rewrite the layout"
 	@echo "make bench     accuracy and speed, printed, and docs/accuracy.md written again (DATA=FILE: of other cases)"
+	@echo "make mutants   one constant or operator of the formulas changed at a time: which do no tests notice? (SAMPLE=20 SEED=0 OF=formulas)"
 	@echo "make docs      the documentation, into docs/_build/html"
 	@echo "Choose an interpreter with PYTHON=python3.12; it must be 3.11 or newer."
 
@@ -72,6 +73,12 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA))
 	$(BIN)/python benchmarks/accuracy.py $(if $(DATA),--data $(DATA)) --page $(PAGE)
 	$(BIN)/python benchmarks/speed.py
+
+# A sample of changed constants and operators, each run against the tests that import its module; OF: a folder below src/memsheet.
+SAMPLE ?= 20
+SEED   ?= 0
+mutants: $(DEV)
+	$(BIN)/python benchmarks/mutants.py --sample $(SAMPLE) --seed $(SEED) $(addprefix --of ,$(OF))
 
 docs: $(DOCS)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
