@@ -1,0 +1,107 @@
+"""A job is only said not to start where the program that reads its files is known, and what that program takes."""
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memsheet.exchange import NAMES, find_format
+from memsheet.exchange.shared.program_releases import keys_known, misspelt, stated_release
+from memsheet.questions.check import checking
+from memsheet.report.json.checked import Checked
+
+FOLDER = Path(__file__).parents[3] / "configs"
+FILES = sorted(row["file"] for row in json.loads((FOLDER / "index.json").read_text()))
+WHERE = {"nodes": None, "per_node": None, "host_memory": None, "cluster": None, "parameters": None, "plan": None, "gpus": None}
+STRANGER = "zz_of_nobody"
+
+
+def checked(path: Path, **flags: Any) -> Checked:
+    return checking((str(path),), None, dict(WHERE), flags)
+
+
+def with_stranger(name: str, text: str) -> str:
+    """A file with one key more, that nothing known has."""
+    if name.endswith(".json"):
+        held = json.loads(text)
+        inner = {**held.get("zero_optimization", {}), STRANGER: 1}
+        return json.dumps({**held, STRANGER: 1, "zero_optimization": inner})
+    if name.endswith(".sh"):
+        return f"{text.rstrip()} --{STRANGER.replace('_', '-')} 1\n"
+    return f"{STRANGER} = 1\n{text}" if name.endswith(".toml") else f"{STRANGER}: 1\n{text}"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_its_authors_run_is_not_said_to_stop(name: str) -> None:
+    assert not checked(FOLDER / name).stops
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_key_that_nobody_knows_is_a_remark_where_no_release_is_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(with_stranger(name, (FOLDER / name).read_text()))
+    found = checked(tmp_path / name)
+    assert not found.stops
+    assert any(STRANGER.replace("_", "-") in one.where.replace("_", "-") for _, one in found.mistakes)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith(("vllm", "sglang"))])
+def test_the_same_key_stops_a_release_that_is_said(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(with_stranger(name, (FOLDER / name).read_text()))
+    release = find_format(name.partition("-")[0]).tested.split()[1]
+    assert checked(tmp_path / name, engine_version=release).stops
+    newer = checked(tmp_path / name, engine_version="99.0")
+    assert not newer.stops, "a release whose keys are not listed may have any"
+
+
+def test_keys_of_someone_elses_dataclasses_are_remarks(tmp_path: Path) -> None:
+    args = tmp_path / "args.yaml"
+    args.write_text("per_device_train_batch_size: 1\nbf16: true\nfp16: true\n")
+    assert checked(args).stops, "TrainingArguments refuse both, whatever the release"
+    args.write_text("per_device_train_batch_size: 1\nbf16: true\nfp16: true\nmy_own_field: 3\n")
+    assert not checked(args).stops
+
+
+@pytest.mark.parametrize("script", ["pretrain_gpt.py", "examples/multimodal/train.py", "tools/run_text_generation_server.py"])
+def test_megatrons_flags_are_only_sure_of_its_own_programs(script: str, tmp_path: Path) -> None:
+    job = tmp_path / "train.sh"
+    job.write_text(f"torchrun --nproc-per-node 8 {script} --micro-batch-size 1 --seq-length 64 --recompute-granularity full --mine 1\n")
+    assert checked(job).stops is (script == "pretrain_gpt.py")
+    job.write_text(f"torchrun --nproc-per-node 8 {script} --micro-batch-size 1 --seq-length 64 --mine 1\n")
+    assert not checked(job).stops
+
+
+@pytest.mark.parametrize(
+    ("at", "known", "wrong"),
+    [
+        ("overlap_com", "overlap_comm", True), ("cutof_len", "cutoff_len", True), ("max_sequence_lenght", "max_sequence_length", True),
+        ("a.gradient_acumulation", "a.gradient_accumulation", True), ("a.gradient_acumulation", "b.gradient_accumulation", False),
+        ("nsa-prefill-backend", "dsa-prefill-backend", False), ("fp4-format", "fp8-format", False), ("lora_modules", "lora_module", False),
+        ("enable", "enabled", False), ("offload_params", "offload_param", False), ("another_key", "overlap_comm", False), ("lr", "l", False),
+    ],
+)  # fmt: skip
+def test_what_counts_as_misspelt(at: str, known: str, wrong: bool) -> None:
+    assert misspelt(at, known) is wrong
+    assert misspelt(known, at) is wrong
+
+
+def test_no_key_of_a_format_is_another_one_misspelt() -> None:
+    """What releases call two things differs by more than a letter too many or swapped: else a newer one's key could be taken for a slip."""
+    for form in map(find_format, NAMES):
+        names = sorted({*(key.at for key in form.keys), *form.unmodelled, *form.known} - {"**"})
+        near = [(one, other) for one, other in combinations(names, 2) if misspelt(one, other)]
+        assert near == [], form.name
+
+
+def test_a_requirement_says_the_release() -> None:
+    form = find_format("vllm")
+    assert stated_release(form, "pip install 'vllm[audio]==0.11.0' torch==2.8.0") == "0.11.0"
+    assert stated_release(form, "pip install my-vllm==1.0") == ""
+    assert stated_release(find_format("llamafactory"), "uv pip install llamafactory==0.9.3") == "0.9.3"
+
+
+def test_a_release_is_known_where_its_keys_are_listed(tmp_path: Path) -> None:
+    (tmp_path / "a.sh").write_text("vllm serve m --no-such-flag\n")
+    reads = [next(iter(checked(tmp_path / "a.sh", engine_version=said).reads.values())) for said in ("0.33.0", "0.9.2", "0.34.0", None)]
+    assert [keys_known(one) for one in reads] == [True, True, False, False]

@@ -1,0 +1,41 @@
+"""Configurations as people run them: read without a crash, and none told that it does not start, for each of them does.
+
+``tests/wild_configs/index.json`` names the repository, commit, path and licence of each. Comments and long texts are left out; of batch scripts
+the directives are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memsheet.cli import main
+
+FOLDER = Path(__file__).parents[2] / "wild_configs"
+INDEX = json.loads((FOLDER / "index.json").read_text())
+FORMATS = {"ah": ("trl", "slurm"), "ax": ("axolotl",), "lf": ("llamafactory",), "mg": ("slurm",), "tt": ("slurm",)}
+PERMISSIVE = {"Apache-2.0", "BSD-3-Clause", "MIT"}
+
+
+def test_every_file_has_its_source_and_a_licence_that_permits_it() -> None:
+    assert {row["file"] for row in INDEX} == {path.name for path in FOLDER.iterdir()} - {"index.json"}
+    for row in INDEX:
+        assert row["licence"] in PERMISSIVE
+        assert len(row["commit"]) == 40
+        assert row["repo"]
+        assert row["path"]
+
+
+@pytest.mark.parametrize("model", [None, "llama-3.1-8b"])
+@pytest.mark.parametrize("name", [row["file"] for row in INDEX])
+def test_what_runs_is_not_told_that_it_does_not_start(name: str, model: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--model", model, "--gpus", "8xH100-80GB"] if model else []
+    code = main(["check", str(FOLDER / name), "--seq-len", "2048", *given, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert code in (0, 2, 10, 11)
+    assert found["schema"] == "memsheet/checked/1", found
+    assert found["starts"], [one for one in found["mistakes"] if one["stops"]]
+    assert {one["format"] for one in found["files"]} <= {*FORMATS[name[:2]], "torchrun"}
+    assert code != 2 or found["why_not"]

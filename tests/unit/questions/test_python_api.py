@@ -1,0 +1,130 @@
+"""The functions that Python code calls: typed, the same answers as the command line's, with plain forms."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import types
+import typing
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import memsheet
+from memsheet.cli import main
+from memsheet.plan.names import SHORT
+from memsheet.plan.options import InferOptions, JobOptions, TrainOptions
+from memsheet.questions import accounted as api
+
+FOLDERS = ("memsheet.trace", "memsheet.measure", "memsheet.questions.verification", "memsheet.trace.child")
+ASKED = {"gpus": "8xH100-80GB", "engine": "fsdp2", "zero": 3, "seq_len": 4096}
+
+
+def test_every_option_of_a_plan_is_a_typed_keyword() -> None:
+    hints = typing.get_type_hints(InferOptions)
+    assert set(hints) - set(typing.get_type_hints(JobOptions)) == {*SHORT, "offload"}
+    assert set(typing.get_type_hints(TrainOptions)) < set(hints)
+
+
+def test_public_functions_say_what_they_take() -> None:
+    functions = [found for name in memsheet.__all__ if inspect.isfunction(found := getattr(memsheet, name))]
+    assert len(functions) >= 12
+    for function in functions:
+        assert inspect.getdoc(function), function
+        unannotated = [p.name for p in inspect.signature(function).parameters.values() if p.annotation is inspect.Parameter.empty]
+        assert (function.__name__, unannotated) == (function.__name__, [])
+
+
+PUBLIC = [found for name in memsheet.__all__ if inspect.isfunction(found := getattr(memsheet, name))]
+
+
+@pytest.mark.parametrize("function", [*PUBLIC, api.train, api.infer], ids=lambda function: f"{function.__module__}.{function.__name__}")
+def test_no_public_function_takes_just_anything(function: typing.Any) -> None:
+    """A keyword says what it takes, and those of a job are those of the one table of options."""
+    said = SimpleNamespace(__annotations__={name: kind for name, kind in function.__annotations__.items() if name != "return"})
+    hints = typing.get_type_hints(said, globalns=function.__globals__)
+    for name, parameter in inspect.signature(function).parameters.items():
+        is_union = typing.get_origin(hints[name]) in (typing.Union, types.UnionType, typing.Unpack)
+        kinds = typing.get_args(hints[name]) if is_union else (hints[name],)
+        assert typing.Any not in kinds, (function, name)
+        assert object not in kinds, (function, name)
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            assert typing.get_origin(hints[name]) is typing.Unpack
+            assert issubclass(kinds[0], dict), (function, name)
+            assert typing.Any not in typing.get_type_hints(kinds[0]).values()
+            assert set(typing.get_type_hints(kinds[0])).isdisjoint(set(hints) - {name})
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_function_keeps_its_name_where_a_folder_has_it_too(folder: str) -> None:
+    assert inspect.ismodule(importlib.import_module(folder))
+    assert all(inspect.isfunction(getattr(memsheet, name)) for name in ("trace", "measure", "verify", "plan", "explain"))
+
+
+def test_an_answer_is_the_document_that_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    code = main(["train", "llama-3.1-8b", *(f"--{key.replace('_', '-')}={value}" for key, value in ASKED.items()), "--json"])
+    assert answer.to_dict() == json.loads(capsys.readouterr().out)
+    assert (answer.verdict.result, code) == (memsheet.Result.FITS, 0)
+    assert isinstance(answer, memsheet.Answer)
+
+
+def test_rows_add_up_to_the_sheet() -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    sheet = answer.sheets[0]
+    rows = [row for row in answer.rows() if row["rank"] == sheet.rank and row["instant"] == sheet.peak_instant.value]
+    assert sum(row["bytes"] for row in rows) == sheet.device.value
+    assert json.loads(json.dumps(rows)) == rows
+
+
+def test_an_answer_prints_short() -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    assert "llama-3.1-8b on 8xH100-80GB, fsdp2: FITS" in repr(answer)
+    assert max(len(repr(value)) for value in (answer, answer.sheets[0], memsheet.infer("llama-3.1-8b", max_model_len=4096))) < 160
+
+
+def test_a_step_is_traced_and_measured_by_one_name_each() -> None:
+    traced = memsheet.trace("llama-tiny", seq_len=64, microbatch=1)
+    assert traced.sheets[0].witness.value == "traced"
+    assert traced.to_dict()["witness"] == "traced"
+
+
+def test_solve_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {"gpus": "1xA100-80GB", "seq_len": 2048, "precision": "bf16-pure"}
+    found = memsheet.solve("microbatch", "llama-3.2-1b", most=64, **asked)
+    main(["solve", "microbatch", "llama-3.2-1b", "--most=64", *(f"--{k.replace('_', '-')}={v}" for k, v in asked.items()), "--json"])
+    assert json.loads(capsys.readouterr().out)["found"]["value"] == found.found.value
+    assert memsheet.solve("gpus", "llama-3.1-8b", gpus="H100-80GB", seq_len=2048).found.value >= 1
+    with pytest.raises(memsheet.InputError, match="is nothing that is solved for"):
+        memsheet.solve("happiness", "llama-3.2-1b")
+
+
+def test_compare_takes_answers_documents_and_files(tmp_path: Path) -> None:
+    one, two = (memsheet.train("llama-3.2-1b", seq_len=n) for n in (1024, 2048))
+    file = tmp_path / "two.json"
+    file.write_text(json.dumps(two.to_dict()))
+    of_answers, mixed = memsheet.compare(one, two), memsheet.compare(one.to_dict(), file)
+    assert [pair.bytes for pair in of_answers.pairs] == [pair.bytes for pair in mixed.pairs] != []
+    assert memsheet.compare(one, one, instant="backward").pairs[0].bytes == 0
+
+
+def test_export_gives_the_files_and_writes_them_together(tmp_path: Path) -> None:
+    answer = memsheet.train("llama-3.1-8b", **ASKED)
+    files = memsheet.export(answer, "torchrun", out=tmp_path / "run")
+    assert {"plan.json", "sheet.json"} < set(files)
+    assert {file.name: file.read_text() for file in (tmp_path / "run").iterdir()} == files
+    assert memsheet.export(tmp_path / "run" / "plan.json", ["torchrun"]) == files
+    with pytest.raises(memsheet.InputError, match="is there already"):
+        memsheet.export(answer, "torchrun", out=tmp_path / "run")
+
+
+def test_check_is_the_command_s_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[2] / "configs" / "deepspeed-lf-ds-z3-config.json"
+    asked = {"model": "llama-3.1-8b", "gpus": "8xA100-80GB", "seq_len": 2048, "batch_size": 1}
+    found = memsheet.check(file, **asked)
+    main(["check", str(file), *(f"--{key.replace('_', '-')}={value}" for key, value in asked.items()), "--json"])
+    shown = json.loads(capsys.readouterr().out)
+    assert found.answer.to_dict()["ranks"] == shown["sheet"]["ranks"]
+    assert len(found.mistakes) == len(shown["mistakes"])
