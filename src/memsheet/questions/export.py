@@ -20,7 +20,7 @@ from memsheet.questions import accounted as api
 from memsheet.report.json.answer import sheet_document
 from memsheet.report.shared.files import check_folder, write_all
 from memsheet.report.shared.json_text import dumps
-from memsheet.report.shared.plan_words import seconds
+from memsheet.report.shared.plans.words import seconds
 from memsheet.resolve.attention import has_experts
 from memsheet.units import format_bytes
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memsheet.report.chart.palette import ALARM, INK, QUIET
 from memsheet.report.chart.sheet import around, beside, between, extent, quiet, save, sheet, wrapped
-from memsheet.report.shared.front_points import Mark, front_title, front_under, marks_of
-from memsheet.report.shared.palette import ALARM, INK, QUIET
-from memsheet.report.shared.plan_words import seconds
+from memsheet.report.shared.plans.front_points import Mark, front_title, front_under, marks_of
+from memsheet.report.shared.plans.words import seconds
 from memsheet.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PLOT = (0.07, 0.1, 0.9, 0.73)
 CLOUD, FRONT, BEST = "#BBBBBB", "#332288", "#882255"
-"""Grey, indigo and wine of report/shared/palette.py; the marks differ in shape and size besides."""
+"""Grey, indigo and wine of report/chart/palette.py; the marks differ in shape and size besides."""
 NAMED = 6
 """Points of the front with words beside them: more would lie on one another."""
 LETTERS = 40

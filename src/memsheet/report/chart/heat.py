@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
+from memsheet.report.chart.palette import INK, QUIET
 from memsheet.report.chart.sheet import quiet, save, sheet
-from memsheet.report.shared.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
-from memsheet.report.shared.palette import INK, QUIET
+from memsheet.report.shared.plans.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memsheet.search.train.heat_map import Cell, Heat
 
 COLOURS = {Result.FITS: "#44AA99", Result.UNCERTAIN: "#EEDD88", Result.DOES_NOT_FIT: "#F4DCDD"}
-"""Teal, light yellow and a pale rose (report/shared/palette.py): dark to light in grey, in the order of the verdicts."""
+"""Teal, light yellow and a pale rose (report/chart/palette.py): dark to light in grey, in the order of the verdicts."""
 HATCH = {Result.FITS: "", Result.UNCERTAIN: "", Result.DOES_NOT_FIT: "////"}
 STRIPES = "#E2B8BC"
 NONE = "#F6F6F6"

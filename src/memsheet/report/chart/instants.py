@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from memsheet.report.chart.palette import INK, QUIET
 from memsheet.report.chart.placed_words import CEILING, width_of
 from memsheet.report.shared.curve import Span
-from memsheet.report.shared.palette import INK, QUIET
 from memsheet.report.shared.words import INSTANTS
 from memsheet.sheet import Instant
 

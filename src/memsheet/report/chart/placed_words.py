@@ -9,9 +9,9 @@ from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import printable
+from memsheet.report.chart.palette import ALARM, COLOURS, FAINT, INK, QUIET
 from memsheet.report.chart.scene import Scene
 from memsheet.report.shared.curve import PLACE, Column
-from memsheet.report.shared.palette import ALARM, COLOURS, FAINT, INK, QUIET
 from memsheet.report.shared.peaks import peak_lines
 from memsheet.report.shared.words import spoken
 from memsheet.sheet import Component

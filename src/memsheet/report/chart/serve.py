@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memsheet.report.chart.palette import ALARM, COLOURS, INK, QUIET
 from memsheet.report.chart.sheet import quiet, save, sheet, wrapped
-from memsheet.report.shared.palette import ALARM, COLOURS, INK, QUIET
-from memsheet.report.shared.serving_words import cut, formats, spread
-from memsheet.report.shared.shown_cuts import shown
+from memsheet.report.shared.plans.serving_words import cut, formats, spread
+from memsheet.report.shared.plans.shown_cuts import shown
 from memsheet.search.serve.cuts import Deployment
 from memsheet.search.serve.load import Holds, Served
 from memsheet.sheet import Component

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memsheet.report.chart.palette import FAINT, INK, QUIET
 from memsheet.report.chart.timeline import DOTS, INCHES, SETTINGS, check
 from memsheet.report.shared.files import write_whole
-from memsheet.report.shared.palette import FAINT, INK, QUIET
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

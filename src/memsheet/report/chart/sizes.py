@@ -9,9 +9,9 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memsheet.report.chart.palette import FAINT, INK, QUIET
 from memsheet.report.chart.timeline import DOTS, INCHES, SETTINGS, check
 from memsheet.report.shared.files import write_whole
-from memsheet.report.shared.palette import FAINT, INK, QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from memsheet.search.solve.sizes import Curve
 
-COLOURS = ("#AAAAAA", "#EE7733", "#44AA99", "#332288")  # of report/shared/palette.py, from light to dark as more is sharded
+COLOURS = ("#AAAAAA", "#EE7733", "#44AA99", "#332288")  # of report/chart/palette.py, from light to dark as more is sharded
 MARKS = ("o", "s", "^", "D")
 PLOT = (0.075, 0.11, 0.785, 0.77)
 ROOM = 1.25  # around the points, as a factor

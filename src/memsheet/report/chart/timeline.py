@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memsheet.errors import refuse
+from memsheet.report.chart.palette import COLOURS, FAINT, QUIET
 from memsheet.report.chart.scene import Scene
 from memsheet.report.shared.curve import Column, columns, spans
 from memsheet.report.shared.files import write_whole
-from memsheet.report.shared.palette import COLOURS, FAINT, QUIET
 from memsheet.sheet import Component
 from memsheet.timeline import Timeline, peak
 

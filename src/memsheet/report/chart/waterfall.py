@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memsheet.report.chart.palette import ALARM, INK, QUIET
 from memsheet.report.chart.sheet import quiet, save, sheet, wrapped
-from memsheet.report.shared.palette import ALARM, INK, QUIET
-from memsheet.report.shared.waterfall_bars import Bar, bars_of, costs, needs, saves, scale_bytes, step_time
+from memsheet.report.shared.plans.waterfall_bars import Bar, bars_of, costs, needs, saves, scale_bytes, step_time
 from memsheet.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ SHORTEST = 3.4
 LOWER = 0.45
 """Rows that the last bar stands lower where it is another plan, whose words take more room."""
 FITS, TOO_MUCH = "#44AA99", "#CC6677"
-"""Teal and rose (report/shared/palette.py); a mark beside the name says the same in grey."""
+"""Teal and rose (report/chart/palette.py); a mark beside the name says the same in grey."""
 COLUMNS = ((0.795, "needs at most"), (0.885, "against before"), (0.975, "a step"))
 """Right edges of the figures beside the bars, as shares of the picture."""
 LETTERS = 56

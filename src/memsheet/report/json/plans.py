@@ -8,10 +8,10 @@ from typing import Any
 
 from memsheet.budget import Result
 from memsheet.plan.document import asked_as, plan_document
-from memsheet.report.shared.family_reason import reason
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plan_families import order, uneven_lines
-from memsheet.report.shared.plan_words import choice_words, command
+from memsheet.report.shared.plans.families import order, uneven_lines
+from memsheet.report.shared.plans.family_reason import reason
+from memsheet.report.shared.plans.words import choice_words, command
 from memsheet.resolve import resolve
 from memsheet.search.advice import Advice, Replicas
 from memsheet.search.fixes.story import Step

@@ -6,7 +6,7 @@ from typing import Any
 
 from memsheet.formulas.serving_time import Seconds
 from memsheet.plan.document import asked_as, plan_document
-from memsheet.report.shared.serving_words import command, cut
+from memsheet.report.shared.plans.serving_words import command, cut
 from memsheet.search.serve.cuts import Deployment, comparison
 from memsheet.search.serve.load import Holds, Served
 

@@ -12,7 +12,7 @@ from memsheet.exchange import read_text
 from memsheet.formulas.serving.deepep import far_bytes, fast_bytes, near_bytes
 from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.guard import parse_json, parse_yaml
-from memsheet.report.shared.serving_words import cut
+from memsheet.report.shared.plans.serving_words import cut
 from memsheet.sheet import Bytes, Component, Instant
 
 LAYERS, HIDDEN, VOCAB, HEADS, LATENT = 61, 7168, 129_280, 128, 512

@@ -7,10 +7,10 @@ from itertools import combinations
 import pytest
 
 from memsheet.errors import InputError
+from memsheet.report.chart.palette import COLOURS
 from memsheet.report.chart.scene import Scene
 from memsheet.report.chart.timeline import check, draw, figure_of
 from memsheet.report.shared.curve import columns
-from memsheet.report.shared.palette import COLOURS
 from memsheet.sheet import Component, Instant
 from memsheet.timeline import Timeline
 from memsheet.units import GIB

@@ -28,7 +28,7 @@ from memsheet.report.chart.heat import COLOURS, draw_heat
 from memsheet.report.chart.waterfall import draw_waterfall
 from memsheet.report.screen.plans.charts import render_front, render_heat, render_waterfall
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.waterfall_bars import bars_of, costs, saves
+from memsheet.report.shared.plans.waterfall_bars import bars_of, costs, saves
 from memsheet.search.fixes.story import Step
 from memsheet.search.train.axes import Axis
 from memsheet.search.train.heat_map import Cell, Heat, Shows

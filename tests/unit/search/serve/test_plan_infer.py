@@ -18,8 +18,8 @@ from memsheet.report.json.serve_plans import serving_document
 from memsheet.report.schema.serving import ServePlans
 from memsheet.report.screen.plans.serving import render_serving
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.serving_words import command, cut
-from memsheet.report.shared.shown_cuts import shown
+from memsheet.report.shared.plans.serving_words import command, cut
+from memsheet.report.shared.plans.shown_cuts import shown
 from memsheet.search.serve.cuts import Deployment, comparison, rank_key
 from memsheet.search.serve.load import Holds, latency, milliseconds, most
 

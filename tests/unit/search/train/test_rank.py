@@ -15,7 +15,7 @@ from memsheet.formulas.step_time import quick_s
 from memsheet.plan.device import cluster_of
 from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.report.shared.plan_words import command
+from memsheet.report.shared.plans.words import command
 from memsheet.search.train.grid import grid, results
 from memsheet.search.train.rank import HOST_DOUBT, effort, offloads, ranked
 from memsheet.search.train.space import space_of

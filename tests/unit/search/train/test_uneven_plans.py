@@ -13,7 +13,7 @@ from memsheet.plan.device import cluster_of
 from memsheet.plan.plan import Spread
 from memsheet.questions.accounted import catalogued
 from memsheet.readers.model import read_model
-from memsheet.report.shared.plan_families import uneven_lines
+from memsheet.report.shared.plans.families import uneven_lines
 from memsheet.search.train.rank import Ranking, ranked
 from memsheet.search.train.timed import APART
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
 from memsheet.report.screen.layout import flow, printed
-from memsheet.report.shared.front_points import Mark, front_title, front_under, marks_of
-from memsheet.report.shared.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plan_words import seconds
-from memsheet.report.shared.waterfall_bars import Bar, bars_of, costs, needs, saves, scale_bytes, step_time
+from memsheet.report.shared.plans.front_points import Mark, front_title, front_under, marks_of
+from memsheet.report.shared.plans.heat_words import HOST, MARKS, NAMES, axis_words, figure_words, title_of, under_of
+from memsheet.report.shared.plans.waterfall_bars import Bar, bars_of, costs, needs, saves, scale_bytes, step_time
+from memsheet.report.shared.plans.words import seconds
 
 if TYPE_CHECKING:
     from rich.text import Text

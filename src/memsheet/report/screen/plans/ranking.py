@@ -11,10 +11,10 @@ from memsheet.formulas.step_time import CONVENTION
 from memsheet.report.screen.layout import command_row, flow, one_line, printed, row
 from memsheet.report.screen.plans.story import choices_table, copies_lines, next_lines, plain_table, story_table
 from memsheet.report.screen.table import asked, billions
-from memsheet.report.shared.family_reason import reason
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plan_families import order, uneven_lines
-from memsheet.report.shared.plan_words import choice_words, command, interval, seconds, words
+from memsheet.report.shared.plans.families import order, uneven_lines
+from memsheet.report.shared.plans.family_reason import reason
+from memsheet.report.shared.plans.words import choice_words, command, interval, seconds, words
 from memsheet.report.shared.sizes import closing, headroom, need_and_room
 from memsheet.search.advice import NONE_FITS, Advice
 from memsheet.search.train.rank import Ranking

@@ -10,8 +10,8 @@ from memsheet.formulas.serving.dp_attention import group_plan
 from memsheet.report.screen.layout import command_row, flow, one_line, printed, row
 from memsheet.report.screen.plans.story import plain_table
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.serving_words import command, cut, formats, short, spread
-from memsheet.report.shared.shown_cuts import shown
+from memsheet.report.shared.plans.serving_words import command, cut, formats, short, spread
+from memsheet.report.shared.plans.shown_cuts import shown
 from memsheet.search.pool_room import POOLED
 from memsheet.search.serve.cuts import Deployment, comparison
 from memsheet.search.serve.load import Holds, Served, milliseconds

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
 from memsheet.report.screen.layout import one_line
-from memsheet.report.shared.family_reason import reason
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plan_words import AXES, choice_words, seconds, words
+from memsheet.report.shared.plans.family_reason import reason
+from memsheet.report.shared.plans.words import AXES, choice_words, seconds, words
 from memsheet.report.shared.words import flags_for
 from memsheet.search.train.space import OFFLOAD
 

@@ -15,7 +15,7 @@ from memsheet.readers.model import read_model
 from memsheet.report.json.plans import plans_document
 from memsheet.report.screen.plans.ranking import render_plans
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plan_words import command, seconds
+from memsheet.report.shared.plans.words import command, seconds
 from memsheet.search.advice import Advice, advise
 
 CASES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.shared.plan_words import seconds
+from memsheet.report.shared.plans.words import seconds
 from memsheet.units import GIB, format_bytes, format_giga
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from math import log
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.shared.plan_words import request_words, words
+from memsheet.report.shared.plans.words import request_words, words
 
 if TYPE_CHECKING:
     from memsheet.search.train.rank import Ranking

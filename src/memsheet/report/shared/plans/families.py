@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memsheet.formulas.model_code.megatron.experts import MAX_VIOLATION
-from memsheet.report.shared.plan_words import seconds, words
+from memsheet.report.shared.plans.words import seconds, words
 from memsheet.search.train.families import Family
 from memsheet.search.train.rank import Ranking
 from memsheet.units import format_bytes

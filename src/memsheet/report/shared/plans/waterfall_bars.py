@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memsheet.budget import Result
-from memsheet.report.shared.plan_words import seconds, words
+from memsheet.report.shared.plans.words import seconds, words
 from memsheet.sheet import Bytes
 from memsheet.units import format_giga
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memsheet.report.shared.look import Look
-from memsheet.report.shared.plan_words import seconds
+from memsheet.report.shared.plans.words import seconds
 
 if TYPE_CHECKING:
     from memsheet.search.train.families import Family
