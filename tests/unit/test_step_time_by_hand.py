@@ -18,12 +18,12 @@ import pytest
 from memsheet.catalog import find_device
 from memsheet.engines import engine_of
 from memsheet.formulas.step_time.collectives import across_s, broadcasts_s, collective_s, inside_s, send_s
-from memsheet.formulas.step_time.exchange import once_a_node_s
+from memsheet.formulas.step_time.exchange import hierarchical_all_to_all_s
 from memsheet.formulas.step_time.numbers import Curve
 from memsheet.formulas.step_time.operators import attention_of, product, scan_of
 from memsheet.formulas.step_time.pictures import patches_of
 from memsheet.formulas.step_time.rates import Efficiency, Fit, Rates, rates_of
-from memsheet.formulas.step_time.replicas import Overlap, beside
+from memsheet.formulas.step_time.replicas import Overlap, exposed_communication_s
 from memsheet.formulas.step_time.schedule import hops, pipeline_s
 from memsheet.formulas.step_time.updates import accumulated_s, activation_bytes, offloaded_s, update_s
 from memsheet.formulas.step_time.whole import OneStep, one_step, shop_of, step_time
@@ -255,7 +255,7 @@ def test_tokens_that_cross_to_a_node_once() -> None:
     """
     moe = next(block.feed_forward for stack in model(ROUTED).stacks for run in stack.runs for block in run.pattern)
     assert isinstance(moe, Moe)
-    assert once_a_node_s(800.0, moe, 32, 1, card(network=10.0)) == pytest.approx(1050 / 8 + 3 * 14e-6)
+    assert hierarchical_all_to_all_s(800.0, moe, 32, 1, card(network=10.0)) == pytest.approx(1050 / 8 + 3 * 14e-6)
 
 
 def test_tensor_parallel_sums() -> None:
@@ -294,9 +294,9 @@ def test_a_ring_of_keys_and_values() -> None:
 
 def test_what_runs_beside_the_passes_slows_them() -> None:
     """Ten seconds beside four: six stick out, and the four take 0.146 of themselves."""
-    assert beside(10.0, 4.0, Overlap.ENGINE) == pytest.approx(6 + 0.146 * 4)
-    assert beside(10.0, 4.0, Overlap.ALL) == 6
-    assert beside(10.0, 0.0, Overlap.NONE) == 10
+    assert exposed_communication_s(10.0, 4.0, Overlap.ENGINE) == pytest.approx(6 + 0.146 * 4)
+    assert exposed_communication_s(10.0, 4.0, Overlap.ALL) == 6
+    assert exposed_communication_s(10.0, 0.0, Overlap.NONE) == 10
 
 
 ELEMENTS, LAYER = 106_752, 36_992
