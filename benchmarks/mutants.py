@@ -1,8 +1,7 @@
 """Mutants: one constant or operator of the formulas changed at a time, and which of the tests that import the module notice.
 
-A mutant that no test kills is printed with its file, line and change: either a test is missing, or the change means nothing. Each is
-written into a copy of the package outside the tree, so that an interrupted run leaves nothing behind. Every test file runs once unchanged
-first; what fails or takes longer than a third of the timeout then is left out. Prints, asserts nothing.
+A mutant that survives is printed with its file, line and change: a test is missing, or the change means nothing. Each is written into a
+copy of the package outside the tree. A test file that fails or is too slow unchanged is left out. Prints, asserts nothing.
 """
 
 from __future__ import annotations
@@ -31,55 +30,46 @@ OPERATORS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """``start``, ``end``: bytes of the file that ``text`` replaces."""
-
     path: Path
+    source: bytes
     start: int
     end: int
-    text: str
+    text: str  # instead of the source's bytes between them
 
     def written(self) -> bytes:
-        source = self.path.read_bytes()
-        return source[: self.start] + self.text.encode() + source[self.end :]
+        return self.source[: self.start] + self.text.encode() + self.source[self.end :]
 
     def described(self) -> str:
-        source = self.path.read_bytes()
-        line = source.count(b"\n", 0, self.start) + 1
-        return f"{self.path.relative_to(ROOT)}:{line}: {source[self.start : self.end].decode()} -> {self.text}"
+        line = self.source.count(b"\n", 0, self.start) + 1
+        return f"{self.path.relative_to(ROOT)}:{line}: {self.source[self.start : self.end].decode()} -> {self.text}"
 
 
-def changes_of(path: Path) -> Iterator[Mutant]:
-    """Every number, and every operator of arithmetic or comparison."""
+def mutants_of(path: Path) -> list[Mutant]:
+    """Every number, and every operator of arithmetic or comparison, changed."""
     source = path.read_bytes()
     rows = [0, *accumulate(map(len, source.splitlines(keepends=True)))]
+    return [Mutant(path=path, source=source, start=at, end=end, text=text) for at, end, text in _changes(source, rows)]
+
+
+def _changes(source: bytes, rows: list[int]) -> Iterator[tuple[int, int, str]]:
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
-            start, end = rows[node.lineno - 1] + node.col_offset, rows[node.end_lineno - 1] + node.end_col_offset
-            yield Mutant(path=path, start=start, end=end, text=_other(node.value))
-            continue
-        if isinstance(node, ast.BinOp):
-            left, operator, right = node.left, node.op, node.right
-        elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-            left, operator, right = node.left, node.ops[0], node.comparators[0]
-        else:
-            continue
-        old, new = OPERATORS.get(type(operator), ("", ""))
-        start, end = rows[left.end_lineno - 1] + left.end_col_offset, rows[right.lineno - 1] + right.col_offset
-        found = source.find(old.encode(), start, end)
-        if old and found >= 0 and b"#" not in source[start:end]:
-            yield Mutant(path=path, start=found, end=found + len(old), text=new)
-
-
-def _other(value: float) -> str:
-    return repr({0: 1, 1: 2}.get(value, value * 2 if isinstance(value, int) else value * 0.75))
+        match node:
+            case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
+                other = {0: 1, 1: 2}.get(value, value * 2 if isinstance(value, int) else value * 0.75)
+                yield rows[node.lineno - 1] + node.col_offset, rows[node.end_lineno - 1] + node.end_col_offset, repr(other)
+            case ast.BinOp(left, operator, right) | ast.Compare(left, [operator], [right]) if type(operator) in OPERATORS:
+                old, new = OPERATORS[type(operator)]
+                start, end = rows[left.end_lineno - 1] + left.end_col_offset, rows[right.lineno - 1] + right.col_offset
+                found = source.find(old.encode(), start, end)
+                if found >= 0 and b"#" not in source[start:end]:
+                    yield found, found + len(old), new
 
 
 def tests_of(path: Path, most: int) -> list[Path]:
     """Test files that import the module, then those that import another of its folder; the shortest first."""
     module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
     texts = {one: one.read_text(encoding="utf8") for one in (ROOT / "tests").rglob("test_*.py")}
-    near = re.compile(rf"from {re.escape(module.rpartition('.')[0])}[. ]")
-    found = [one for one, text in texts.items() if near.search(text)]
+    found = [one for one, text in texts.items() if re.search(rf"from {re.escape(module.rpartition('.')[0])}[. ]", text)]
     return sorted(found, key=lambda one: (f"from {module} import" not in texts[one], len(texts[one])))[:most]
 
 
@@ -103,7 +93,7 @@ def verdict_of(mutant: Mutant, copy: Path, most: int, timeout: float, sound: dic
     try:
         return "no test" if not tests else "survived" if passes(tests, copy, timeout) else "killed"
     finally:
-        shutil.copyfile(mutant.path, target)
+        target.write_bytes(mutant.source)
 
 
 def main() -> None:
@@ -115,7 +105,7 @@ def main() -> None:
     asked.add_argument("--timeout", type=float, default=180)
     told = asked.parse_args()
     files = sorted({one for name in told.of or ("formulas", "engines") for one in (PACKAGE / name).rglob("*.py")})
-    every = [mutant for path in files for mutant in changes_of(path)]
+    every = [mutant for path in files for mutant in mutants_of(path)]
     chosen = random.Random(told.seed).sample(every, min(told.sample, len(every)))
     print(f"{len(chosen)} of {len(every)} mutants in {len(files)} files, seed {told.seed}", flush=True)
     sound: dict[Path, bool] = {}

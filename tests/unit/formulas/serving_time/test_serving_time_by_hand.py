@@ -142,8 +142,10 @@ def test_flops_of_attention_of_a_prompt() -> None:
 def test_bytes_of_norms_rotation_and_activation() -> None:
     """Of a row: two norms, each of which reads the input and the residual and writes both, 2 * 4 * 64; queries, keys and values read and
     written, 2 * (4 + 2 * 2) * 16; the gate, its other half and their product, 3 * 128: 1,152 elements of two bytes; two rows, two layers.
+    Two ranks share all but the norms.
     """
     assert decoded(card(memory=1.0))["small"] == 2 * 2 * 2 * (512 + 256 + 384)
+    assert decoded(card(memory=1.0), gpus=2)["small"] == 2 * 2 * 2 * (512 + 128 + 192)
 
 
 @pytest.mark.parametrize(("end", "kernels"), [(End.FAST, 3), (End.VALUE, 5), (End.SLOW, 8)])

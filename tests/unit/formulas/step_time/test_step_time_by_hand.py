@@ -245,8 +245,11 @@ def test_a_message_to_the_next_rank() -> None:
 
 
 def test_broadcasts_of_every_rank_in_turn() -> None:
-    """As many bytes as a gather, 3/4 of 800, which starts once (2 s); then four starts of 2 s more."""
+    """As many bytes as a gather, 3/4 of 800, which starts once (2 s); then four starts of 2 s more. Sixteen ranks on two nodes: the gather's
+    hop, and one for each of the sixteen.
+    """
     assert broadcasts_s(800.0, 4, 1, card(wire=1.0, alpha=2.0)) == 602 + 4 * 2
+    assert broadcasts_s(0.0, 16, 1, card()) == pytest.approx(17 * 14e-6)
 
 
 def test_tokens_that_cross_to_a_node_once() -> None:
@@ -281,12 +284,22 @@ def test_tokens_to_their_experts() -> None:
     assert found.parts["expert_parallel"] == 2 * 4 * 32_768
 
 
-def test_a_ring_of_keys_and_values() -> None:
-    """Two ranks of a sequence of 128: 128 rows of two sequences, keys and values 2 * 2 heads * 16 in 16 bits: 16,384 bytes, once forward and
-    with their gradients twice backward; two layers.
+@pytest.mark.parametrize(("cp", "rows", "steps"), [(2, 128, 1), (4, 64, 3)])
+def test_a_ring_of_keys_and_values(cp: int, rows: int, steps: int) -> None:
+    """Two sequences of 128 tokens among two ranks are 128 rows of each, keys and values 2 * 2 heads * 16 in 16 bits; once forward and with
+    their gradients twice backward, for every other rank; two layers.
     """
-    found = step(card(wire=1.0), gpus=2, engine="megatron", mesh__cp=2, changed={"context_parallel": ContextParallel.RING})
-    assert found.parts["context_parallel"] == 2 * 3 * 16_384
+    found = step(card(wire=1.0), gpus=cp, engine="megatron", mesh__cp=cp, changed={"context_parallel": ContextParallel.RING})
+    assert found.parts["context_parallel"] == 2 * 3 * steps * rows * 64 * 2
+
+
+def test_keys_that_are_gathered_and_heads_that_are_exchanged() -> None:
+    """Two ranks, half of the payload. Keys and values of 256 rows, 64 elements of two bytes, gathered either way and their gradients scattered:
+    3 * 16,384. All to all: keys, values, queries and outputs of 128 rows, 64 + 2 * 64 elements, each way: 2 * 24,576.
+    """
+    for how, nbytes in ((ContextParallel.ALL_GATHER, 3 * 16_384), (ContextParallel.ALL_TO_ALL, 2 * 24_576)):
+        found = step(card(wire=1.0), gpus=2, engine="megatron", mesh__cp=2, changed={"context_parallel": how})
+        assert found.parts["context_parallel"] == 2 * nbytes
 
 
 # ---- data-parallel ranks --------------------------------------------------------------------------------------------------------
